@@ -1,0 +1,64 @@
+"""Run one stage: `python -m pipeline STAGE [--params FILE] [--root DIR]`, for a level `quantize@Q4_K_M`.
+
+Used by Snakemake's rules and DVC's stages alike. Exit codes: see `pipeline.errors`.
+"""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from pipeline.errors import ConfigError, QuenchError
+
+STAGES = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize", "parity", "evaluate", "report")
+PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evaluate@MODEL
+
+
+def run(stage: str, root: Path, params_file: Path | None) -> None:
+    """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
+
+    Raises `QuenchError` for what a user can mend.
+    """
+    from pipeline.params import load_params
+    from pipeline.record import record
+
+    name, _, item = stage.partition("@")
+    if name not in STAGES:
+        raise ConfigError(f"no stage is called {stage!r}: it is one of {', '.join(STAGES)}")
+    if (name in PER_ITEM) != bool(item):
+        wanted = f"{name}@NAME, {name}@F16 for example" if name in PER_ITEM else f"just {name}"
+        raise ConfigError(f"{stage!r} is not how stage {name} is named: write {wanted}")
+    params = load_params(params_file or root / "params.yaml")
+    module = importlib.import_module(f"pipeline.{name}")
+    if item:
+        module.main(params, root, item)
+    else:
+        module.main(params, root)
+    if params_file is None or params_file.resolve() == (root / "params.yaml").resolve():
+        record(stage, root)  # another params file's run is not what dvc.lock is about
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line, run the stage, turn a `QuenchError` into its sentence and exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline",
+        description="Run one stage.",
+        epilog="example: python -m pipeline quantize@Q4_K_M",
+    )
+    parser.add_argument("stage", metavar="STAGE", help=f"{', '.join(STAGES)}; quantize and evaluate take an item: quantize@Q4_K_M")
+    parser.add_argument("--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)")
+    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="folder that holds data/, models/, reports/ (default: this one)")
+    arguments = parser.parse_args(argv)
+    try:
+        run(arguments.stage, arguments.root, arguments.params)
+    except QuenchError as error:
+        print(f"{arguments.stage}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{arguments.stage}: stopped by hand; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Artifacts appear whole or not at all: write aside, check, fsync, rename, fsync the folder."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import MachineError
+
+DISK_MARGIN = 1.2  # predicted bytes are asked for with a fifth to spare
+
+
+def need_disk(folder: Path, predicted_bytes: int) -> None:
+    """Raise `MachineError` unless `folder`'s disk has room for `predicted_bytes` and a fifth more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    wanted = int(predicted_bytes * DISK_MARGIN)
+    if free < wanted:
+        raise MachineError(
+            f"{folder} needs {wanted / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free: make room, then run the same command again"
+        )
+
+
+@contextmanager
+def publishing(target: Path, check: Callable[[Path], None] | None = None) -> Iterator[Path]:
+    """Give a temporary sibling of `target` to write to (a file or a folder), then put it in `target`'s place.
+
+    `check` reads the finished sibling back and raises if it is not whole; then nothing is published. If the body
+    raises, the artifact that was there before stays as it was.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.writing")
+    remove(aside)
+    try:
+        yield aside
+        if check:
+            check(aside)
+        _fsync_tree(aside)
+        if target.is_dir() and not target.is_symlink():
+            # a folder can't be renamed over another: move the old one away first, delete it last
+            old = target.with_name(f".{target.name}.old")
+            remove(old)
+            target.rename(old)
+            aside.rename(target)
+            remove(old)
+        else:
+            os.replace(aside, target)
+        _fsync(target.parent)
+    except OSError as error:
+        raise MachineError(f"{target} could not be written ({error.strerror or error}): free the disk or mend the folder's rights, then run again") from error
+    finally:
+        remove(aside)
+
+
+def write_json(target: Path, value: Any) -> None:
+    """Publish `value` as indented UTF-8 JSON with sorted keys; NaN and infinities are refused (`ValueError`)."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    with publishing(target) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _fsync_tree(path: Path) -> None:
+    if path.is_dir():
+        for child in path.rglob("*"):
+            if child.is_file():
+                _fsync(child)
+    _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
