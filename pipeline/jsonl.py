@@ -1,6 +1,7 @@
 """Strict JSONL: one JSON object a line, split on newline bytes only, UTF-8, no NaN, no key twice; written whole."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -9,6 +10,7 @@ from pipeline.errors import DataError
 from pipeline.publish import publishing
 
 MAX_LINE_BYTES = 4 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class BadLine(ValueError):
@@ -23,7 +25,7 @@ def read_raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[
     """Yield (line number from 1, byte offset, line without its newline); None for a line over `max_bytes`.
 
     Splits on b"\\n" alone (str.splitlines would also cut at U+2028, which JSON allows inside strings) and never
-    holds more than `max_bytes` of one line.
+    holds more than `max_bytes` of one line. A byte order mark at the start of the file is no part of its first line.
     """
     number, offset = 0, 0
     while piece := file.readline(max_bytes + 1):
@@ -36,7 +38,7 @@ def read_raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[
                 offset += len(piece)
             yield number, start, None
         else:
-            yield number, start, piece.removesuffix(b"\n")
+            yield number, start, piece.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").removesuffix(b"\n")
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
@@ -46,22 +48,21 @@ def parse_line(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise BadLine("not_utf8", f"byte {error.start} is not UTF-8") from None
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        if b"\\ud" in line or b"\\uD" in line:  # only an escape can bring half of a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         raise BadLine("not_json", f"{error.msg} at character {error.pos + 1}") from None
     except RecursionError:
         raise BadLine("too_deep", "nested too deeply") from None
-    except ValueError as error:  # an integer of more than 4,300 digits
-        if isinstance(error, BadLine):
-            raise
-        raise BadLine("not_json", str(error)) from None
-    if not isinstance(value, dict):
-        raise BadLine("not_object", f"a JSON object is wanted, this is {type(value).__name__}")
-    try:
-        text.encode("utf-8")
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise BadLine("lone_surrogate", "a string holds half of a surrogate pair") from None
+    except ValueError as error:
+        if isinstance(error, BadLine):
+            raise
+        raise BadLine("not_json", "a number has too many digits") from None  # Python reads integers of up to 4,300
+    if not isinstance(value, dict):
+        raise BadLine("not_object", f"a JSON object is wanted, this is {type(value).__name__}")
     return value
 
 
@@ -99,3 +100,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise BadLine("not_finite", f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise BadLine("not_finite", "a number is too large")
+    return value

@@ -31,28 +31,52 @@ def publishing(target: Path, check: Callable[[Path], None] | None = None) -> Ite
     `check` reads the finished sibling back and raises if it is not whole; then nothing is published. If the body
     raises, the artifact that was there before stays as it was.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.writing")
-    remove(aside)
+    aside, old = target.with_name(f".{target.name}.writing"), target.with_name(f".{target.name}.old")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _recover(target, old)
+        remove(aside)
         yield aside
         if check:
             check(aside)
         _fsync_tree(aside)
-        if target.is_dir() and not target.is_symlink():
-            # a folder can't be renamed over another: move the old one away first, delete it last
-            old = target.with_name(f".{target.name}.old")
-            remove(old)
-            target.rename(old)
-            aside.rename(target)
-            remove(old)
-        else:
-            os.replace(aside, target)
+        _swap(aside, target, old)
         _fsync(target.parent)
     except OSError as error:
-        raise MachineError(f"{target} could not be written ({error.strerror or error}): free the disk or mend the folder's rights, then run again") from error
+        if not _is_about(error, target, aside):
+            raise  # something that the body read
+        reason = error.strerror or error
+        raise MachineError(f"{target} could not be written ({reason}): free the disk or mend the folder's rights, then run again") from error
     finally:
         remove(aside)
+
+
+def _is_about(error: OSError, target: Path, aside: Path) -> bool:
+    """Whether it names no file (a full disk), or the artifact, its sibling or a folder on the way there."""
+    if not isinstance(error.filename, str | bytes):
+        return True
+    named = Path(os.fsdecode(error.filename))
+    return aside.name in named.parts or named in (target, *target.parents)
+
+
+def _swap(aside: Path, target: Path, old: Path) -> None:
+    if not target.is_dir() or target.is_symlink():
+        aside.replace(target)
+        return
+    target.rename(old)  # a folder can't be renamed over another: move the old one away first, delete it last
+    try:
+        aside.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    remove(old)
+
+
+def _recover(target: Path, old: Path) -> None:
+    """Undo what a kill inside `_swap` left."""
+    if old.exists() and not target.exists():
+        old.rename(target)
+    remove(old)
 
 
 def write_json(target: Path, value: Any) -> None:
@@ -66,14 +90,14 @@ def remove(path: Path) -> None:
     """Delete a file or a folder if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    elif os.path.lexists(path):
+        path.unlink()
 
 
 def _fsync_tree(path: Path) -> None:
     if path.is_dir():
         for child in path.rglob("*"):
-            if child.is_file():
+            if not child.is_symlink():
                 _fsync(child)
     _fsync(path)
 

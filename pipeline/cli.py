@@ -1,0 +1,100 @@
+"""The command `quench`: what hangs off the artifacts. Stages are run by `snakemake`, `dvc repro` or `python -m pipeline STAGE`.
+
+Every command imports what it needs itself, so that `quench --help` is instant.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pipeline.errors import DataError, QuenchError
+
+
+class Sentences(TyperGroup):
+    """A `QuenchError` is its sentence on stderr and its exit code; any other exception is a bug and keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command (called by Typer)."""
+        try:
+            return super().invoke(ctx)
+        except QuenchError as error:
+            typer.echo(f"quench: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+
+
+app = typer.Typer(
+    cls=Sentences,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help and one-line errors, in half the time
+    pretty_exceptions_enable=False,
+    help="From a folder of chat logs to a local model one can trust.",
+    epilog="The pipeline itself is run by `snakemake` (all of it), `snakemake train` (up to a stage) or `dvc repro`.",
+)
+
+Root = Annotated[Path, typer.Option("--root", metavar="DIR", help="Folder that holds data/, models/, reports/.")]
+ParamsFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", help="Configuration (default: ROOT/params.yaml).")]
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="Q4_K_M, F16, base-F16, … in any case; default: the recommended level.")]
+
+
+@app.command(epilog="example: quench use qwen2.5-7b-8gb")
+def use(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of a file in recipes/, without .yaml.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a params.yaml that was edited.")] = False,
+    root: Root = Path(),
+) -> None:
+    """Install a recipe as params.yaml and show what changes."""
+    from pipeline.recipes import use as install
+
+    install(recipe, root, force)
+
+
+@app.command(epilog="example: quench serve Q4_K_M --smoke 8")
+def serve(
+    model: Model = None,
+    smoke: Annotated[int, typer.Option("--smoke", metavar="K", min=0, help="Ask K test prompts, check that each answer stops by itself, end.")] = 0,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Serve a model on 127.0.0.1 behind a key until Ctrl-C."""
+    from pipeline.params import load_params
+    from pipeline.serve import main
+
+    main(load_params(params or root / "params.yaml"), root, model, smoke)
+
+
+@app.command(epilog="example: quench chat")
+def chat(model: Model = None, params: ParamsFile = None, root: Root = Path()) -> None:
+    """Talk to the model that `quench serve` serves."""
+    from pipeline.chatting import main
+    from pipeline.params import load_params
+
+    main(load_params(params or root / "params.yaml"), root, model)
+
+
+@app.command(epilog="example: quench report --open")
+def report(
+    in_browser: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    root: Root = Path(),
+) -> None:
+    """Print where the report is."""
+    page = (root / "reports" / "index.html").resolve()
+    if not page.exists():
+        raise DataError(f"{page} is not there: stage report makes it, so run `snakemake`")
+    typer.echo(page)
+    if in_browser:
+        typer.launch(str(page))
+
+
+@app.command(epilog="example: quench doctor")
+def doctor(root: Root = Path()) -> None:
+    """Check compiler, packages, llama.cpp, disk, memory and GPU; exit 4 where something is missing."""
+    from pipeline.doctor import main
+
+    main(root)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,141 @@
+"""Is this machine ready? One line per check with its remedy, nothing changed.
+
+Reads the installed packages, `requirements.lock`, the toolchain's stamp and the machine. Writes nothing.
+
+    quench doctor
+"""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeline.errors import ToolError
+from pipeline.llamacpp import PROJECT, VERSION, find_toolchain
+from pipeline.toolchain import find_compiler
+
+GB = 1e9
+DEMO_DISK = 6 * GB  # set-up and the demo's artifacts
+DEMO_MEMORY = 8 * GB
+PINNED = ("transformers", "peft", "trl", "bitsandbytes", "gguf", "dvc", "snakemake")  # a slip in one of these changes results
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: `state` is ok, warn (it works, but …) or fail; `remedy` says what to do unless it is ok."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    finding: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state:4}  {self.name}: {self.finding}" + (f" → {self.remedy}" if self.remedy else "")
+
+
+def doctor(*, root: Path, lock: Path) -> list[Check]:
+    """Every check, in the order in which a set-up needs them."""
+    return [python(), compiler(), git(root), packages(lock), torch(), llama_cpp(), disk(root), memory(), gpu()]
+
+
+def python() -> Check:
+    """Python 3.11 or later."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    return Check("Python", "ok", found) if sys.version_info >= (3, 11) else Check("Python", "fail", found, "install Python 3.11 or later")
+
+
+def compiler() -> Check:
+    """A C++ compiler, which only the first `make setup` needs."""
+    try:
+        return Check("C++ compiler", "ok", find_compiler())
+    except ToolError:
+        return Check("C++ compiler", "warn", "none on PATH", "install g++ if `make setup` has not built llama.cpp yet")
+
+
+def git(root: Path) -> Check:
+    """A Git repository around the project: DVC needs one."""
+    if not shutil.which("git"):
+        return Check("Git", "fail", "not on PATH", "install git")
+    done = subprocess.run(["git", "-C", str(root), "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return Check("Git", "fail", "no repository here", "run `git init`: DVC needs it")
+    return Check("Git", "ok", done.stdout.strip())
+
+
+def packages(lock: Path) -> Check:
+    """The packages on which results depend, at the versions of the lock file."""
+    pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.MULTILINE))
+    wrong = [f"{name} {found or 'missing'} (pinned {pins[name]})" for name in PINNED if (found := _version(name)) != pins[name]]
+    if wrong:
+        return Check("packages", "fail", ", ".join(wrong), "run `make setup`")
+    return Check("packages", "ok", f"{len(PINNED)} pins as in {lock.name}")
+
+
+def torch() -> Check:
+    """PyTorch is there; its build (CPU, CUDA) is in its version."""
+    found = _version("torch")
+    return Check("torch", "ok", found) if found else Check("torch", "fail", "missing", "run `make setup`")
+
+
+def llama_cpp() -> Check:
+    """llama.cpp runs and the binding is of the same version."""
+    try:
+        version = find_toolchain().version
+    except ToolError as error:
+        return Check("llama.cpp", "fail", str(error), "run `make setup`")
+    binding = _version("llama-cpp-python")
+    if binding != VERSION:
+        return Check("llama.cpp", "fail", f"its Python binding is {binding or 'missing'}, {VERSION} is pinned", "run `make setup`")
+    return Check("llama.cpp", "ok", version)
+
+
+def disk(root: Path) -> Check:
+    """Room for the demo."""
+    free = shutil.disk_usage(root).free
+    finding = f"{free / GB:.1f} GB free"
+    return Check("disk", "ok", finding) if free >= DEMO_DISK else Check("disk", "warn", finding, f"the demo wants {DEMO_DISK / GB:.0f} GB: make room")
+
+
+def memory() -> Check:
+    """Memory for the demo."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    finding = f"{free / GB:.1f} GB available"
+    if free < DEMO_MEMORY:
+        return Check("memory", "warn", finding, f"the demo wants {DEMO_MEMORY / GB:.0f} GB: close programs")
+    return Check("memory", "ok", finding)
+
+
+def gpu() -> Check:
+    """A GPU that the driver shows, and a torch that can use it."""
+    if not shutil.which("nvidia-smi"):
+        return Check("GPU", "ok", "none; the demo trains on the CPU")
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode != 0:
+        return Check("GPU", "warn", "nvidia-smi fails", "mend the driver: training takes the CPU meanwhile")
+    found = "; ".join(done.stdout.strip().splitlines())
+    if "+cpu" in (_version("torch") or ""):
+        return Check("GPU", "warn", f"{found}, but torch is a CPU build", "README, “On a GPU”, has the line that installs a CUDA build")
+    return Check("GPU", "ok", found)
+
+
+def main(root: Path) -> None:
+    """Print every check; `ToolError` where one fails."""
+    checks = doctor(root=root, lock=PROJECT / "requirements.lock")
+    print(*checks, sep="\n")
+    failed = [check.name for check in checks if check.state == "fail"]
+    if failed:
+        raise ToolError(f"{', '.join(failed)} failed: each line above says what to do")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,114 @@
+"""The header of a GGUF file, read strictly: metadata, tensor names, shapes and types.
+
+It gives up at the first count that the file's own size can't hold; the reader of the `gguf` package trusts such
+counts and can loop for hours on a file of 43 bytes. So a foreign file is read with this one first.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_HEADER_BYTES = 256 << 20  # the largest vocabularies in use need 15 MB
+# GGUF value types (ggml/docs/gguf.md): struct format by number; 8 is a string, 9 an array
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+
+
+class NotGguf(ValueError):
+    """The bytes are not a whole GGUF file; the text says where they stop making sense."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF says about itself: its metadata, and per tensor (shape, fastest dimension first; ggml type number)."""
+
+    fields: dict[str, Any]
+    tensors: dict[str, tuple[tuple[int, ...], int]]
+
+
+class _Cursor:
+    """Reads little-endian values from bytes and never past their end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def scalars(self, kind: str, count: int) -> tuple[Any, ...]:
+        size = struct.calcsize(f"<{kind}") * count
+        if size > len(self.data) - self.at:
+            raise NotGguf(f"{count:,} values are announced at byte {self.at:,}, more than the file holds")
+        values = struct.unpack_from(f"<{count}{kind}", self.data, self.at)
+        self.at += size
+        return values
+
+    def string(self) -> str:
+        (size,) = self.scalars("Q", 1)
+        if size > len(self.data) - self.at:
+            raise NotGguf(f"a text of {size:,} bytes is announced at byte {self.at:,}, more than the file holds")
+        text = self.data[self.at : self.at + size]
+        self.at += size
+        return text.decode("utf-8", errors="replace")
+
+    def value(self, kind: int, nested: bool = False) -> Any:
+        if kind in SCALARS:
+            return self.scalars(SCALARS[kind], 1)[0]
+        if kind == STRING:
+            return self.string()
+        if kind != ARRAY or nested:
+            raise NotGguf(f"value type {kind} at byte {self.at:,} is not one that llama.cpp writes")
+        element, count = *self.scalars("I", 1), *self.scalars("Q", 1)
+        if element in SCALARS:
+            return list(self.scalars(SCALARS[element], count))
+        if count * 8 > len(self.data) - self.at:
+            raise NotGguf(f"{count:,} texts are announced at byte {self.at:,}, more than the file holds")
+        return [self.value(element, nested=True) for _ in range(count)]
+
+
+def read_header(file: Path) -> Header:
+    """The header of a GGUF (version 2 or 3, little-endian) in time and memory bounded by the file's own size.
+
+    Also proves that the file holds every tensor it announces. Raises `NotGguf`.
+    """
+    with file.open("rb") as stream:
+        cursor = _Cursor(stream.read(MAX_HEADER_BYTES))
+    if cursor.data[:4] != b"GGUF":
+        raise NotGguf("it does not start with the letters GGUF")
+    cursor.at = 4
+    (version,), (tensor_count, field_count) = cursor.scalars("I", 1), cursor.scalars("Q", 2)
+    if version not in (2, 3):
+        raise NotGguf(f"it has GGUF version {version}; versions 2 and 3 are known")
+    fields: dict[str, Any] = {}
+    for _ in range(field_count):  # ends with the bytes: a field takes at least 13
+        name = cursor.string()
+        if name in fields:
+            raise NotGguf(f"field {name} is written twice")
+        fields[name] = cursor.value(cursor.scalars("I", 1)[0])
+    tensors: dict[str, tuple[tuple[int, ...], int]] = {}
+    end = 0
+    for _ in range(tensor_count):
+        name = cursor.string()
+        (dimensions,) = cursor.scalars("I", 1)
+        if dimensions > 4 or name in tensors:
+            raise NotGguf(f"tensor {name} has {dimensions} dimensions or is written twice")
+        shape = cursor.scalars("Q", dimensions)
+        (kind,), (offset,) = cursor.scalars("I", 1), cursor.scalars("Q", 1)
+        tensors[name] = (shape, kind)
+        end = max(end, offset + _tensor_bytes(name, shape, kind))
+    alignment = fields.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise NotGguf(f"general.alignment is {alignment!r}")
+    wanted, size = -(-cursor.at // alignment) * alignment + end, file.stat().st_size
+    if tensors and wanted > size:
+        raise NotGguf(f"its tensors end at byte {wanted:,}, the file at {size:,}: it is cut off")
+    return Header(fields, tensors)
+
+
+def _tensor_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
+    from gguf import GGML_QUANT_SIZES
+
+    sizes = {int(number): pair for number, pair in GGML_QUANT_SIZES.items()}
+    if kind not in sizes:
+        raise NotGguf(f"tensor {name} has type number {kind}, which is not known")
+    block, block_bytes = sizes[kind]
+    return -(-math.prod(shape) // int(block)) * int(block_bytes)

@@ -1,0 +1,122 @@
+"""A GGUF file as a Hugging Face folder: header checked, weights dequantised to 16 bit, tokenizer proven against llama.cpp's."""
+
+import io
+import json
+import math
+import re
+import tempfile
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat import PROBES
+from pipeline.errors import DataError
+from pipeline.gguf_header import Header, NotGguf, read_header
+from pipeline.llamacpp import Toolchain, run_tool
+
+
+def checked_header(file: Path) -> Header:
+    """The header of a GGUF that can become a base model. Raises `DataError` with the reason where it can't."""
+    try:
+        header = read_header(file)
+    except NotGguf as error:
+        raise DataError(f"{file} is not a whole GGUF file ({error}): fetch it again") from None
+    except OSError as error:
+        raise DataError(f"{file} can't be read ({error.strerror}): mend base.model in params.yaml") from None
+    fields, architecture = header.fields, header.fields.get("general.architecture")
+    if not isinstance(architecture, str) or not header.tensors:
+        raise DataError(f"{file} holds no language model (architecture {architecture!r}, {len(header.tensors)} tensors): choose another GGUF")
+    if fields.get("split.count", 1) != 1:
+        raise DataError(f"{file} is one of {fields['split.count']} parts: join them with `llama-gguf-split --merge`, then name the result")
+    blocks = fields.get(f"{architecture}.block_count")
+    if not isinstance(blocks, int) or not 0 < blocks <= len(header.tensors):
+        raise DataError(f"{file} announces {blocks!r} layers but has {len(header.tensors)} tensors: fetch it again")
+    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling != "none" or "rope_freqs.weight" in header.tensors:
+        raise DataError(f"{file} has scaled rotary positions, which transformers would drop in silence: take this model from the hub instead")
+    if not fields.get("tokenizer.chat_template"):
+        raise DataError(f"{file} has no chat template: choose an instruct model as base")
+    return header
+
+
+def predicted_bytes(header: Header) -> int:
+    """Size in bytes of the weights in 16 bit."""
+    return 2 * sum(math.prod(shape) for shape, _ in header.tensors.values())
+
+
+def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> None:
+    """Write the model in `file` to `folder` as a Hugging Face folder: 16-bit safetensors, tokenizer, chat template.
+
+    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` where transformers doesn't know
+    the architecture, a tensor is left over or missing, a value doesn't fit, or the tokenizer gives other ids than llama.cpp's.
+    """
+    import torch
+    from gguf import GGMLQuantizationType
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    kinds = {kind for _, kind in header.tensors.values()}
+    dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
+    # progress bars come from several hands, some deaf to logging's switch
+    try:
+        with redirect_stderr(io.StringIO()):
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False)
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, dtype=dtype,
+                quantization_config=GgufConfig(dequantize=True), output_loading_info=True,
+            )  # fmt: skip
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
+        reason = " ".join(str(error).split())[:300]
+        architecture = header.fields["general.architecture"]
+        raise DataError(f"transformers can't read {file} (architecture {architecture}): {reason}: take another model") from error
+    odd = [f"{len(names)} {kind}" for kind, names in loaded.items() if names]
+    if odd:
+        raise DataError(f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model from the hub instead")
+    for name, weights in model.named_parameters():
+        if not bool(torch.isfinite(weights).all()):
+            raise DataError(f"{file}: {name} holds values that {dtype} can't ({weights.dtype}): take the bfloat16 or quantised file of this model")
+    set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
+    tokenizer.chat_template = header.fields["tokenizer.chat_template"]
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"{file} names no end-of-turn token (tokenizer.ggml.eos_token_id): take another file of this model")
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    for name, value in special.items():
+        setattr(model.config, name, value)
+    model.generation_config = GenerationConfig(**special)
+    with redirect_stderr(io.StringIO()):
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    same_ids_as_llama_cpp(file, folder, tools)
+
+
+def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
+    """Mend how the text is cut before merging, where transformers falls short of what the GGUF says (`tokenizer.ggml.pre`).
+
+    transformers 5.23 gives SmolLM GPT-2's rule, which keeps a space and a digit such as "½" together; the model was
+    trained with single digits (pre_tokenizer of the published tokenizer.json). `same_ids_as_llama_cpp` finds other cases.
+    """
+    from tokenizers import pre_tokenizers
+
+    if kind == "smollm":
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        )
+
+
+def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
+    """Raise `DataError` unless the folder's `tokenizer.json` gives the ids that llama.cpp gives with the GGUF's own tokenizer."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in PROBES:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".txt") as probe:
+            probe.write(text)
+            probe.flush()
+            printed = run_tool([tools.tool("llama-tokenize"), "-m", file, "-f", probe.name, "--ids", "--no-bos", "--log-disable"])
+        found = re.search(r"^\[[0-9, ]*\]", printed, re.MULTILINE)
+        theirs = json.loads(found[0]) if found else None
+        ours = tokenizer.encode(text, add_special_tokens=False).ids
+        if ours != theirs:
+            raise DataError(f"{file}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, llama.cpp's gives {theirs and theirs[:8]}: "
+                            "take this model from the hub instead")  # fmt: skip

@@ -1,0 +1,58 @@
+"""Put a ready recipe in place as `params.yaml`, never over someone's edits: `quench use RECIPE`.
+
+Reads `recipes/`. Writes `params.yaml`. An edited file is one that equals no recipe byte for byte.
+"""
+
+import difflib
+from pathlib import Path
+
+from pipeline.errors import ConfigError, MachineError
+from pipeline.llamacpp import PROJECT
+from pipeline.publish import publishing
+
+RECIPES = PROJECT / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The names that `quench use` knows."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def use(recipe: str, root: Path, force: bool = False) -> str:
+    """Install `recipe` as `root`/params.yaml, print what changes as a unified diff and give that diff ("" for no change).
+
+    Raises `ConfigError` for an unknown recipe and, unless `force` is set, for a params.yaml with edits (the diff is in the message).
+    """
+    names = recipe_names()
+    if recipe not in names:
+        near = difflib.get_close_matches(recipe, names, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? The recipes are" if near else "the recipes are"
+        raise ConfigError(f"no recipe is called {recipe!r}: {hint} {', '.join(names)}")
+    target = root / "params.yaml"
+    new = (RECIPES / f"{recipe}.yaml").read_bytes()
+    old = _read(target)
+    changes = unified_diff(old or b"", new, str(target), f"recipes/{recipe}.yaml")
+    edited = old is not None and all(old != (RECIPES / f"{name}.yaml").read_bytes() for name in names)
+    if edited and not force:
+        raise ConfigError(f"{target} has edits that are in no recipe: keep a copy, then `quench use {recipe} --force` replaces it:\n{changes}")
+    if old != new:
+        with publishing(target) as aside:
+            aside.write_bytes(new)
+    print(changes + f"{target} is recipe {recipe} now" if changes else f"{target} is recipe {recipe} already")
+    return changes
+
+
+def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str:
+    """What turns `old` into `new`, as `diff -u` writes it; "" where they are equal."""
+    before, after = (text.decode("utf-8", errors="replace").splitlines(keepends=True) for text in (old, new))
+    lines = list(difflib.unified_diff(before, after, old_name, new_name, n=1))
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MachineError(f"{path} can't be read ({error.strerror}): mend its rights or move it away") from error

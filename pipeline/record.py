@@ -1,0 +1,56 @@
+"""Record a finished stage with DVC: its outputs go to the cache, their hashes and its inputs' into `dvc.lock`.
+
+Called by the stage runner (`python -m pipeline STAGE`), so that `dvc status` is clean after Snakemake ran a stage.
+"""
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from pipeline.errors import ToolError
+
+
+def record(stage: str, root: Path) -> None:
+    """Have DVC record `stage` ("train", "quantize@Q4_K_M") as it now lies below `root`.
+
+    Does nothing where DVC itself runs the stage, or where `root` is no DVC project that knows it. The raw data that the
+    stage read is recorded with it, as `dvc repro` does. Raises `ToolError` with DVC's own words.
+    """
+    known = _stage(stage, root)
+    if known is None or "DVC_STAGE" in os.environ:
+        return
+    sources = [f"{dep}.dvc" for dep in known.get("deps", []) if (root / f"{dep}.dvc").is_file()]
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", "--quiet", stage, *sources]
+    with recording(root) as lock:
+        # a session of its own, and the lock with it: whoever kills the run can't leave half a dvc.lock behind
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, start_new_session=True, pass_fds=[lock.fileno()], check=False)
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        raise ToolError(f"DVC could not record {stage} ({said}): mend that, then run the same command again")
+
+
+@contextmanager
+def recording(root: Path) -> Iterator[IO[str]]:
+    """Wait until no stage below `root` is being recorded, and keep others from it; gives the lock's file."""
+    path = root / ".dvc" / "tmp" / "quench-record.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+
+
+def _stage(stage: str, root: Path) -> dict[str, Any] | None:
+    """The stage's entry in `dvc.yaml`, or None where DVC does not know it."""
+    file = root / "dvc.yaml"
+    if not (root / ".dvc").is_dir() or not file.is_file():
+        return None
+    name, _, item = stage.partition("@")
+    entry: dict[str, Any] | None = yaml.safe_load(file.read_text(encoding="utf-8")).get("stages", {}).get(name)
+    return entry["do"] if entry and item else entry

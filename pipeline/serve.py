@@ -1,0 +1,201 @@
+"""Serve one model with the pinned llama-server on 127.0.0.1, behind a key, with the recipe's flags.
+
+Reads one GGUF of `models/gguf/`, `reports/quants.json` (which level to take), section `serve` and, for the smoke test,
+`data/final/test.jsonl`. Writes `.quench/api-key` (once, readable by its owner only) and `logs/serve-MODEL.log`.
+
+    quench serve [MODEL] [--smoke K]
+"""
+
+import errno
+import itertools
+import json
+import secrets
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import httpx
+
+from pipeline import params as schema
+from pipeline.chat import Message
+from pipeline.errors import ConfigError, DataError, GateError, MachineError, ToolError
+from pipeline.jsonl import read_rows
+from pipeline.llamacpp import Toolchain, find_toolchain
+from pipeline.server import Server, log_end, server_command, start, wait_for_health, write_key
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer: why it ended ("stop": by itself, "length": cut off), its tokens, and tokens per second."""
+
+    text: str
+    finish_reason: str
+    tokens: int
+    tokens_per_second: float
+
+
+def choose_model(params: schema.Params, root: Path, asked: str | None) -> str:
+    """The model to serve, spelt as in `params.yaml`: what was asked for (any case), else the recommended one, else the first level.
+
+    Raises `ConfigError` for a name that the recipe doesn't make.
+    """
+    known = {name.upper(): name for name in (*params.quantize.levels, "F16", "base-F16")}
+    if asked is None:
+        return known.get(_recommended(root).upper(), params.quantize.levels[0])
+    if asked.upper() not in known:
+        raise ConfigError(f"no model is called {asked!r}: this recipe makes {', '.join(known.values())} (quantize.levels in params.yaml)")
+    return known[asked.upper()]
+
+
+def model_file(params: schema.Params, root: Path, model: str) -> Path:
+    """The GGUF of a model; `DataError` names the stage that makes it where it is not there."""
+    path = root / "models" / "gguf" / f"{params.convert.name}-{model}.gguf"
+    if not path.exists():
+        stage = "convert" if model.endswith("F16") else f"quantize@{model}"
+        raise DataError(f"{path} is not there: stage {stage} makes it, so run `snakemake` (everything) or `python -m pipeline {stage}` (only that)")
+    return path
+
+
+def ensure_key(root: Path) -> Path:
+    """The key file of this project, made at the first call: 256 random bits that only their owner can read."""
+    path = root / ".quench" / "api-key"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.read_text(encoding="utf-8").strip():
+        path.chmod(0o600)
+        return path
+    return write_key(path, secrets.token_urlsafe(32))
+
+
+def need_port(port: int) -> None:
+    """Raise `MachineError` where something listens on `port` of 127.0.0.1 (llama-server itself would share the port in silence)."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise MachineError(f"port {port} of 127.0.0.1 is in use: stop what listens there, or set another serve.port in params.yaml") from None
+
+
+@contextmanager
+def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings: schema.Serve) -> Iterator[Server]:
+    """A healthy server while the body runs, stopped after it.
+
+    Raises `MachineError` where the port is taken, `ToolError` where the server doesn't come up.
+    """
+    need_port(settings.port)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = server_command(
+        tools, model, port=settings.port, key_file=key_file, ctx_size=settings.ctx_size, parallel=1, threads=settings.threads,
+        n_gpu_layers=settings.n_gpu_layers, flash_attn=settings.flash_attn, n_predict=settings.n_predict,
+    )  # fmt: skip
+    with start(command, log) as process:
+        url = f"http://127.0.0.1:{settings.port}"
+        wait_for_health(process, url, log)
+        headers = {"Authorization": f"Bearer {key_file.read_text(encoding='utf-8').strip()}"}
+        with httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False) as client:
+            yield Server(process, url, log, client)
+
+
+def smoke(server: Server, prompts: Sequence[Sequence[Message]]) -> list[Reply]:
+    """Ask every prompt through the OpenAI protocol, greedily, and give the replies in order."""
+    replies = []
+    for messages in prompts:
+        answer = server.post("/v1/chat/completions", {"messages": list(messages), "temperature": 0})
+        choice, timings = answer["choices"][0], answer.get("timings", {})
+        replies.append(
+            Reply(
+                text=choice["message"].get("content") or "",
+                finish_reason=choice["finish_reason"],
+                tokens=answer["usage"]["completion_tokens"],
+                tokens_per_second=float(timings.get("predicted_per_second", 0.0)),
+            )
+        )
+    return replies
+
+
+def judge(replies: Sequence[Reply]) -> str:
+    """One line of figures; `GateError` where an answer did not end by itself or said nothing."""
+    cut = [number for number, reply in enumerate(replies, 1) if reply.finish_reason != "stop"]
+    empty = [number for number, reply in enumerate(replies, 1) if not reply.text.strip()]
+    figures = f"{len(replies) - len(cut)} of {len(replies)} answers stopped by themselves, {sum(reply.tokens for reply in replies)} tokens"
+    if cut:
+        raise GateError(f"{figures}; cut off: answer {_numbers(cut)}: the model has not learnt to end its turn, or serve.n_predict is too small")
+    if empty:
+        raise GateError(f"{figures}; empty: answer {_numbers(empty)}: the model says nothing to prompts of its own test rows")
+    return f"{figures}, {sum(reply.tokens_per_second for reply in replies) / len(replies):.1f} tokens/s on average"
+
+
+def held_out_prompts(path: Path, count: int) -> list[list[Message]]:
+    """The first `count` conversations of the test split, each up to its last assistant turn. Raises `DataError` where there are none."""
+    if not path.exists():
+        raise DataError(f"{path} is not there: stage curate makes it, so run `snakemake curate`")
+    prompts = [prompt for row in itertools.islice(read_rows(path), count) if (prompt := _before_answer(row["messages"]))]
+    if not prompts:
+        raise DataError(f"{path} has no conversation to ask: raise curate.test_fraction and run `snakemake` again")
+    return prompts
+
+
+def main(params: schema.Params, root: Path, asked: str | None, smoke_count: int) -> None:
+    """Serve until Ctrl-C, SIGTERM or the server's end; with `smoke_count` ask that many test prompts, then stop."""
+    model = choose_model(params, root, asked)
+    path = model_file(params, root, model)
+    prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
+    key_file, log = ensure_key(root), root / "logs" / f"serve-{model}.log"
+    previous = signal.signal(signal.SIGTERM, _stop)
+    try:
+        with serve(tools=find_toolchain(params.llamacpp.home), model=path, key_file=key_file, log=log, settings=params.serve) as server:
+            if prompts:
+                print(f"{model}: {judge(smoke(server, prompts))}")
+                return
+            print(how_to_call(model, server.url, key_file, log), flush=True)
+            _wait(server.process, log)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def how_to_call(model: str, url: str, key_file: Path, log: Path) -> str:
+    """What `quench serve` prints once the model is loaded; the key itself is never printed."""
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
+    return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})
+  chat here:         quench chat
+  OpenAI clients:    base URL {url}/v1, API key: what {key_file} holds
+  curl:
+    curl {url}/v1/chat/completions -H "Authorization: Bearer $(cat {key_file})" \\
+      -H "Content-Type: application/json" -d '{body}'"""
+
+
+def _recommended(root: Path) -> str:
+    try:
+        found = json.loads((root / "reports" / "quants.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""  # no report yet
+    return str(found.get("recommended") or "") if isinstance(found, dict) else ""
+
+
+def _before_answer(messages: list[Message]) -> list[Message]:
+    last = max((turn for turn, message in enumerate(messages) if message["role"] == "assistant"), default=0)
+    return [{"role": message["role"], "content": message["content"]} for message in messages[:last]]
+
+
+def _numbers(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:
+        print("\nstopped")
+        return
+    raise ToolError(f"llama-server ended by itself with exit status {status}:\n{log_end(log)}")
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,156 @@
+"""Give Snakemake, which judges by dates, DVC's verdict on contents, so that both tools plan the same work.
+
+A stage is stale where its command, a parameter, an input or an output differs from what `dvc.lock` recorded, or where it
+follows a stale one. A fresh stage's outputs are dated no older than its inputs, a stale one's are dated `OLD`. A missing
+output is brought back from DVC's cache where it is there; where it isn't, Snakemake sees that itself.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import MachineError, ToolError
+from pipeline.record import recording
+
+OLD = 10**9  # nanoseconds since 1970: older than any input
+STAMP = ".snakemake_timestamp"  # Snakemake dates a folder by this file, where a folder holds it
+
+
+@dataclass
+class Settled:
+    """What settling found and did; paths are relative to the project's folder."""
+
+    restored: list[str] = field(default_factory=list)  # brought back from DVC's cache
+    absent: list[str] = field(default_factory=list)  # recorded in dvc.lock, but neither here nor in the cache
+    stale: set[str] = field(default_factory=set)  # stages to run again
+    refetch: list[str] = field(default_factory=list)  # fresh stages whose output DVC doesn't keep, and a stale one needs
+    dated: int = 0  # files and folders that got another date
+
+
+def settle(root: Path) -> Settled:
+    """Bring back missing outputs and settle all dates below `root`; a second call changes nothing.
+
+    Raises `MachineError` where DVC is at work here, `ToolError` (with DVC's words) where DVC can't read the project.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.lock import LockError
+    from dvc.repo import Repo
+    from dvc.scm import SCMError
+
+    try:
+        with recording(root), Repo(str(root)) as repo:
+            with repo.lock:
+                _no_writer(Path(repo.tmp_dir, "rwlock"))
+            settled = _bring_back(repo)
+            with repo.lock:
+                _date(repo, settled)
+            return settled
+    except LockError as error:
+        raise MachineError(f"DVC is at work in this folder ({_words(error)}): wait for it, then run again") from error
+    except (DvcException, SCMError) as error:
+        raise ToolError(f"DVC can't read this project ({_words(error)}): mend that, then run again") from error
+
+
+def _no_writer(rwlock: Path) -> None:
+    """Raise `MachineError` where a `dvc repro` that is alive writes outputs; drop a file that a kill cut short."""
+    import psutil
+
+    try:
+        writers = json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values() if rwlock.exists() else []
+    except ValueError:
+        return rwlock.unlink()
+    for pid in {int(writer["pid"]) for writer in writers}:
+        if psutil.pid_exists(pid):
+            raise MachineError(f"DVC is at work in this folder (process {pid}): wait for it, then run again")
+    return None
+
+
+def _bring_back(repo: Any) -> Settled:
+    """Check the missing outputs out of the cache; name those that only a pull can bring."""
+    settled = Settled()
+    for out in repo.index.outs:
+        if out.use_cache and out.hash_info and not out.exists:
+            (settled.absent if out.changed_cache() else settled.restored).append(os.path.relpath(out.fs_path, repo.root_dir))
+    if settled.restored:
+        repo.checkout(targets=[str(Path(repo.root_dir, path)) for path in settled.restored], force=True)
+    return settled
+
+
+def _date(repo: Any, settled: Settled) -> None:
+    """Date every stage's outputs, first those that others follow."""
+    import networkx  # type: ignore[import-untyped]
+
+    now = time.time_ns()
+    stale_outputs: set[Path] = set()
+    stages = list(networkx.dfs_postorder_nodes(repo.index.graph))
+    for stage in stages:
+        inputs = [path for path in _inputs(stage) if path.exists()]
+        outputs = [path for path in _outputs(stage) if path.exists()]
+        # an input of tomorrow would make every output of today look stale
+        settled.dated += sum(_set_date(path, now) for path in [*inputs, *outputs] if _get_date(path) > now)
+        if stage.is_data_source:
+            continue
+        if _is_stale(stage) or any(_overlaps(path, stale_outputs) for path in inputs):
+            settled.stale.add(stage.addressing)
+            stale_outputs.update(_outputs(stage))
+            settled.dated += sum(_set_date(path, OLD) for path in outputs)
+        else:
+            newest = max((_get_date(path) for path in inputs), default=0)
+            settled.dated += sum(_set_date(path, newest) for path in outputs if _get_date(path) < newest)
+    settled.refetch = [stage.addressing for stage in stages if _needs_refetch(stage, stages, settled.stale)]
+
+
+def _is_stale(stage: Any) -> bool:
+    """Whether anything of the stage differs from its record; what is merely missing is not different."""
+    verdicts = [verdict for entry in [*stage.deps, *stage.outs] for verdict in entry.workspace_status().values()]
+    return stage.changed_stage() or any(verdict != "deleted" for verdict in verdicts)
+
+
+def _needs_refetch(stage: Any, stages: list[Any], stale: set[str]) -> bool:
+    """Whether a stage is fresh but its uncached output (the base's weights in a clone) is missing, and some follower will run.
+
+    Left to Snakemake, it would run again together with every follower, also those that are fresh.
+    """
+    missing = {Path(out.fs_path) for out in stage.outs if not out.use_cache and not out.exists}
+    if not missing or stage.addressing in stale:
+        return False
+    followers = [other for other in stages if any(_overlaps(path, missing) for path in _inputs(other))]
+    waiting = [other for other in followers if other.addressing in stale or not all(out.exists for out in other.outs)]
+    return 0 < len(waiting) < len(followers)
+
+
+def _inputs(stage: Any) -> list[Path]:
+    return [Path(dep.fs_path) for dep in stage.deps if not hasattr(dep, "params")]  # params.yaml is judged by key, not by date
+
+
+def _outputs(stage: Any) -> list[Path]:
+    return [Path(out.fs_path) for out in stage.outs]
+
+
+def _overlaps(path: Path, others: set[Path]) -> bool:
+    return any(path.is_relative_to(other) or other.is_relative_to(path) for other in others)
+
+
+def _carrier(path: Path) -> Path:
+    """The file whose date Snakemake reads for `path`: a folder's stamp, where it holds one."""
+    stamp = path / STAMP
+    return stamp if stamp.exists() else path
+
+
+def _get_date(path: Path) -> int:
+    return _carrier(path).stat().st_mtime_ns
+
+
+def _set_date(path: Path, date: int) -> bool:
+    """Date `path` (nanoseconds); True where that was a change."""
+    if _get_date(path) == date:
+        return False
+    os.utime(_carrier(path), ns=(date, date))
+    return True
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,254 @@
+"""Build llama.cpp, once, from the pinned llama-cpp-python source distribution, and install its Python binding.
+
+Reads the package index that pip is set up for. Writes `.tools/llama.cpp/VERSION/`: `source/`, `build/`, `build.log`
+and, last, `stamp.json`. A build whose stamp is right is reused; a broken-off one goes on where it stopped. With
+`LLAMA_CPP_HOME` set nothing is built, only source and binding are installed.
+
+    python -m pipeline.toolchain [--check-compiler]
+"""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import MachineError, QuenchError, ToolError
+from pipeline.llamacpp import DEFAULT_HOME, TOOLS, VERSION, find_toolchain
+from pipeline.publish import need_disk, publishing, write_json
+
+SDIST = f"llama_cpp_python-{VERSION}"
+SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+CMAKE_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    # the web page is never served; left on, the build downloads its latest, unpinned, from Hugging Face
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+)
+BUILD_BYTES = 700_000_000  # source distribution, source and build together
+JOB_BYTES = 1_500_000_000  # what the greediest compiler process takes
+NO_COMPILER = (
+    "no C++ compiler (c++, g++ or clang++) is on PATH and llama.cpp is built from source: install one with `sudo apt install g++` "
+    "(Debian, Ubuntu), `sudo dnf install gcc-c++` (Fedora) or `xcode-select --install` (macOS), then run `make setup` again"
+)
+
+Tell = Callable[[int, int], None]  # steps done, steps in all
+
+
+def find_compiler() -> str:
+    """The C++ compiler that CMake will take: $CXX or the first of c++, g++, clang++. Raises `ToolError` where there is none."""
+    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        if name and shutil.which(name.split()[0]):
+            return name
+    raise ToolError(NO_COMPILER)
+
+
+def stamp(home: Path) -> dict[str, object]:
+    """What a finished build in `home` is made of; another value means another build. The path is in it: libraries remember theirs."""
+    return {"version": VERSION, "sdist_sha256": SDIST_SHA256, "cmake_flags": list(CMAKE_FLAGS), "home": str(home.resolve())}
+
+
+def is_built(home: Path) -> bool:
+    """Whether `home` holds a finished build of exactly this version, these flags and this place."""
+    try:
+        right = json.loads((home / "stamp.json").read_text(encoding="utf-8")) == stamp(home)
+    except (OSError, ValueError):
+        return False
+    return right and all(os.access(home / "build" / "bin" / tool, os.X_OK) for tool in TOOLS)
+
+
+def build(home: Path = DEFAULT_HOME) -> None:
+    """Make `home` hold the llama.cpp of this version; nothing is done where its stamp says that it does.
+
+    Raises `ToolError` where a compiler is missing or fails, `MachineError` where the disk is full or another process builds here.
+    """
+    if is_built(home):
+        return
+    find_compiler()
+    need_disk(home, BUILD_BYTES)
+    with _alone(home):
+        fetch_source(home)
+        _forget_moved_build(home)
+        print(f"llama.cpp {VERSION}: configuring", flush=True)
+        log = home / "build.log"
+        log.unlink(missing_ok=True)
+        source, folder = str(home / "source" / "vendor" / "llama.cpp"), str(home / "build")
+        _logged(["cmake", "-G", "Ninja", "-S", source, "-B", folder, *CMAKE_FLAGS], log)
+        with _progress() as tell:
+            _logged(["ninja", "-C", folder, "-j", str(_jobs()), *TOOLS], log, tell)
+        write_json(home / "stamp.json", stamp(home))
+    print(f"llama.cpp {VERSION}: built in {home}")
+
+
+def fetch_source(home: Path) -> None:
+    """Unpack the source distribution as `home/source`, its hash checked; kept where it is already there."""
+    mark = home / "source" / ".sdist-sha256"
+    if mark.exists() and mark.read_text().strip() == SDIST_SHA256:
+        return
+    home.mkdir(parents=True, exist_ok=True)
+    print(f"llama.cpp {VERSION}: fetching its source (77 MB)", flush=True)
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=home) as folder:
+        archive = _download(Path(folder))
+        with publishing(home / "source") as aside:
+            unpack(archive, aside)
+            (aside / mark.name).write_text(SDIST_SHA256 + "\n")
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Unpack a .tar.gz whose one top folder becomes `target`; absolute paths, links to outside and devices are refused (`tarfile.FilterError`)."""
+    holder = target.with_name(f"{target.name}.tar")
+    shutil.rmtree(holder, ignore_errors=True)
+    try:
+        # Python 3.11.0 to 3.11.3 know no filters; the archive's hash is pinned all the same
+        guard = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        with tarfile.open(archive, "r:gz") as tar:
+            tar.extractall(holder, **guard)  # type: ignore[arg-type]  # noqa: S202
+        (top,) = holder.iterdir()
+        top.rename(target)
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
+
+
+def install_binding(home: Path = DEFAULT_HOME) -> None:
+    """Install the Python binding without a build of its own; `pipeline.llamacpp.load_binding` gives it our libraries."""
+    try:
+        if importlib.metadata.version("llama-cpp-python") == VERSION:
+            return
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", str(home / "source")]
+    _run(command, {"CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"}, "the Python binding llama-cpp-python did not install")
+
+
+def _download(folder: Path) -> Path:
+    # no build isolation: pip asks for the package's metadata, and an isolated build environment only for that takes 30 s
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"llama-cpp-python=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation", "--require-hashes",
+               "--no-binary", "llama-cpp-python", "--dest", str(folder), "-r", str(wanted)]  # fmt: skip
+    _run(command, {}, f"{SDIST}.tar.gz did not arrive whole from the package index that pip is set up for")
+    archive = folder / f"{SDIST}.tar.gz"
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != SDIST_SHA256:
+        raise ToolError(f"{archive.name} has sha256 {found}, {SDIST_SHA256} is pinned: check the package index that pip is set up for")
+    return archive
+
+
+def _run(command: list[str], environment: dict[str, str], what_failed: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(environment), check=False)
+    if done.returncode != 0:
+        raise ToolError(f"{what_failed}: mend what pip says, then run `make setup` again:\n{_last_lines(done.stdout + done.stderr)}")
+
+
+def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
+    """Run a build step with its output in `log`, `tell` called with every "[done/total]" of ninja."""
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True, errors="replace", env=_environment({"NINJA_STATUS": "[%f/%t] "}))  # fmt: skip
+    except FileNotFoundError:
+        raise ToolError(f"{command[0]} is not on PATH: `make setup` installs it in .venv, so run that") from None
+    with process, log.open("a", encoding="utf-8") as file:
+        for line in process.stdout or ():
+            file.write(line)
+            step = re.match(r"\[(\d+)/(\d+)\]", line)
+            if step and tell:
+                tell(int(step[1]), int(step[2]))
+    if process.returncode != 0:
+        last = _last_lines(log.read_text(encoding="utf-8"))
+        raise ToolError(f"{command[0]} failed with exit status {process.returncode} while building llama.cpp (all of it is in {log}):\n{last}")
+
+
+def _environment(more: dict[str, str]) -> dict[str, str]:
+    """This process's environment with the virtual environment's tools (cmake, ninja) first on PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, **more}
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Two ninjas in one folder would spoil each other's files; the lock ends with its process, however that ends."""
+    with (home / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MachineError(f"another process builds llama.cpp in {home}: wait until it is done, then run `make setup` again") from None
+        yield
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """One moving line on a terminal, a plain line per tenth otherwise."""
+    if sys.stdout.isatty():
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        with Progress(TextColumn("building llama.cpp"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+            task = bar.add_task("", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    told = 0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if done * 10 // total > told:
+            told = done * 10 // total
+            print(f"building llama.cpp: {told * 10} % ({done} of {total} steps)", flush=True)
+
+    yield tell
+
+
+def _jobs() -> int:
+    """Compilers side by side: one per CPU that this process may use, as far as the free memory goes."""
+    import psutil
+
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cpus, psutil.virtual_memory().available // JOB_BYTES))
+
+
+def _forget_moved_build(home: Path) -> None:
+    """CMake refuses a build folder that was configured at another path (the project was moved): start such a one again."""
+    cache = home / "build" / "CMakeCache.txt"
+    wanted = f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}"
+    if cache.exists() and wanted not in cache.read_text(errors="replace").splitlines():
+        shutil.rmtree(home / "build")
+
+
+def _last_lines(text: str, lines: int = 12) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def main(argv: list[str]) -> int:
+    """Build what is missing; one sentence and exit 4 or 6 where that can't be."""
+    own_build = os.environ.get("LLAMA_CPP_HOME")
+    try:
+        if argv == ["--check-compiler"]:
+            if not own_build and not is_built(DEFAULT_HOME):
+                find_compiler()
+            return 0
+        if own_build:
+            find_toolchain()
+            fetch_source(DEFAULT_HOME)
+        else:
+            build()
+        install_binding()
+    except QuenchError as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

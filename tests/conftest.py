@@ -1,0 +1,94 @@
+"""Every test runs away from the user's home and off the network; the tiny models are made once per session.
+
+Fixtures: `tools` (the llama.cpp toolchain), `tiny_qwen2` (a Hugging Face folder), `tiny_params` (a params.yaml as a
+dict), `tiny_root` (a project folder: `python -m pipeline STAGE --root DIR` works in it).
+"""
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from pipeline.llamacpp import Toolchain, find_toolchain
+
+# set before any test module is imported: huggingface_hub reads its environment once, at import
+HOME = Path(tempfile.mkdtemp(prefix="quench-home-"))
+ISOLATED = {
+    "HOME": str(HOME),
+    "XDG_CACHE_HOME": str(HOME / ".cache"),
+    "XDG_CONFIG_HOME": str(HOME / ".config"),
+    "XDG_DATA_HOME": str(HOME / ".local" / "share"),
+    "HF_HOME": str(HOME / "huggingface"),
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DVC_GLOBAL_CONFIG_DIR": str(HOME / "dvc"),
+    "DVC_SITE_CACHE_DIR": str(HOME / "dvc-site"),
+    "DVC_NO_ANALYTICS": "1",
+    "GIT_CONFIG_GLOBAL": str(HOME / ".gitconfig"),
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "MPLBACKEND": "Agg",
+    "TOKENIZERS_PARALLELISM": "false",
+    # a child process that tries to leave the machine meets a closed port
+    "http_proxy": "http://127.0.0.1:9",
+    "https_proxy": "http://127.0.0.1:9",
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "no_proxy": "127.0.0.1,localhost",
+    "NO_PROXY": "127.0.0.1,localhost",
+}
+FORGOTTEN = ("HF_TOKEN", "HF_ENDPOINT", "HUGGING_FACE_HUB_TOKEN", "TRANSFORMERS_OFFLINE", "ALL_PROXY", "all_proxy", "DVC_STAGE", "DVC_ROOT")
+os.environ.update(ISOLATED)
+for name in FORGOTTEN:
+    os.environ.pop(name, None)
+(HOME / ".gitconfig").write_text("[user]\n\tname = Quench test\n\temail = test@localhost\n[init]\n\tdefaultBranch = main\n")
+
+
+def pytest_unconfigure() -> None:
+    """Leave nothing of the session's home behind."""
+    shutil.rmtree(HOME, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _loopback_only() -> Iterator[None]:
+    """Connections of this process reach 127.0.0.1, ::1 and Unix sockets only."""
+    real = socket.socket.connect
+
+    def connect(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+            raise OSError(f"tests stay on this machine: a connection to {address} was tried")
+        real(self, address)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(socket.socket, "connect", connect)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def tools() -> Toolchain:
+    """The llama.cpp that `make setup` built."""
+    return find_toolchain()
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Qwen2 with the real Qwen2.5 tokenizer, as a Hugging Face folder. Read only: copy it to change it."""
+    return tiny.tiny_qwen2(tmp_path_factory.mktemp("tiny") / "qwen2", tools)
+
+
+@pytest.fixture
+def tiny_params(tiny_qwen2: Path) -> dict[str, Any]:
+    """A params.yaml for a run of a minute on `tiny_qwen2`, as a dict to change at will."""
+    return tiny.tiny_params(tiny_qwen2)
+
+
+@pytest.fixture
+def tiny_root(tiny_params: dict[str, Any], tmp_path: Path) -> Path:
+    """A project folder with `tiny_params` as params.yaml and 40 short conversations in data/raw."""
+    return tiny.write_project(tmp_path / "project", tiny_params)

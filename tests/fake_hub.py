@@ -1,0 +1,104 @@
+"""A Hugging Face hub of one model on 127.0.0.1: the listing, tree and file answers that huggingface_hub 2.4 asks for."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+REPO, COMMIT = "maker/model", "0123456789abcdef0123456789abcdef01234567"
+
+
+class FakeHub(ThreadingHTTPServer):
+    """Serves the files of `folder` as REPO at COMMIT; `served` logs (file, first byte) of every GET."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        self.listed = dict(self.files)  # change `files` alone and what arrives differs from the listing
+        self.served: list[tuple[str, int]] = []
+        self.broken: dict[str, int] = {}  # file: byte after which the line drops, and stays down
+        self.refusal: tuple[int, str] | None = None  # status and X-Error-Code of every answer
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def listing(self, *, tree: bool) -> list[dict[str, object]]:
+        rows: list[dict[str, object]] = []
+        for name, data in self.listed.items():
+            large = name.endswith((".safetensors", ".bin"))
+            git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+            sha, size = hashlib.sha256(data).hexdigest(), len(data)
+            row = {"type": "file", "path": name, "size": size, "oid": git} if tree else {"rfilename": name, "size": size, "blobId": git}
+            if large:
+                row["lfs"] = {"oid" if tree else "sha256": sha, "size": size, "pointerSize": 130}
+            rows.append(row)
+        return rows
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FakeHub
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        prefix = f"/{REPO}/resolve/{COMMIT}/"
+        if self.server.refusal:
+            status, code = self.server.refusal
+            self.answer(status, b"{}", {"X-Error-Code": code})
+        elif path == f"/api/models/{REPO}/revision/{COMMIT}":
+            self.answer(200, json.dumps({"id": REPO, "sha": COMMIT, "siblings": self.server.listing(tree=False)}).encode())
+        elif path == f"/api/models/{REPO}/tree/{COMMIT}":
+            self.answer(200, json.dumps(self.server.listing(tree=True)).encode())
+        elif path.startswith(prefix) and (name := path.removeprefix(prefix)) in self.server.files:
+            self.send_file(name)
+        elif path.startswith(f"/api/models/{REPO}/"):
+            self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        else:
+            self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    def send_file(self, name: str) -> None:
+        data = self.server.files[name]
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept-Ranges": "bytes"}
+        first = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").split("-")[0])
+        if self.command == "GET":
+            self.server.served.append((name, first))
+            if name in self.server.broken:
+                cut = self.server.broken[name]
+                if first >= cut:
+                    return self.answer(503, b"")
+                return self.answer(200, data, headers, cut=cut)
+        if first:
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        return self.answer(206 if first else 200, data[first:], headers)
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+        self.send_response(status)
+        for key, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **(headers or {})}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[:cut])
+            self.wfile.flush()
+        if cut is not None:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay quiet."""
+
+
+@contextmanager
+def fake_hub(folder: Path) -> Iterator[FakeHub]:
+    """Run a FakeHub of `folder` while the body runs."""
+    with FakeHub(folder) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

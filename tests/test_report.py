@@ -1,0 +1,290 @@
+"""pipeline.report: the files it writes, read back as their readers read them."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from report_inputs import CHATML_WITH_DEFAULT, MODELS, parity, put, write_inputs
+
+from pipeline import report as stage
+from pipeline.errors import DataError
+from pipeline.ollama import CHATML, OllamaTemplate, ollama_template
+from pipeline.page import disagreements, seam_counts
+from pipeline.params import Params, load_params
+from pipeline.serve import ensure_key
+
+ROOT = Path(__file__).resolve().parent.parent
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """The page as a browser sees it: tags in order, ids, text; unbalanced tags are an error."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def params() -> Params:
+    return load_params(ROOT / "recipes" / "demo.yaml")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return write_inputs(tmp_path)
+
+
+@pytest.fixture
+def page(project: Path, params: Params) -> Page:
+    stage.main(params, project)
+    return Page((project / "reports" / "index.html").read_text(encoding="utf-8"))
+
+
+def change(path: Path, **values: Any) -> None:
+    put(path, json.loads(path.read_text(encoding="utf-8")) | values)
+
+
+def test_the_page_is_one_small_file_that_loads_nothing(page: Page, project: Path) -> None:
+    html = (project / "reports" / "index.html").read_text(encoding="utf-8")
+    assert len(html) < 5_000_000
+    assert not re.findall(r"https?:|@import|src=|url\((?!#)", html)
+    assert not {"script", "link", "iframe", "img"} & {tag for tag, _ in page.tags}
+    assert "default-src 'none'" in html
+
+
+def test_what_users_wrote_is_text_not_markup(page: Page) -> None:
+    assert "<script>alert('y')</script>" in page.text  # Q5_K_M's answer
+    assert "script" not in {tag for tag, _ in page.tags}
+
+
+def test_the_page_is_accessible(page: Page) -> None:
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    named = [name for _, attributes in page.tags for name in (attributes.get("aria-labelledby") or "").split()]
+    inside = [(attributes.get("href") or "#")[1:] for _, attributes in page.tags if (attributes.get("href") or "").startswith("#")]
+    assert set(named + inside) <= set(ids)
+    plots = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert len(plots) == 2
+    assert all(plot["role"] == "img" for plot in plots)
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("caption") == tags.count("table") >= 5
+    assert all(attributes.get("scope") for tag, attributes in page.tags if tag == "th")
+
+
+def test_every_figure_is_there_with_the_command_that_made_it(page: Page) -> None:
+    for words in ("Serve Q4_K_M", "within the noise of 64 rows", "105.5 MB", "of 272", "1.16", "0.0184", "1.412", "98.1 %", "68.8 to 81.2", "+75.3"):
+        assert words in page.text, words
+    for command in ("curate", "preprocess", "train", "parity", "evaluate@Q4_K_M", "evaluate@base-F16", "report", "base"):
+        assert f"python -m pipeline {command}" in page.text, command
+    assert "quench serve Q4_K_M" in page.text
+    assert "0c" * 32 in page.text
+
+
+def test_a_seam_that_was_not_measured_is_not_shown_as_passed(page: Page) -> None:
+    assert "5 passed, 0 failed, 1 not measured" in page.text
+    assert page.text.count("✓ pass") == 5
+    assert page.text.count("○ not measured") == 1
+
+
+VERDICTS = [("pass", "pass"), ("fail", "fail"), ("not measured", "not measured"), ("PASS", "not measured"), (None, "not measured")]
+
+
+@pytest.mark.parametrize(("verdict", "kind"), VERDICTS)
+def test_only_pass_counts_as_passed(verdict: str | None, kind: str) -> None:
+    assert seam_counts({"seams": {"one": {"verdict": verdict}}})[kind] == 1
+
+
+def test_a_failed_seam_heads_the_page(project: Path, params: Params) -> None:
+    found = parity()
+    found["seams"]["merge"]["verdict"] = found["verdict"] = "fail"
+    put(project / "reports" / "parity.json", found)
+    stage.main(params, project)
+    text = Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
+    assert "1 seam failed: do not serve these files" in text
+    assert text.index("Do not serve: parity failed") < text.index("1 seam failed") < text.index("Levels")
+    assert "Serve Q4_K_M" not in text
+
+
+def test_a_model_no_better_than_the_base_is_said_in_the_headline(project: Path, params: Params) -> None:
+    tuned = json.loads((project / "reports" / "eval" / "Q4_K_M.json").read_text(encoding="utf-8"))
+    change(project / "reports" / "eval" / "base-F16.json", task=tuned["task"])
+    stage.main(params, project)
+    text = Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
+    assert "Q4_K_M, but no better than the base" in text
+    assert "Serve Q4_K_M" not in text
+
+
+def test_the_same_inputs_give_the_same_bytes(project: Path, params: Params) -> None:
+    made = ("index.html", "quants.csv", "quants.json", "card.md", "Modelfile", "serve.txt")
+    runs = []
+    for _ in range(2):
+        stage.main(params, project)
+        runs.append([(project / "reports" / name).read_bytes() for name in made])
+    assert runs[0] == runs[1]
+
+
+def test_the_figures_as_data(page: Page, project: Path) -> None:
+    with (project / "reports" / "quants.csv").open(encoding="utf-8", newline="") as file:
+        rows = {row["model"]: row for row in csv.DictReader(file)}
+    assert tuple(rows) == MODELS
+    assert (rows["Q4_K_M"]["bytes"], rows["Q4_K_M"]["kld_mean"], rows["Q4_K_M"]["task_score"]) == ("105454432", "0.0184", "0.753")
+    metrics = json.loads((project / "reports" / "quants.json").read_text(encoding="utf-8"))
+    assert metrics["recommended"] == "Q4_K_M"
+    assert metrics["Q5_K_M"]["same_top"] == 0.9874
+
+
+@pytest.mark.parametrize(("source", "base_model"), [("hub", "Qwen/Qwen2.5-7B-Instruct"), ("package", None)])
+def test_the_card_names_a_base_on_the_hub_only_where_it_is_there(project: Path, params: Params, source: str, base_model: str | None) -> None:
+    change(project / "models" / "base.json", source=source, model="Qwen/Qwen2.5-7B-Instruct", revision="a" * 40)
+    stage.main(params, project)
+    _, head, body = (project / "reports" / "card.md").read_text(encoding="utf-8").split("---\n", 2)
+    metadata = yaml.safe_load(head)
+    assert (metadata["license"], metadata["pipeline_tag"], metadata.get("base_model")) == ("apache-2.0", "text-generation", base_model)
+    assert "| Q4_K_M (recommended) | 105.5 MB | 6.27 | 180 of 272 |" in body
+    assert "0c" * 32 in body
+
+
+def test_the_serve_command_is_the_servers_own(page: Page, project: Path) -> None:
+    lines = (project / "reports" / "serve.txt").read_text(encoding="utf-8").splitlines()
+    assert "quench serve Q4_K_M" in lines
+    (command,) = [line for line in lines if "llama-server --model" in line]
+    assert command.startswith(".tools/llama.cpp/")
+    for words in ("--model models/gguf/demo-Q4_K_M.gguf", "--host 127.0.0.1", "--port 8081", "--ctx-size 4096", "--jinja"):
+        assert words in command
+    key_file = command.split("--api-key-file ")[1].split()[0]
+    assert ensure_key(project) == project / key_file  # the one that `quench serve` and `quench chat` use
+    assert str(project) not in command
+
+
+def test_the_modelfile(page: Page, project: Path) -> None:
+    text = (project / "reports" / "Modelfile").read_text(encoding="utf-8")
+    assert "\nFROM ../models/gguf/demo-Q4_K_M.gguf\n" in text
+    assert "\nPARAMETER num_ctx 4096\n" in text
+    assert '\nPARAMETER stop "<|im_end|>"\n' in text
+    assert f'\nTEMPLATE """{CHATML}"""\n' in text
+    assert '\nSYSTEM """You are a helpful assistant"""\n' in text
+
+
+PLAIN = CHATML_WITH_DEFAULT.replace("loop.first and", "false and")
+
+
+@pytest.mark.parametrize(
+    ("jinja", "expected"),
+    [
+        (CHATML_WITH_DEFAULT, OllamaTemplate(CHATML, "You are a helpful assistant")),
+        (PLAIN, OllamaTemplate(CHATML, "")),
+        (PLAIN.replace("message['content']", "message['content'] | trim + ' '"), None),  # looks like ChatML, renders otherwise
+        (PLAIN.replace("im_end", "eot"), None),
+        ("{{ raise_exception('no') }}", None),
+        ("{% for message in tools %}{% endfor %}", None),
+        ("{% broken", None),
+        (None, None),
+    ],
+)
+def test_a_go_template_only_where_rendering_proves_it(jinja: str | None, expected: OllamaTemplate | None) -> None:
+    assert ollama_template(jinja) == expected
+
+
+def test_without_chatml_the_modelfile_says_so(project: Path, params: Params) -> None:
+    (project / "models" / "base" / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    stage.main(params, project)
+    text = (project / "reports" / "Modelfile").read_text(encoding="utf-8")
+    assert "# No TEMPLATE" in text
+    assert "\nTEMPLATE" not in text
+
+
+INPUTS = {
+    "reports/data.json": "curate", "reports/labels.json": "preprocess", "reports/train.json": "train", "reports/train.csv": "train",
+    "reports/parity.json": "parity", "models/base.json": "base", "reports/eval/Q4_K_M.json": "evaluate@Q4_K_M",
+    "reports/eval/Q4_K_M.answers.jsonl": "evaluate@Q4_K_M",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "maker"), INPUTS.items())
+def test_a_missing_input_is_named_with_its_stage(project: Path, params: Params, file: str, maker: str) -> None:
+    (project / file).unlink()
+    with pytest.raises(DataError, match=f"{re.escape(file)} is missing: run `python -m pipeline {maker}`"):
+        stage.main(params, project)
+    assert not (project / "reports" / "index.html").exists()
+
+
+@pytest.mark.parametrize(("content", "words"), [("{", "can't be read"), ('{"bytes2": 1}', "lacks bytes"), ("[]", "lacks bytes")])
+def test_a_broken_input_is_named_with_its_stage(project: Path, params: Params, content: str, words: str) -> None:
+    (project / "reports" / "eval" / "F16.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=f"F16.json .*{words}.*evaluate@F16"):
+        stage.main(params, project)
+
+
+def test_answers_to_other_rows_are_refused(project: Path, params: Params) -> None:
+    file = project / "reports" / "eval" / "Q5_K_M.answers.jsonl"
+    file.write_text("".join(file.read_text(encoding="utf-8").splitlines(keepends=True)[1:]), encoding="utf-8")
+    with pytest.raises(DataError, match=r"Q5_K_M\.answers\.jsonl answers other rows"):
+        stage.main(params, project)
+
+
+def test_without_a_scorer_there_is_still_a_whole_page(project: Path, params: Params) -> None:
+    for model in MODELS:
+        change(project / "reports" / "eval" / f"{model}.json", task=None, kv_cache_bytes=None)
+        (project / "reports" / "eval" / f"{model}.answers.jsonl").unlink()
+    stage.main(params, project)
+    text = Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
+    assert "there is no task score to judge by" in text
+    assert "Answers side by side" not in text
+    assert "None" not in text
+
+
+def test_nothing_fits(project: Path, params: Params) -> None:
+    small = params.model_copy(update={"report": params.report.model_copy(update={"memory_gb": 0.01})})
+    stage.main(small, project)
+    assert "No level fits in 0.01 GB" in Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
+    assert "# Beware: No level fits" in (project / "reports" / "serve.txt").read_text(encoding="utf-8")
+    assert json.loads((project / "reports" / "quants.json").read_text(encoding="utf-8"))["recommended"] is None
+
+
+def test_only_disagreements_are_shown() -> None:
+    def row(identity: str, score: float) -> dict[str, Any]:
+        return {"id": identity, "prompt": "p", "reference": "r", "answer": "a", "score": score, "stopped": True}
+
+    same, other = [row("a", 1.0), row("b", 1.0)], [row("a", 1.0), row("b", 0.5)]
+    assert [found["id"] for found in disagreements({"F16": same, "Q4": other})] == ["b"]
+    assert [found["id"] for found in disagreements({"base-F16": [row("a", 0.0), row("b", 1.0)], "F16": same, "Q4": same})] == ["a"]
+    assert disagreements({"F16": same, "Q4": same}) == []
+
+
+@pytest.mark.parametrize("columns", ["80", "40"])
+def test_the_terminal_table_is_whole_in_80_columns(
+    project: Path, params: Params, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    stage.main(params, project)
+    *lines, last = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert max(len(line) for line in lines) <= 80
+    (row,) = [line for line in lines if line.split()[:1] == ["Q4_K_M"]]
+    assert row.split() == ["Q4_K_M", "105.5", "MB", "6.27", "1.16", "0.0184", "98.1", "%", "98.3", "75.3"]
+    assert last == f"The page: {project / 'reports' / 'index.html'}"
+    assert "…" not in "".join(lines)

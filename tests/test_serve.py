@@ -1,0 +1,272 @@
+"""`quench serve` and `quench chat` against the real llama-server on tiny models that are rigged to say "he", once or without end."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tiny
+import yaml
+
+from pipeline import chatting
+from pipeline.errors import ConfigError, DataError, GateError, MachineError, ToolError
+from pipeline.llamacpp import PROJECT, Toolchain
+from pipeline.params import Params, load_params
+from pipeline.serve import Reply, choose_model, ensure_key, held_out_prompts, how_to_call, judge, model_file, need_port, serve, smoke
+from pipeline.server import Server, free_port, server_command
+
+HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
+QUESTION = [{"role": "user", "content": "say it"}]
+
+
+def rigged(file: Path, *, stops: bool) -> Path:
+    """A model that answers "he" and ends its turn, or says "he" until it is cut off.
+
+    The blocks add nothing, so the last token alone decides: the output row of "he" likes +1 embeddings, the row of
+    the end of turn -1; only "he" itself has -1, and only where the model `stops`.
+    """
+    embedding, output = np.ones((TOKENS, HIDDEN), np.float16), np.zeros((TOKENS, HIDDEN), np.float16)
+    embedding[HE] = -1 if stops else 1
+    output[HE], output[END] = 1, -1
+    nothing = {"blk.0.attn_output.weight": np.zeros((HIDDEN, HIDDEN), np.float16), "blk.0.ffn_down.weight": np.zeros((HIDDEN, 64), np.float16)}
+    return tiny.tiny_gguf(file, tensors={"token_embd.weight": embedding, "output.weight": output, **nothing})
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    """The demo recipe on a free port with a short context."""
+    values = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    values["serve"] |= {"port": free_port(), "ctx_size": 128, "n_predict": 16, "threads": 1}
+    return Params.model_validate(values)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
+    """A finished project: Q4_K_M stops by itself, Q5_K_M never does."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "models" / "gguf").mkdir(parents=True)
+    rigged(folder / "models" / "gguf" / "demo-Q4_K_M.gguf", stops=True)
+    rigged(folder / "models" / "gguf" / "demo-Q5_K_M.gguf", stops=False)
+    (folder / "params.yaml").write_text(yaml.safe_dump(params.model_dump()), encoding="utf-8")
+    (folder / "data" / "final").mkdir(parents=True)
+    row = {"messages": [*QUESTION, {"role": "assistant", "content": "he"}]}
+    (folder / "data" / "final" / "test.jsonl").write_text(f"{json.dumps(row)}\n" * 3, encoding="utf-8")
+    return folder
+
+
+Open = Callable[[str], Any]
+
+
+@pytest.fixture
+def served(tools: Toolchain, params: Params, root: Path) -> Open:
+    """`served("Q4_K_M")` is a context with that model's server."""
+    return lambda model: serve(
+        tools=tools, model=model_file(params, root, model), key_file=ensure_key(root), log=root / "logs" / "test.log", settings=params.serve
+    )
+
+
+@pytest.fixture
+def server(served: Open) -> Iterator[Server]:
+    """The server of the model that stops."""
+    with served("Q4_K_M") as running:
+        yield running
+
+
+def test_closed_without_the_key_and_what_nobody_needs_is_closed_with_it(server: Server) -> None:
+    body = {"messages": QUESTION}
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=body).status_code == 401
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=body, headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert server.client.post("/v1/chat/completions", json=body).status_code == 200
+    assert server.client.get("/slots").status_code == 501
+    assert server.client.get("/metrics").status_code == 501
+    assert [server.client.get(path).status_code for path in ("/", "/index.html")] == [404, 404]
+
+
+def test_listens_on_loopback_only(server: Server) -> None:
+    port = int(server.url.rpartition(":")[2])
+    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    assert [words[1] for words in listening if words[1].endswith(f":{port:04X}") and words[3] == "0A"] == [f"0100007F:{port:04X}"]
+    everywhere = [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+    assert not [words for words in everywhere if words[1].endswith(f":{port:04X}") and words[3] == "0A"]
+
+
+def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: Path) -> None:
+    command = server_command(
+        tools, tmp_path / "x-Q4.gguf", port=8081, key_file=tmp_path / "key", ctx_size=4096, parallel=2, threads=6, n_gpu_layers=99,
+        flash_attn="on", n_predict=7,
+    )  # fmt: skip
+    for flag in ("--no-webui", "--no-slots", "--offline", "--jinja", "--cont-batching"):
+        assert flag in command
+    given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith("--") and command.index(flag) + 1 < len(command)}
+    assert given["--host"] == "127.0.0.1"
+    assert given["--api-key-file"] == str(tmp_path / "key")
+    assert (given["--ctx-size"], given["--parallel"], given["--threads"], given["--n-gpu-layers"]) == ("8192", "2", "6", "99")
+    assert (given["--flash-attn"], given["--n-predict"], given["--alias"]) == ("on", "7", "x-Q4")
+
+
+def test_smoke_tells_a_model_that_stops_from_one_that_does_not(served: Open, root: Path) -> None:
+    prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", 2)
+    assert prompts == [QUESTION, QUESTION]
+    with served("Q4_K_M") as running:
+        replies = smoke(running, prompts)
+        assert [(reply.text, reply.finish_reason) for reply in replies] == [("he", "stop")] * 2
+        assert judge(replies).startswith("2 of 2 answers stopped by themselves, 4 tokens, ")
+    with served("Q5_K_M") as running:
+        replies = smoke(running, prompts)
+        assert [(reply.finish_reason, reply.tokens) for reply in replies] == [("length", 16)] * 2
+        with pytest.raises(GateError, match=r"0 of 2 .*cut off: answer 1, 2"):
+            judge(replies)
+
+
+def test_an_empty_answer_fails_the_smoke_test() -> None:
+    with pytest.raises(GateError, match="empty: answer 2"):
+        judge([Reply("he", "stop", 2, 1.0), Reply(" \n", "stop", 1, 1.0)])
+
+
+def test_chat_streams_keeps_the_conversation_and_shows_the_speed(server: Server, root: Path) -> None:
+    told: list[str] = []
+    lines = iter(["", "say it", "/what", "again", "/new", "/quit"])
+    with chatting.connect(server.url, ensure_key(root).read_text().strip()) as client:
+        assert chatting.served_model(client) == "demo-Q4_K_M"
+        chatting.converse(client, lambda: next(lines), told.append)
+    text = "".join(told)
+    assert text.count("he\n[2 tokens, ") == 2
+    assert chatting.HELP in text and "a new conversation" in text
+
+
+def test_chat_says_that_the_context_is_full_and_goes_on(server: Server, root: Path) -> None:
+    told: list[str] = []
+    lines = iter(["word " * 200, "say it"])
+
+    def ask() -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    with chatting.connect(server.url, ensure_key(root).read_text().strip()) as client:
+        chatting.converse(client, ask, told.append)
+    assert "exceeds the available context size" in "".join(told)
+    assert "".join(told).count("he\n[2 tokens, ") == 1
+
+
+def test_chat_without_a_server_says_how_to_start_it(params: Params, tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="start the server with `quench serve`"):
+        chatting.main(params, tmp_path, None)
+    ensure_key(tmp_path)
+    with pytest.raises(ToolError, match="start the server with `quench serve`"):
+        chatting.main(params, tmp_path, None)
+
+
+def test_chat_refuses_another_key_and_another_model(server: Server, params: Params, root: Path) -> None:
+    with chatting.connect(server.url, "wrong") as client, pytest.raises(ToolError, match="does not take this project's key"):
+        chatting.served_model(client)
+    with pytest.raises(ConfigError, match="demo-Q4_K_M is served, not q5_k_m"):
+        chatting.main(params, root, "q5_k_m")
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [("plain – ünï\n\tok", "plain – ünï\n\tok"), ("a\x1b[2Jb\x07\r", "a[2Jb"), ("\u202egnp.exe", "gnp.exe"), ("👩‍💻\u00a01", "👩‍💻\u00a01")],
+)
+def test_model_text_can_not_steer_the_terminal(raw: str, shown: str) -> None:
+    assert chatting.printable(raw) == shown
+
+
+def test_key_is_made_once_and_is_its_owners_only(tmp_path: Path) -> None:
+    path = ensure_key(tmp_path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    key = path.read_text()
+    assert len(key.strip()) >= 43
+    path.chmod(0o644)
+    assert ensure_key(tmp_path).read_text() == key
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text("")
+    assert ensure_key(tmp_path).read_text().strip()
+
+
+def test_key_is_never_printed(tmp_path: Path) -> None:
+    path = ensure_key(tmp_path)
+    printed = how_to_call("Q4_K_M", "http://127.0.0.1:1", path, tmp_path / "log")
+    assert path.read_text().strip() not in printed
+    assert f"$(cat {path})" in printed
+
+
+def test_port_in_use_is_one_sentence(served: Open, params: Params) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # earlier tests' connections linger
+        taken.bind(("127.0.0.1", params.serve.port))
+        taken.listen()
+        with pytest.raises(MachineError, match=f"port {params.serve.port} of 127.0.0.1 is in use"), served("Q4_K_M"):
+            pass
+    need_port(params.serve.port)
+
+
+@pytest.mark.parametrize(
+    ("report", "asked", "chosen"),
+    [
+        (None, None, "Q4_K_M"),
+        ({"recommended": "Q5_K_M"}, None, "Q5_K_M"),
+        ({"recommended": "F16"}, None, "F16"),
+        ({"recommended": None}, None, "Q4_K_M"),
+        ({"recommended": "Q8_0"}, None, "Q4_K_M"),  # a report of another recipe
+        ({"recommended": "Q5_K_M"}, "q4_k_m", "Q4_K_M"),
+        (None, "BASE-f16", "base-F16"),
+    ],
+)
+def test_which_model_is_served(params: Params, tmp_path: Path, report: dict[str, Any] | None, asked: str | None, chosen: str) -> None:
+    if report is not None:
+        (tmp_path / "reports").mkdir()
+        (tmp_path / "reports" / "quants.json").write_text(json.dumps(report))
+    assert choose_model(params, tmp_path, asked) == chosen
+
+
+def test_unknown_model_and_missing_file(params: Params, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no model is called 'Q9': this recipe makes Q4_K_M, Q5_K_M, F16, base-F16"):
+        choose_model(params, tmp_path, "Q9")
+    with pytest.raises(DataError, match="stage quantize@Q4_K_M makes it"):
+        model_file(params, tmp_path, "Q4_K_M")
+    with pytest.raises(DataError, match="stage convert makes it"):
+        model_file(params, tmp_path, "base-F16")
+    with pytest.raises(DataError, match="run `snakemake curate`"):
+        held_out_prompts(tmp_path / "test.jsonl", 1)
+
+
+def quench(root: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "pipeline.cli", *words, "--root", str(root)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_until_it_is_told_to_stop(root: Path, params: Params, number: signal.Signals) -> None:
+    process = subprocess.Popen(quench(root, "serve"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(f"Q4_K_M is served on http://127.0.0.1:{params.serve.port}")
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert out.endswith("stopped\n")
+    end = time.monotonic() + 5
+    while time.monotonic() < end:  # the server's own end
+        try:
+            need_port(load_params(root / "params.yaml").serve.port)
+            break
+        except MachineError:
+            time.sleep(0.05)
+    need_port(params.serve.port)
+
+
+@pytest.mark.parametrize(("model", "code", "words"), [("Q4_K_M", 0, "2 of 2 answers stopped"), ("Q5_K_M", 5, "0 of 2 answers stopped")])
+def test_the_command_smoke(root: Path, model: str, code: int, words: str) -> None:
+    done = subprocess.run(quench(root, "serve", model, "--smoke", "2"), capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert words in (done.stderr if code else done.stdout)

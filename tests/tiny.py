@@ -1,0 +1,148 @@
+"""Makers of tiny models, files and project folders for the tests: small in weights, real in tokenizer and format."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.gguf_header import read_header
+from pipeline.llamacpp import PROJECT, Toolchain
+
+# Qwen2.5's added tokens in the order of their ids, from 151,643; the last eight are not "special"
+QWEN_ADDED = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>",
+    "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
+    "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
+)  # fmt: skip
+QWEN_SPECIAL = 14
+QWEN_ROWS = 151_936  # rows of the embedding; the tokenizer has 151,665 tokens
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)  # of the published tokenizer.json of Qwen2 and Qwen2.5
+CHATML = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def tiny_qwen2(folder: Path, tools: Toolchain, *, seed: int = 0, layers: int = 2, intermediate: int = 256) -> Path:
+    """A random Qwen2 of `layers` layers, hidden 256, tied embeddings, with the real Qwen2.5 tokenizer and chat template; the folder."""
+    import torch
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_qwen2_tokenizer(folder, tools)
+    config = Qwen2Config(
+        vocab_size=QWEN_ROWS, hidden_size=256, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, rope_theta=1_000_000.0, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        bos_token_id=151643, eos_token_id=151645, dtype="bfloat16",
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    # as Qwen2.5-Instruct publishes it: two ends, and a pad that isn't the end of turn
+    model.generation_config = GenerationConfig(bos_token_id=151643, eos_token_id=[151645, 151643], pad_token_id=151643)
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_qwen2_tokenizer(folder: Path, tools: Toolchain) -> None:
+    """Qwen2.5's tokenizer.json, tokenizer_config.json and chat_template.jinja, from the vocabulary and template that llama.cpp carries."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    fields = read_header(tools.source / "models" / "ggml-vocab-qwen2.gguf").fields
+    words, merges = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"]
+    first_added = words.index(QWEN_ADDED[0])
+    vocabulary = {word: number for number, word in enumerate(words[:first_added])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in merges], continuing_subword_prefix="", end_of_word_suffix=""))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(word, special=place < QWEN_SPECIAL, normalized=False) for place, word in enumerate(QWEN_ADDED)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": False, "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
+        "unk_token": None, "model_max_length": 131_072, "clean_up_tokenization_spaces": False, "errors": "replace",
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    template = (tools.source / "models" / "templates" / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text(encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: Any) -> Path:
+    """A random one-layer Llama with a byte vocabulary, two merges and ChatML's tokens as a GGUF file; the file.
+
+    `changed` replaces metadata fields ("." written as "__"; None leaves a field out), `tensors` adds or replaces tensors by name.
+    """
+    import gguf
+    import numpy as np
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    words = [*sorted(bytes_to_unicode().values()), "he", "ll", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    hidden, inner = 32, 64
+    fields: dict[str, Any] = {
+        "general.name": "tiny", "general.license": "apache-2.0", "llama.block_count": 1, "llama.context_length": 256,
+        "llama.embedding_length": hidden, "llama.feed_forward_length": inner, "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 4, "llama.rope.dimension_count": hidden // 4, "llama.vocab_size": len(words),
+        "llama.rope.freq_base": 10_000.0, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": [1] * 258 + [3] * 3, "tokenizer.ggml.merges": ["h e", "l l"],
+        "tokenizer.ggml.unknown_token_id": 258, "tokenizer.ggml.bos_token_id": 259, "tokenizer.ggml.eos_token_id": 260,
+        "tokenizer.ggml.padding_token_id": 260, "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": CHATML,
+    }  # fmt: skip
+    fields |= {key.replace("__", "."): value for key, value in changed.items()}
+    writer = gguf.GGUFWriter(file, "llama")
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+    for key, value in fields.items():
+        if value is not None:
+            add[type(value)](key, value)
+    random = np.random.default_rng(0)
+    shapes = {f"blk.0.attn_{part}.weight": (hidden, hidden) for part in ("q", "k", "v", "output")}
+    shapes |= {"token_embd.weight": (len(words), hidden), "blk.0.ffn_gate.weight": (inner, hidden), "blk.0.ffn_up.weight": (inner, hidden)}
+    shapes |= {"blk.0.ffn_down.weight": (hidden, inner)}
+    weights: dict[str, Any] = {name: random.normal(0, 0.1, shape).astype(np.float16) for name, shape in shapes.items()}
+    weights |= {name: np.ones(hidden, np.float32) for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")}
+    for name, values in (weights | (tensors or {})).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def tiny_params(base: Path) -> dict[str, Any]:
+    """The demo recipe cut down to a run of a minute on the Hugging Face folder `base`; a fresh dict each time."""
+    params: dict[str, Any] = copy.deepcopy(yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8")))
+    small: dict[str, dict[str, Any]] = {
+        "base": {"source": "path", "model": str(base), "revision": None, "file": None},
+        "curate": {"val_fraction": 0.1, "test_fraction": 0.2},
+        "preprocess": {"max_length": 128},
+        "train": {"max_steps": 2, "r": 4, "lora_alpha": 8, "gradient_accumulation_steps": 1, "save_steps": 1, "learning_rate": 1.0e-3},
+        "convert": {"name": "tiny"},
+        "parity": {"conversations": 4, "rows": 2},
+        "evaluate": {"perplexity_rows": 4, "task_rows": 2, "max_new_tokens": 8, "ctx_size": 256, "parallel": 1, "scorer": "exact_match"},
+    }
+    for section, values in small.items():
+        params[section] |= values
+    return params
+
+
+def write_project(root: Path, params: dict[str, Any], rows: int = 40) -> Path:
+    """A project folder: params.yaml and `rows` short conversations in data/raw/chats.jsonl; the folder."""
+    raw = root / "data" / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    with (raw / "chats.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+        for number in range(rows):
+            question, answer = f"What is {number} plus {number + 3}? – Antwort, s'il vous plaît", f"{2 * number + 3} 🙂"
+            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+    return root

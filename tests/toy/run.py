@@ -1,0 +1,75 @@
+"""Run one toy stage and record it like the real runner; every run adds a line to `counter`, which no tool tracks."""
+
+import hashlib
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from pipeline.record import record
+
+PARAMS = yaml.safe_load(Path("params.yaml").read_text())
+NAME = PARAMS["convert"]["name"]
+
+
+def read(folder: str) -> str:
+    """The text of a folder's files; dot files are nobody's data."""
+    return "".join(path.read_text() for path in sorted(Path(folder).rglob("*")) if path.is_file() and not path.name.startswith("."))
+
+
+def write(path: str, text: str) -> None:
+    """Text and its hash: a wrong input can't end in the right bytes."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
+
+
+def folder(path: str, text: str) -> None:
+    """A folder artifact of two files."""
+    shutil.rmtree(path, ignore_errors=True)
+    write(f"{path}/a.txt", text)
+    write(f"{path}/b/c.txt", text.upper())
+
+
+def base() -> None:
+    folder("models/base", "base")
+    write("models/base.json", "base")
+
+
+def curate() -> None:
+    folder("data/final", f"{read('data/raw')}{Path('models/base.json').read_text()}{PARAMS['curate']['seed']}")
+
+
+def train() -> None:
+    folder("models/adapter", f"{read('data/final')}{read('models/base')}{PARAMS['train']['r']}")
+
+
+def merge() -> None:
+    write(f"models/{NAME}-F16.gguf", f"{read('models/base')}{read('models/adapter')}{PARAMS['merge']['dtype']}")
+
+
+def quantize(level: str) -> None:
+    Path(f"at-work-{level}").touch()
+    for _ in range(2000):  # `hold`: work until the test removes it; `together`: until another level is at work too
+        alone = Path("together").exists() and len(list(Path().glob("at-work-*"))) < 2
+        if not alone and not Path("hold").exists():
+            break
+        time.sleep(0.02)
+    else:
+        sys.exit(f"{level} was left alone for 40 seconds")
+    write(f"models/{NAME}-{level}.gguf", Path(f"models/{NAME}-F16.gguf").read_text() + level)
+
+
+def report() -> None:
+    models = [Path(f"models/{NAME}-{level}.gguf").read_text() for level in PARAMS["quantize"]["levels"]]
+    write("reports/index.html", f"{''.join(models)}{PARAMS['report']['memory_gb']}")
+
+
+if __name__ == "__main__":
+    stage, _, item = sys.argv[1].partition("@")
+    with Path("counter").open("a") as counter:
+        counter.write(sys.argv[1] + "\n")
+    globals()[stage](*[item] if item else [])
+    record(sys.argv[1], Path())
