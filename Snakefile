@@ -27,7 +27,14 @@ rule all:
 
 rule base:
     input:
-        code=["pipeline/base.py", "pipeline/chat.py", "pipeline/gguf_header.py", "pipeline/gguf_import.py", "pipeline/hub.py"],
+        code=[
+            "pipeline/base.py",
+            "pipeline/chat.py",
+            "pipeline/gguf_header.py",
+            "pipeline/gguf_import.py",
+            "pipeline/hf_folder.py",
+            "pipeline/hub.py",
+        ],
     output:
         model=directory("models/base"),
         lineage="models/base.json",
@@ -126,7 +133,14 @@ rule quantize:
 
 rule parity:
     input:
-        code=["pipeline/parity.py", "pipeline/chat.py", "pipeline/llamacpp.py", "pipeline/logits.py", "pipeline/server.py"],
+        code=[
+            "pipeline/parity.py",
+            "pipeline/chat.py",
+            "pipeline/jsonl.py",
+            "pipeline/llamacpp.py",
+            "pipeline/logits.py",
+            "pipeline/server.py",
+        ],
         final="data/final",
         adapter="models/adapter",
         merged="models/merged",
@@ -145,6 +159,9 @@ rule evaluate:
         code=[
             "pipeline/evaluate.py",
             "pipeline/chat.py",
+            "pipeline/checkpoints.py",
+            "pipeline/gguf_file.py",
+            "pipeline/jsonl.py",
             "pipeline/llamacpp.py",
             "pipeline/logits.py",
             "pipeline/scoring.py",

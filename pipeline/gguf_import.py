@@ -47,35 +47,13 @@ def predicted_bytes(header: Header) -> int:
 def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> None:
     """Write the model in `file` to `folder` as a Hugging Face folder: 16-bit safetensors, tokenizer, chat template.
 
-    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` where transformers doesn't know
-    the architecture, a tensor is left over or missing, a value doesn't fit, or the tokenizer gives other ids than llama.cpp's.
+    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` where transformers doesn't know the
+    architecture, a weight is left over, missing or too large, or the tokenizer gives other ids than llama.cpp's.
     """
-    import torch
-    from gguf import GGMLQuantizationType
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
-    from transformers.utils import logging
+    from transformers import GenerationConfig
 
-    logging.set_verbosity_error()
-    kinds = {kind for _, kind in header.tensors.values()}
-    dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
-    # progress bars come from several hands, some deaf to logging's switch
-    try:
-        with redirect_stderr(io.StringIO()):
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False)
-            model, loaded = AutoModelForCausalLM.from_pretrained(
-                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, dtype=dtype,
-                quantization_config=GgufConfig(dequantize=True), output_loading_info=True,
-            )  # fmt: skip
-    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
-        reason = " ".join(str(error).split())[:300]
-        architecture = header.fields["general.architecture"]
-        raise DataError(f"transformers can't read {file} (architecture {architecture}): {reason}: take another model") from error
-    odd = [f"{len(names)} {kind}" for kind, names in loaded.items() if names]
-    if odd:
-        raise DataError(f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model from the hub instead")
-    for name, weights in model.named_parameters():
-        if not bool(torch.isfinite(weights).all()):
-            raise DataError(f"{file}: {name} holds values that {dtype} can't ({weights.dtype}): take the bfloat16 or quantised file of this model")
+    tokenizer, model = load_gguf(file, header)
+    check_weights(model, header, file)
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
     tokenizer.chat_template = header.fields["tokenizer.chat_template"]
     if tokenizer.eos_token_id is None:
@@ -88,6 +66,46 @@ def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> N
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     same_ids_as_llama_cpp(file, folder, tools)
+
+
+def load_gguf(file: Path, header: Header) -> tuple[Any, Any]:
+    """The tokenizer and the model, dequantised to 16 bit. Raises `DataError` where transformers can't, or leaves out or makes up a tensor."""
+    import torch
+    from gguf import GGMLQuantizationType
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    kinds = {kind for _, kind in header.tensors.values()}
+    dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
+    try:
+        with redirect_stderr(io.StringIO()):  # progress bars come from several hands, some deaf to logging's switch
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False)
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, dtype=dtype,
+                quantization_config=GgufConfig(dequantize=True), output_loading_info=True,
+            )  # fmt: skip
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
+        reason = " ".join(str(error).split())[:300]
+        architecture = header.fields["general.architecture"]
+        raise DataError(f"transformers can't read {file} (architecture {architecture}): {reason}: take another model") from error
+    odd = [f"{len(names)} {kind}" for kind, names in loaded.items() if names]
+    if odd:
+        raise DataError(f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model from the hub instead")
+    return tokenizer, model
+
+
+def check_weights(model: Any, header: Header, file: Path) -> None:
+    """Raise `DataError` unless the model has as many weights as the GGUF (transformers drops tensors it doesn't expect) and all are finite."""
+    import torch
+
+    there = predicted_bytes(header) // 2
+    taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())  # a tied head counts once
+    if taken != there:
+        raise DataError(f"{file} holds {there:,} weights, transformers takes {taken:,} of them: take this model from the hub instead")
+    for name, weights in model.named_parameters():
+        if not bool(torch.isfinite(weights).all()):
+            raise DataError(f"{file}: {name} has values that {weights.dtype} can't hold: take the bfloat16 or a quantised file of this model")
 
 
 def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:

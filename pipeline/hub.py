@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipeline.errors import ConfigError, DataError, MachineError
 from pipeline.hf_folder import check_config, choose_files, read_object, sha256
@@ -20,22 +21,23 @@ def download(repo: str, commit: str, cache: Path, folder: Path) -> None:
     name), `MachineError` (the hub can't be reached, no room).
     """
     import httpx2  # huggingface_hub's HTTP client
-    import huggingface_hub as hub
-    from huggingface_hub import errors
+    from huggingface_hub import HfApi, errors
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        listing = hub.HfApi().model_info(repo, revision=commit, files_metadata=True).siblings or []
+        listing = HfApi().model_info(repo, revision=commit, files_metadata=True).siblings or []
         names = choose_files([file.rfilename for file in listing], f"{repo} at {commit}")
-        hub.snapshot_download(repo, revision=commit, local_dir=cache, allow_patterns=["config.json"])
+        wanted = sorted((file for file in listing if file.rfilename in names), key=lambda file: file.size or 0)
+        cache.mkdir(parents=True, exist_ok=True)
+        fetch_file(repo, commit, next(file for file in wanted if file.rfilename == "config.json"), cache)
         check_config(read_object(cache / "config.json"), repo)
-        wanted = [file for file in listing if file.rfilename in names]
-        missing = sum(file.size or 0 for file in wanted if not (cache / file.rfilename).exists())
+        missing = sum(file.size or 0 for file in wanted) - sum(path.stat().st_size for path in cache.iterdir())
         need_disk(cache, missing)
         print(f"base: fetching {len(wanted)} files of {repo}, {missing / 1e9:.2f} GB to go", flush=True)
-        hub.snapshot_download(repo, revision=commit, local_dir=cache, allow_patterns=names)
+        for file in wanted:
+            fetch_file(repo, commit, file, cache)
     except errors.HFValidationError as error:
         raise ConfigError(f"base.model is {repo!r}, which is no name of a hub repository: write OWNER/NAME") from error
     except errors.GatedRepoError as error:
@@ -57,6 +59,30 @@ def download(repo: str, commit: str, cache: Path, folder: Path) -> None:
             arrived.unlink()
             raise DataError(f"{repo}: {file.rfilename} did not arrive as the hub lists it: run the same command again to fetch it anew")
         _link(arrived, folder / file.rfilename)
+
+
+def fetch_file(repo: str, commit: str, file: Any, cache: Path) -> None:
+    """Fetch one file of a listing into `cache`, from the byte where an earlier try ended.
+
+    huggingface_hub 2.4's own download starts a file afresh in every process: with shards of 4 GB that is no resuming.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    done, part = cache / file.rfilename, cache / f"{file.rfilename}.part"
+    if done.exists():
+        return
+    if part.exists() and part.stat().st_size > file.size:
+        part.unlink()  # not ours: a proxy's page, say
+    if not part.exists() or part.stat().st_size < file.size:
+        url = hf_hub_url(repo, file.rfilename, revision=commit)
+        location, headers = get_hf_file_metadata(url).location, build_hf_headers()
+        if urlsplit(location).netloc != urlsplit(url).netloc:
+            headers.pop("authorization", None)  # the token is the hub's, not its content network's
+        with part.open("ab") as stream:
+            http_get(location, stream, resume_size=stream.tell(), headers=headers, expected_size=file.size, displayed_filename=file.rfilename)
+    part.replace(done)
 
 
 def _damaged(path: Path, listed: Any) -> bool:

@@ -28,7 +28,7 @@ def ollama_template(jinja: str | None) -> OllamaTemplate | None:
     if jinja is None:
         return None
     dialogue, single = _render(jinja, DIALOGUE), _render(jinja, [QUESTION])
-    if single is None:
+    if dialogue != chatml(DIALOGUE) or single is None:
         return None
     rest = chatml([QUESTION])
     if single == rest:

@@ -27,12 +27,13 @@ def record(stage: str, root: Path) -> None:
     if known is None or "DVC_STAGE" in os.environ:
         return
     sources = [f"{dep}.dvc" for dep in known.get("deps", []) if (root / f"{dep}.dvc").is_file()]
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", "--quiet", stage, *sources]
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", stage, *sources]
     with recording(root) as lock:
         # a session of its own, and the lock with it: whoever kills the run can't leave half a dvc.lock behind
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, start_new_session=True, pass_fds=[lock.fileno()], check=False)
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        said = " ".join(errors) or f"exit code {done.returncode}"
         raise ToolError(f"DVC could not record {stage} ({said}): mend that, then run the same command again")
 
 

@@ -184,8 +184,8 @@ def show(evaluations: Mapping[str, Mapping[str, Any]], advice: Recommendation, p
             percent(found.get("same_top")), number(found.get("generation_tok_s"), 1), points((found.get("task") or {}).get("score")),
             style="bold" if model == advice.model else None,
         )  # fmt: skip
-    console = Console(highlight=False)
-    console.print(table, width=max(80, console.width), crop=False)  # a narrower terminal wraps it rather than losing figures
+    console = Console(highlight=False, width=max(80, Console().width))  # a narrower terminal wraps the table rather than losing figures
+    console.print(table)
     for line in (advice.reason, *(f"Beware: {warning}" for warning in advice.warnings)):
         console.print(line, markup=False)
     console.print(f"The page: {page}", markup=False, soft_wrap=True)

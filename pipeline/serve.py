@@ -12,7 +12,6 @@ import json
 import secrets
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ def ensure_key(root: Path) -> Path:
 
 
 def need_port(port: int) -> None:
-    """Raise `MachineError` where something listens on `port` of 127.0.0.1 (llama-server itself would share the port in silence)."""
+    """Raise `MachineError` where something listens on `port` of 127.0.0.1 (asked first: what answers on it must not pass for ours)."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -154,8 +153,7 @@ def main(params: schema.Params, root: Path, asked: str | None, smoke_count: int)
             if prompts:
                 print(f"{model}: {judge(smoke(server, prompts))}")
                 return
-            print(how_to_call(model, server.url, key_file, log), flush=True)
-            _wait(server.process, log)
+            _until_stopped(server, how_to_call(model, server.url, key_file, log))
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -188,13 +186,14 @@ def _numbers(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
+def _until_stopped(server: Server, greeting: str) -> None:
     try:
-        status = process.wait()
+        print(greeting, flush=True)
+        status = server.process.wait()
     except KeyboardInterrupt:
         print("\nstopped")
         return
-    raise ToolError(f"llama-server ended by itself with exit status {status}:\n{log_end(log)}")
+    raise ToolError(f"llama-server ended by itself with exit status {status}:\n{log_end(server.log)}")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

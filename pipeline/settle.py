@@ -94,13 +94,15 @@ def _date(repo: Any, settled: Settled) -> None:
         if stage.is_data_source:
             continue
         if _is_stale(stage) or any(_overlaps(path, stale_outputs) for path in inputs):
-            settled.stale.add(stage.addressing)
+            settled.stale.add(stage.name)
             stale_outputs.update(_outputs(stage))
             settled.dated += sum(_set_date(path, OLD) for path in outputs)
         else:
+            if any(out.use_cache and out.exists and out.changed_cache() for out in stage.outs):
+                stage.commit(allow_missing=True)  # a kill or `dvc gc` took it from the cache: the content is the recorded one
             newest = max((_get_date(path) for path in inputs), default=0)
             settled.dated += sum(_set_date(path, newest) for path in outputs if _get_date(path) < newest)
-    settled.refetch = [stage.addressing for stage in stages if _needs_refetch(stage, stages, settled.stale)]
+    settled.refetch = [stage.name for stage in stages if _needs_refetch(stage, stages, settled.stale)]
 
 
 def _is_stale(stage: Any) -> bool:
@@ -115,10 +117,10 @@ def _needs_refetch(stage: Any, stages: list[Any], stale: set[str]) -> bool:
     Left to Snakemake, it would run again together with every follower, also those that are fresh.
     """
     missing = {Path(out.fs_path) for out in stage.outs if not out.use_cache and not out.exists}
-    if not missing or stage.addressing in stale:
+    if not missing or stage.is_data_source or stage.name in stale:
         return False
     followers = [other for other in stages if any(_overlaps(path, missing) for path in _inputs(other))]
-    waiting = [other for other in followers if other.addressing in stale or not all(out.exists for out in other.outs)]
+    waiting = [other for other in followers if other.name in stale or not all(out.exists for out in other.outs)]
     return 0 < len(waiting) < len(followers)
 
 

@@ -92,3 +92,32 @@ def tiny_params(tiny_qwen2: Path) -> dict[str, Any]:
 def tiny_root(tiny_params: dict[str, Any], tmp_path: Path) -> Path:
     """A project folder with `tiny_params` as params.yaml and 40 short conversations in data/raw."""
     return tiny.write_project(tmp_path / "project", tiny_params)
+
+
+STAGES = (
+    "base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "quantize@Q5_K_M", "parity",
+    "evaluate@base-F16", "evaluate@F16", "evaluate@Q4_K_M", "evaluate@Q5_K_M", "report",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def prepared(tiny_qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny project folder in which everything up to `preprocess` has run. Read only: copy it to change it."""
+    return run_stages(tiny.write_project(tmp_path_factory.mktemp("prepared"), tiny.tiny_params(tiny_qwen2)), STAGES[:3])
+
+
+@pytest.fixture(scope="session")
+def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny project folder in which every stage has run. Read only: copy it to change it."""
+    root = tmp_path_factory.mktemp("finished")
+    shutil.copytree(prepared, root, dirs_exist_ok=True)
+    return run_stages(root, STAGES[3:])
+
+
+def run_stages(root: Path, stages: tuple[str, ...]) -> Path:
+    """Run stages one after the other, in this process (importing torch once), and give the root."""
+    from pipeline.__main__ import main
+
+    for stage in stages:
+        assert main([stage, "--root", str(root)]) == 0, f"stage {stage} failed"
+    return root

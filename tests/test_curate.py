@@ -5,6 +5,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pipeline.curate
 from pipeline.curate import SPLITS, count_lines, curate, main, row_id, split_of
 from pipeline.errors import DataError
 from pipeline.formats import FORMATS, BadRow, to_messages
@@ -285,6 +287,9 @@ def test_a_row_keeps_its_split_when_rows_are_added(tmp_path: Path) -> None:
     assert (40 < counts["test"] < 120) and (15 < counts["val"] < 70)
     assert counts == {split: len(many.rows(split)) for split in SPLITS}
     test_rows = {identity for identity, split in splits_of(many).items() if split == "test"}
+    val_rows = {row["id"] for row in many.rows("val")}
+    many.run(val_fraction=0.1, test_fraction=0.3)
+    assert val_rows == {row["id"] for row in many.rows("val")}
     many.run(val_fraction=0.3, test_fraction=0.2)
     assert test_rows == {identity for identity, split in splits_of(many).items() if split == "test"}
     many.run(val_fraction=0.3, test_fraction=0.2, seed=43)
@@ -310,6 +315,7 @@ def test_two_runs_give_the_same_bytes_wherever_they_run(tmp_path: Path) -> None:
             outputs.append(project.outputs())
     assert len(outputs[0]) == 5
     assert all(output == outputs[0] for output in outputs)
+    assert b"\r" not in b"".join(outputs[0].values())
 
 
 def test_the_report_counts_per_file(tmp_path: Path) -> None:
@@ -320,6 +326,15 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
     assert {name: file["sha256"] for name, file in report["files"].items()} == {name: hashlib.sha256(files[name]).hexdigest() for name in files}
     assert report["rejected"] == {"blank": 1, "duplicate": 1, "not_json": 1}
     assert report == json.loads((tmp_path / "reports/data.json").read_text())
+
+
+def test_progress_is_told_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    files = {"a.jsonl": b"\xef\xbb\xbf" + lines(GOOD) + b"\n\nbad", "b.jsonl": b"", "c.jsonl": lines(chat("x")), "d.txt": b"not counted"}
+    total = sum(len(content) for name, content in files.items() if name != "d.txt")
+    monkeypatch.setattr(pipeline.curate, "progress", lambda label, wanted: nullcontext(told.append) if wanted == total else None)
+    Project(tmp_path, files).run()
+    assert sum(told) == total
 
 
 def test_whole_files_that_are_not_read_are_rejected_too(tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ PLAIN = CHATML_WITH_DEFAULT.replace("loop.first and", "false and")
         (PLAIN, OllamaTemplate(CHATML, "")),
         (PLAIN.replace("message['content']", "message['content'] | trim + ' '"), None),  # looks like ChatML, renders otherwise
         (PLAIN.replace("im_end", "eot"), None),
+        (PLAIN.replace("+ message['role'] +", "+ message['role'] | replace('assistant', 'model') +"), None),  # differs from the second turn on
         ("{{ raise_exception('no') }}", None),
         ("{% for message in tools %}{% endfor %}", None),
         ("{% broken", None),

@@ -1,0 +1,50 @@
+"""preprocess: nothing cut, nothing lost, packed rows hold the same tokens, the same bytes in every run."""
+
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+
+from pipeline.chat import IGNORED
+from pipeline.checkpoints import tree_hash
+from pipeline.errors import DataError
+from pipeline.preprocess import preprocess
+
+
+def run(root: Path, target: Path, **changes: object) -> dict:
+    settings = {"max_length": 128, "packing": True} | changes
+    return preprocess(rows_folder=root / "data/final", base=root / "models/base", tokens_folder=target, **settings)
+
+
+def test_packing_keeps_every_token(prepared: Path, tmp_path: Path) -> None:
+    packed = run(prepared, tmp_path / "packed")
+    plain = run(prepared, tmp_path / "plain", packing=False)
+    rows = {name: parquet.read_table(tmp_path / name / "train.parquet").to_pylist() for name in ("packed", "plain")}
+    assert len(rows["packed"]) < len(rows["plain"]) == plain["splits"]["train"]["rows"]
+    pieces = []
+    for row in rows["packed"]:
+        assert len(row["input_ids"]) == len(row["labels"]) == sum(row["seq_lengths"]) <= 128
+        start = 0
+        for length in row["seq_lengths"]:
+            pieces.append((row["input_ids"][start : start + length], row["labels"][start : start + length]))
+            start += length
+    assert sorted(pieces) == sorted((row["input_ids"], row["labels"]) for row in rows["plain"])
+    assert packed["splits"]["train"]["packing_density"] > 0.5
+
+
+def test_labels_are_the_answers(prepared: Path, tmp_path: Path) -> None:
+    account = run(prepared, tmp_path / "tokens", packing=False)
+    trained = sum(label != IGNORED for row in parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist() for label in row["labels"])
+    assert trained == account["splits"]["train"]["trained_tokens"]
+    assert 0 < account["trained_share"] < 0.5
+
+
+def test_two_runs_give_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
+    run(prepared, tmp_path / "one")
+    assert tree_hash(prepared / "data/tokens") == tree_hash(tmp_path / "one")
+
+
+def test_rows_that_are_too_long_are_counted_and_never_cut(prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"too_long: \d+"):
+        run(prepared, tmp_path / "tokens", max_length=16)
+    assert not (tmp_path / "tokens").exists()
