@@ -193,6 +193,7 @@ rule report:
             "pipeline/server.py",
             "pipeline/templates",
         ],
+        base="models/base",
         lineage="models/base.json",
         data="reports/data.json",
         labels="reports/labels.json",

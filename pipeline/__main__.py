@@ -5,6 +5,7 @@ Used by Snakemake's rules and DVC's stages alike. Exit codes: see `pipeline.erro
 
 import argparse
 import importlib
+import io
 import sys
 from pathlib import Path
 
@@ -49,6 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)")
     parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="folder that holds data/, models/, reports/ (default: this one)")
     arguments = parser.parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" for "±", not a traceback
     try:
         run(arguments.stage, arguments.root, arguments.params)
     except QuenchError as error:

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.chat import IGNORED, Unrenderable, encode, load_tokenizer
 from pipeline.checkpoints import file_hash
 from pipeline.errors import ConfigError, DataError
-from pipeline.gguf_file import describe
+from pipeline.gguf_file import describe, kv_cache_bytes
 from pipeline.jsonl import read_rows, write_rows
 from pipeline.llamacpp import Toolchain, bench, find_toolchain
 from pipeline.logits import divergence, log_softmax, open_gguf, perplexity
@@ -34,6 +34,7 @@ def evaluate(*, model: Path, reference: Path, tokenizer: Path, rows: Path, setti
     """
     held_out = list(islice(read_rows(rows), max(settings.perplexity_rows, settings.task_rows)))
     figures = {"file": model.name, "sha256": file_hash(model)} | describe(model)
+    figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
     figures |= compare(model, reference, encoded_rows(tokenizer, held_out[: settings.perplexity_rows], settings.ctx_size), settings, tools)
     figures |= speed(model, settings, tools)
     task, answers = None, []

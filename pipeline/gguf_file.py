@@ -51,6 +51,24 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
+def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:
+    """Bytes of a float16 key-value cache of `ctx_size` tokens: Σ over layers of kv heads × (key + value length) × 2; None where the header doesn't say."""
+    reader = _open(path)
+
+    def field(name: str) -> Any:
+        found = reader.get_field(name)
+        return found.contents() if found else None
+
+    prefix = field("general.architecture")
+    layers, heads, width = field(f"{prefix}.block_count"), field(f"{prefix}.attention.head_count"), field(f"{prefix}.embedding_length")
+    kv_heads = field(f"{prefix}.attention.head_count_kv") or heads
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)):
+        return None
+    key = field(f"{prefix}.attention.key_length") or width // heads
+    value = field(f"{prefix}.attention.value_length") or width // heads
+    return int(layers * kv_heads * (key + value) * 2 * ctx_size)
+
+
 def _open(path: Path) -> Any:
     from gguf import GGUFReader
 

@@ -46,8 +46,7 @@ class GgufModel:
 def open_gguf(tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gpu_layers: int) -> Iterator[GgufModel]:
     """Load a GGUF for `GgufModel.logits`; freed when the body ends. Raises `ToolError` where llama.cpp refuses it."""
     llama = load_binding(tools)
-    quiet = llama.llama_log_callback(lambda level, text, data: None)
-    llama.llama_log_set(quiet, ctypes.c_void_p(0))
+    _silence(llama)
     llama.llama_backend_init()
     model_settings = llama.llama_model_default_params()
     model_settings.n_gpu_layers = n_gpu_layers
@@ -66,6 +65,16 @@ def open_gguf(tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gp
         if context:
             llama.llama_free(context)
         llama.llama_model_free(model)
+
+
+_callbacks: list[Any] = []  # llama.cpp keeps the pointer for good: the callback must never be collected
+
+
+def _silence(llama: Any) -> None:
+    """Keep llama.cpp's log off the terminal."""
+    if not _callbacks:
+        _callbacks.append(llama.llama_log_callback(lambda level, text, data: None))
+        llama.llama_log_set(_callbacks[0], ctypes.c_void_p(0))
 
 
 def log_softmax(logits: Floats) -> Floats:

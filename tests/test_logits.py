@@ -47,3 +47,13 @@ def test_a_ggufs_logits_are_the_models(tiny_qwen2: Path, tools: Toolchain, tmp_p
     assert (expected.argmax(-1) == every.argmax(-1)).mean() >= 5 / 6
     assert np.allclose(some, every[[1, 4]], atol=1e-2)
     assert nmse(expected, every[::-1]) > 0.1  # the measure sees a wrong order
+
+
+def test_two_ggufs_at_once(tiny_qwen2: Path, tools: Toolchain, tmp_path: Path) -> None:
+    """A log callback that was collected with the first of two models once crashed the process when the second was freed."""
+    file = tmp_path / "tiny.gguf"
+    run_converter(tools, "convert_hf_to_gguf.py", [tiny_qwen2, "--outtype", "f16", "--outfile", file])
+    load = {"ctx_size": 64, "threads": 1, "n_gpu_layers": 0}
+    for _ in range(2):
+        with open_gguf(tools, file, **load) as one, open_gguf(tools, file, **load) as two:
+            assert np.array_equal(one.logits([9707, 11], [0, 1]), two.logits([9707, 11], [0, 1]))

@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -52,19 +53,23 @@ def merge() -> None:
 
 def quantize(level: str) -> None:
     Path(f"at-work-{level}").touch()
-    for _ in range(2000):  # `hold`: work until the test removes it; `together`: until another level is at work too
-        alone = Path("together").exists() and len(list(Path().glob("at-work-*"))) < 2
-        if not alone and not Path("hold").exists():
-            break
-        time.sleep(0.02)
-    else:
-        sys.exit(f"{level} was left alone for 40 seconds")
+    wait(lambda: Path("together").exists() and len(list(Path().glob("at-work-*"))) < 2)  # the test wants two levels side by side
     write(f"models/{NAME}-{level}.gguf", Path(f"models/{NAME}-F16.gguf").read_text() + level)
 
 
 def report() -> None:
+    wait(Path("hold").exists)  # the test wants a run that lasts
     models = [Path(f"models/{NAME}-{level}.gguf").read_text() for level in PARAMS["quantize"]["levels"]]
-    write("reports/index.html", f"{''.join(models)}{PARAMS['report']['memory_gb']}")
+    write("reports/index.html", f"{''.join(models)}{PARAMS['report']['max_task_drop']}")
+
+
+def wait(reason: Callable[[], bool]) -> None:
+    """Wait while there is a reason to, a minute at most."""
+    for _ in range(3000):
+        if not reason():
+            return
+        time.sleep(0.02)
+    sys.exit("waited for a minute in vain")
 
 
 if __name__ == "__main__":
