@@ -50,7 +50,9 @@ def load_tokenizer(folder: Path) -> Any:
     for text in PROBES:
         ours, theirs = tokenizer(text, add_special_tokens=False)["input_ids"], plain.encode(text, add_special_tokens=False).ids
         if ours != theirs:
-            raise DataError(f"{folder}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, its tokenizer.json gives {theirs[:8]}: mend the folder")
+            raise DataError(
+                f"{folder}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, its tokenizer.json gives {theirs[:8]}: mend the folder"
+            )
     return tokenizer
 
 

@@ -19,7 +19,7 @@ def convert(*, base: Path, adapter: Path, merged: Path, folder: Path, name: str,
     Raises `DataError` where a GGUF has not the tensors of its source, `ToolError` where the converter fails.
     """
     need_disk(folder, 2 * sum(shard.stat().st_size for shard in merged.glob("*.safetensors")))
-    jobs = (
+    jobs: tuple[tuple[Path, str, list[str | Path]], ...] = (
         (folder / f"{name}-F16.gguf", "convert_hf_to_gguf.py", [merged, "--outtype", "f16", "--model-name", name]),
         (folder / f"{name}-base-F16.gguf", "convert_hf_to_gguf.py", [base, "--outtype", "f16", "--model-name", f"{name}-base"]),
         (folder / f"{name}-lora.gguf", "convert_lora_to_gguf.py", [adapter, "--base", base, "--outtype", "f16"]),

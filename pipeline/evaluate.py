@@ -27,7 +27,9 @@ from pipeline.server import Server, serving
 BENCH = {"prompt_tokens": 256, "generated_tokens": 64, "repetitions": 3}
 
 
-def evaluate(*, model: Path, reference: Path, tokenizer: Path, rows: Path, settings: Evaluate, tools: Toolchain) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def evaluate(
+    *, model: Path, reference: Path, tokenizer: Path, rows: Path, settings: Evaluate, tools: Toolchain
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure `model`, with divergences from `reference` (F16); gives (figures, answers).
 
     Raises `DataError` where no held-out row can be measured, `ToolError` where a tool fails.
@@ -94,8 +96,10 @@ def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, float]
 
 def answer_rows(model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain) -> list[dict[str, Any]]:
     """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a time."""
-    with serving(tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers) as server, \
-            ThreadPoolExecutor(settings.parallel) as pool:  # fmt: skip
+    up = serving(
+        tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers
+    )
+    with up as server, ThreadPoolExecutor(settings.parallel) as pool:
         return list(pool.map(lambda row: answer_row(server, row, settings), rows))
 
 

@@ -37,7 +37,10 @@ def describe(path: Path) -> dict[str, Any]:
     fallbacks: Counter[str] = Counter(
         tensor.tensor_type.name
         for tensor in reader.tensors
-        if block_level and len(tensor.shape) > 1 and int(tensor.shape[0]) % K_BLOCK and tensor.tensor_type.name not in PLAIN_TYPES
+        if block_level
+        and len(tensor.shape) > 1
+        and int(tensor.shape[0]) % K_BLOCK
+        and tensor.tensor_type.name not in PLAIN_TYPES
         and tensor.name not in HEADS
     )
     return {
@@ -52,7 +55,10 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:
-    """Bytes of a float16 key-value cache of `ctx_size` tokens: Σ over layers of kv heads × (key + value length) × 2; None where the header doesn't say."""
+    """Bytes of a float16 key-value cache of `ctx_size` tokens: layers × kv heads × (key + value length) × 2 each.
+
+    None where the header doesn't say (layers with different heads, for example).
+    """
     reader = _open(path)
 
     def field(name: str) -> Any:

@@ -81,7 +81,9 @@ def run_converter(tools: Toolchain, script: str, arguments: Sequence[str | Path]
     return run_tool([sys.executable, tools.source / script, *arguments], env)
 
 
-def bench(tools: Toolchain, model: Path, *, prompt_tokens: int, generated_tokens: int, repetitions: int, threads: int, n_gpu_layers: int) -> dict[str, Any]:
+def bench(
+    tools: Toolchain, model: Path, *, prompt_tokens: int, generated_tokens: int, repetitions: int, threads: int, n_gpu_layers: int
+) -> dict[str, Any]:
     """Prompt and generation speed by `llama-bench`: {"prompt": tok/s, "generation": tok/s, each with "_spread"} (standard deviation)."""
     output = subprocess.run(
         [tools.tool("llama-bench"), "-m", model, "-p", str(prompt_tokens), "-n", str(generated_tokens), "-r", str(repetitions),

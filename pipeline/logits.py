@@ -39,7 +39,8 @@ class GgufModel:
         finally:
             llama.llama_batch_free(batch)
         values = np.ctypeslib.as_array(llama.llama_get_logits(self._context), shape=(len(positions), self.vocabulary))
-        return values.copy()  # llama.cpp writes the next row into the same memory
+        copied: Floats = values.copy()
+        return copied  # llama.cpp writes the next row into the same memory
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def _silence(llama: Any) -> None:
 
 def log_softmax(logits: Floats) -> Floats:
     """log p over the last axis, in float64 so that a divergence of 1e-6 is still a number and not rounding."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    shifted: Floats = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted
 

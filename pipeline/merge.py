@@ -19,7 +19,9 @@ PREFIX = "base_model.model."
 PLAIN_LORA = {"peft_type": "LORA", "use_dora": False, "use_rslora": False, "bias": "none", "modules_to_save": None,
               "rank_pattern": {}, "alpha_pattern": {}, "fan_in_fan_out": False, "lora_bias": False, "trainable_token_indices": None,
               "target_parameters": None, "layer_replication": None}  # fmt: skip
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model",
+)  # fmt: skip
 
 
 def merge(*, base: Path, adapter: Path, merged: Path, dtype: str) -> dict[str, Any]:
@@ -83,7 +85,8 @@ def adapter_pairs(keys: list[str]) -> dict[str, tuple[str, str]]:
     used = {key for pair in pairs.values() for key in pair}
     unused = sorted(set(keys) - used)
     if unused or not pairs:
-        raise DataError(f"{len(unused)} of {len(keys)} adapter tensors have no place in a merge ({', '.join(unused[:3]) or 'it is empty'}): train it again")
+        which = ", ".join(unused[:3]) or "it is empty"
+        raise DataError(f"{len(unused)} of {len(keys)} adapter tensors have no place in a merge ({which}): train it again")
     return pairs
 
 

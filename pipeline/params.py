@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pipeline.errors import ConfigError
 
 # llama.cpp's quantisation types that make a level to ship (tools/quantize/quantize.cpp, QUANT_OPTIONS)
-LEVELS = frozenset(
-    ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q2_K_S", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ1_S", "IQ1_M", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4_MOE"]
-)
-SCORERS = ("json_fields", "exact_match", "none")
+LEVELS = frozenset({
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q2_K_S", "Q3_K_S", "Q3_K_M", "Q3_K_L",
+    "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ1_S",
+    "IQ1_M", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4_MOE",
+})  # fmt: skip
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 SplitFraction = Annotated[float, Field(ge=0, le=0.5)]
@@ -187,7 +188,8 @@ class Params(Section):
             raise ValueError("evaluate.models lacks F16, which every level is compared with: add it")
         if self.evaluate.ctx_size < self.preprocess.max_length:
             raise ValueError(
-                f"evaluate.ctx_size is {self.evaluate.ctx_size}, less than preprocess.max_length {self.preprocess.max_length}: raise it, or rows don't fit"
+                f"evaluate.ctx_size is {self.evaluate.ctx_size}, less than preprocess.max_length {self.preprocess.max_length}: "
+                "raise it, or rows don't fit"
             )
         return self
 
@@ -207,7 +209,8 @@ def load_params(path: Path) -> Params:
     try:
         return Params.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{path} has {_count(error.error_count(), 'error')}:\n" + "\n".join(f"  {_line(item)}" for item in error.errors())) from None
+        lines = [f"  {_line(item)}" for item in error.errors()]
+        raise ConfigError("\n".join([f"{path} has {_count(len(lines), 'error')}:", *lines])) from None
 
 
 def _line(item: Any) -> str:

@@ -49,7 +49,9 @@ class Seam:
     detail: str
 
 
-def parity(*, rows: Path, tokenizer: Path, merged: Path, f16: Path, levels: list[Path], limits: Parity, threads: int, tools: Toolchain) -> dict[str, Seam]:
+def parity(
+    *, rows: Path, tokenizer: Path, merged: Path, f16: Path, levels: list[Path], limits: Parity, threads: int, tools: Toolchain
+) -> dict[str, Seam]:
     """Measure every seam; the caller decides what a failed one means. Raises `DataError` where there is no held-out row."""
     loaded = load_tokenizer(tokenizer)
     test_rows = [row["messages"] for row in islice(read_rows(rows), max(limits.conversations, limits.rows))]
@@ -146,7 +148,8 @@ def level_vocabularies(f16: Path, levels: list[Path]) -> Seam:
     expected = tokenizer_fields(f16)
     wrong = [f"{level.name}: {key}" for level in levels for key, value in tokenizer_fields(level).items() if expected.get(key) != value]
     wrong += [f"{level.name}: {key} is missing" for level in levels for key in expected.keys() - tokenizer_fields(level).keys()]
-    return count_seam("Level vocabularies", "tokenizer fields that differ between F16 and a level", len(wrong), len(levels) * len(expected), "; ".join(wrong[:3]))
+    compared = len(levels) * len(expected)
+    return count_seam("Level vocabularies", "tokenizer fields that differ between F16 and a level", len(wrong), compared, "; ".join(wrong[:3]))
 
 
 def tokenizer_fields(path: Path) -> dict[str, bytes]:
@@ -226,6 +229,6 @@ def main(params: Params, root: Path) -> None:
     failed = [seam for seam in seams.values() if seam.verdict == "fail"]
     write_json(root / "reports/parity.json", {"verdict": "fail" if failed else "pass", "seams": {key: asdict(seam) for key, seam in seams.items()}})
     for seam in seams.values():
-        print(f"parity: {seam.verdict:12} {seam.title}: {seam.figure if seam.figure is not None else '-'} (limit {seam.limit if seam.limit is not None else '-'})")
+        print(f"parity: {seam.verdict:12} {seam.title}" + (f": {seam.figure:g} (limit {seam.limit:g})" if seam.figure is not None else ""))
     if failed:
         raise GateError("; ".join(f"seam {seam.title} failed: {seam.figure:g} against limit {seam.limit:g} ({seam.detail})" for seam in failed))

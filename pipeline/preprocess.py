@@ -33,7 +33,9 @@ def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length
             rejected: Counter[str] = Counter()
             rows = list(encoded_rows(tokenizer, rows_folder / f"{split}.jsonl", max_length, rejected))
             if split == "train" and not rows:
-                raise DataError(f"no row of {rows_folder / 'train.jsonl'} can be trained ({_reasons(rejected)}): mend the rows or raise preprocess.max_length")
+                raise DataError(
+                    f"no row of {rows_folder / 'train.jsonl'} can be trained ({_reasons(rejected)}): mend the rows or raise preprocess.max_length"
+                )
             account["splits"][split] = count_tokens(rows) | {"rejected": dict(sorted(rejected.items()))}
             account["splits"][split] |= write_tokens(aside / f"{split}.parquet", rows, max_length, packing)
     trained = account["splits"]["train"]
@@ -69,9 +71,10 @@ def write_tokens(path: Path, rows: list[Encoded], max_length: int, packing: bool
 
     `seq_lengths` holds the lengths of the chats inside a packed row: the trainer restarts positions there.
     """
-    from datasets import Dataset, Features, List, Value
+    from datasets import Dataset, Features, List, Value, disable_progress_bars
     from trl import pack_dataset
 
+    disable_progress_bars()  # packing takes a blink
     ints = List(Value("int32"))
     columns = {"input_ids": [row.ids for row in rows], "labels": [row.labels for row in rows]}
     dataset = Dataset.from_dict(columns, features=Features(input_ids=ints, labels=ints))

@@ -58,12 +58,14 @@ def check_adapter(model: Any, train: Train) -> int:
     hit = {name.rpartition(".")[2] for name in layers}
     missed = sorted(set(train.target_modules) - hit)
     if missed:
-        raise ConfigError(f"train.target_modules names {', '.join(missed)}, which this model has not: take names of its linears, {', '.join(sorted(hit))} do exist")
+        raise ConfigError(
+            f"train.target_modules names {', '.join(missed)}, which this model has not: take names of its linears, {', '.join(sorted(hit))} do exist"
+        )
     expected = sum(train.r * (layer.in_features + layer.out_features) for layer in layers.values())
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trainable != expected:
         raise AssertionError(f"{trainable} parameters are trainable, {expected} by the formula")
-    return trainable
+    return int(trainable)
 
 
 def choose_loss(wanted: str) -> str:

@@ -36,6 +36,7 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
     library versions); otherwise starts anew. Raises `GateError` where the loss is not a number or the adapter
     learnt nothing.
     """
+    silence_libraries()
     loss = choose_loss(settings.loss)
     if loss == "liger":
         apply_liger(base)
@@ -67,6 +68,18 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
     return report
 
 
+def silence_libraries() -> None:
+    """Keep hints about other set-ups, which are the same in every run, off the terminal; call it before they are imported."""
+    for noisy in ("trl", "bitsandbytes"):
+        getLogger(noisy).setLevel("ERROR")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
 def run_record(tokens: Path, base: Path, settings: Train) -> dict[str, Any]:
     """What the adapter depends on: the same record, on the same kind of machine, gives the same bytes."""
     import torch
@@ -88,21 +101,14 @@ def make_trainer(tokens: Path, base: Path, checkpoints: Path, tensorboard: Path,
     from torch.utils.tensorboard import SummaryWriter
     from transformers import PrinterCallback
     from transformers.integrations import TensorBoardCallback
-    from transformers.utils import logging
     from trl import SFTTrainer
 
-    logging.set_verbosity_error()
-    for noisy in ("trl", "bitsandbytes"):  # hints about other set-ups, repeated in every run
-        getLogger(noisy).setLevel("ERROR")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")
     disable_progress_bars()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
     rows = {split: Dataset.from_parquet(str(tokens / f"{split}.parquet"), keep_in_memory=True) for split in ("train", "val")}
     tokenizer = load_tokenizer(base)
     model = load_quantised(base, settings)
 
-    class Trainer(SFTTrainer):
+    class Trainer(SFTTrainer):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
             if loss != "liger" or return_outputs:
                 return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -155,7 +161,8 @@ def training_arguments(settings: Train, checkpoints: Path, rows: int) -> Any:
 def warmup_steps(settings: Train, rows: int) -> int:
     """`warmup_ratio` of the optimizer steps that `rows` training rows give, rounded up as transformers 4 did."""
     batches = math.ceil(rows / settings.per_device_train_batch_size)
-    steps = settings.max_steps if settings.max_steps > 0 else math.ceil(math.ceil(batches / settings.gradient_accumulation_steps) * settings.num_train_epochs)
+    per_epoch = math.ceil(batches / settings.gradient_accumulation_steps)
+    steps = settings.max_steps if settings.max_steps > 0 else math.ceil(per_epoch * settings.num_train_epochs)
     return math.ceil(steps * settings.warmup_ratio)
 
 
@@ -163,7 +170,7 @@ def watcher(key: str) -> Any:
     """A callback that seals each checkpoint, stops on a loss that is no number, and prints plain lines without a terminal."""
     from transformers import TrainerCallback
 
-    class Watcher(TrainerCallback):
+    class Watcher(TrainerCallback):  # type: ignore[misc]
         def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", key)
 
@@ -206,6 +213,7 @@ def peak_memory() -> int:
 
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
     """Publish the PEFT folder with tokenizer, template and run record; bytes depend on the run alone, not on its place."""
+
     def check(folder: Path) -> None:
         if not (folder / "adapter_model.safetensors").stat().st_size:
             raise DataError(f"{folder} holds no adapter")

@@ -12,7 +12,6 @@ from pipeline.chat import IGNORED, Unrenderable, encode, load_tokenizer, trained
 from pipeline.errors import DataError
 
 
-
 def normalised(text: str) -> str:
     """What Qwen2's normaliser (NFC) leaves as it is, so that decoded text can be compared."""
     return unicodedata.normalize("NFC", text).strip()
@@ -76,7 +75,9 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> No
         with pytest.raises(Unrenderable) as caught:
             encode(tokenizer, chat("a", "b", "c", "d"))
         assert caught.value.code == "template_rewrites"
-        tokenizer.chat_template = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+        )
         with pytest.raises(Unrenderable) as caught:
             encode(tokenizer, chat("a", "b"))
         assert caught.value.code == "no_end_of_turn"

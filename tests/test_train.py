@@ -63,7 +63,7 @@ def test_a_target_that_is_nowhere_is_an_error(tiny_qwen2: Path) -> None:
 
     recipe = settings(target_modules=["q_proj", "query_key_value"])
     adapted = get_peft_model(load_quantised(tiny_qwen2, recipe), lora_config(recipe))
-    with pytest.raises(ConfigError, match="names query_key_value.*q_proj do exist"):
+    with pytest.raises(ConfigError, match=r"names query_key_value.*q_proj do exist"):
         check_adapter(adapted, recipe)
 
 

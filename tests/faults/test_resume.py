@@ -26,7 +26,7 @@ def project(prepared: Path, folder: Path) -> Path:
 
 def test_killed_after_a_checkpoint(prepared: Path, tmp_path: Path) -> None:
     whole = project(prepared, tmp_path / "whole")
-    subprocess.run([*COMMAND, str(whole)], check=True, cwd=os.getcwd())
+    subprocess.run([*COMMAND, str(whole)], check=True)
 
     killed = project(prepared, tmp_path / "killed")
     process = subprocess.Popen([*COMMAND, str(killed)], start_new_session=True)
