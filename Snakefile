@@ -176,7 +176,7 @@ rule evaluate:
         answers="reports/eval/{model}.answers.jsonl",
     log:
         "logs/evaluate-{model}.log",
-    threads: workflow.cores
+    threads: config["evaluate"]["threads"]
     shell:
         "python -m pipeline evaluate@{wildcards.model} 2>&1 | tee {log}"
 
@@ -193,7 +193,7 @@ rule report:
             "pipeline/server.py",
             "pipeline/templates",
         ],
-        base="models/base",
+        adapter="models/adapter",
         lineage="models/base.json",
         data="reports/data.json",
         labels="reports/labels.json",

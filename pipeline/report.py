@@ -1,6 +1,6 @@
 """Put everything that was measured on one page, and recommend the level to serve.
 
-Reads reports/{data,labels,train,parity}.json, reports/train.csv, models/base.json, the chat template in models/base,
+Reads reports/{data,labels,train,parity}.json, reports/train.csv, models/base.json, the chat template in models/adapter,
 and reports/eval/MODEL.json with MODEL.answers.jsonl for every model of `evaluate.models`.
 Writes reports/index.html, quants.csv, quants.json, card.md, Modelfile and serve.txt.
 
@@ -75,7 +75,7 @@ def main(params: Params, root: Path) -> None:
     advice = report(
         inputs=inputs, folder=root / "reports", name=params.convert.name, serve=params.serve, memory_gb=params.report.memory_gb,
         max_task_drop=params.report.max_task_drop, context_ratio=params.serve.ctx_size / params.evaluate.ctx_size,
-        jinja=read_template(root / "models" / "base"), llama_home=params.llamacpp.home,
+        jinja=read_template(root / "models" / "adapter"), llama_home=params.llamacpp.home,
     )  # fmt: skip
     show(inputs.evaluations, advice, root / "reports" / "index.html")
 
@@ -120,11 +120,11 @@ def read_answers(path: Path, stage: str) -> list[dict[str, Any]]:
     return list(read_rows(path))
 
 
-def read_template(base: Path) -> str | None:
-    """The base's chat template, None where it has several. Raises `DataError` where the folder is missing: a clone has only base.json."""
-    if not base.is_dir():
-        raise DataError(f"{base} is missing: run `python -m pipeline base`, which makes it")
-    return chat_template(base)
+def read_template(adapter: Path) -> str | None:
+    """The chat template that was trained, None where there are several. Raises `DataError` where the folder is missing."""
+    if not adapter.is_dir():
+        raise DataError(f"{adapter} is missing: run `python -m pipeline train`, which makes it")
+    return chat_template(adapter)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ def write_inputs(root: Path) -> Path:
     """Write every input of the stage below `root` and give it back."""
     reports = root / "reports"
     (reports / "eval").mkdir(parents=True)
-    (root / "models" / "base").mkdir(parents=True)
-    (root / "models" / "base" / "chat_template.jinja").write_text(CHATML_WITH_DEFAULT, encoding="utf-8")
+    (root / "models" / "adapter").mkdir(parents=True)
+    (root / "models" / "adapter" / "chat_template.jinja").write_text(CHATML_WITH_DEFAULT, encoding="utf-8")
     put(root / "models" / "base.json", base())
     for name, value in {"data": data(), "labels": labels(), "train": train(), "parity": parity()}.items():
         put(reports / f"{name}.json", value)

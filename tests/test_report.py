@@ -212,7 +212,7 @@ def test_a_go_template_only_where_rendering_proves_it(jinja: str | None, expecte
 
 
 def test_without_chatml_the_modelfile_says_so(project: Path, params: Params) -> None:
-    (project / "models" / "base" / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    (project / "models" / "adapter" / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
     stage.main(params, project)
     text = (project / "reports" / "Modelfile").read_text(encoding="utf-8")
     assert "# No TEMPLATE" in text
