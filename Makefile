@@ -44,7 +44,7 @@ lock: $(DONE)/project  ## resolve requirements.lock anew from pyproject.toml
 compiler:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "setup: Python 3.11 or later is needed, $(PYTHON) is %d.%d: install one and name it, as in `make setup PYTHON=python3.12`" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "setup: $(PYTHON) has no venv and ensurepip: install them (Debian, Ubuntu: \`sudo apt install python3-venv\`), then run \`make setup\` again" >&2; exit 4; }
-	@$(PYTHON) -m pipeline.toolchain --check-compiler
+	@$(PYTHON) -m pipeline.llamacpp.build --check-compiler
 
 $(DONE)/venv:
 	@echo "making $(VENV)"
@@ -87,4 +87,4 @@ $(DONE)/project: pyproject.toml $(DONE)/lock
 	@touch $@
 
 toolchain: $(DONE)/lock
-	@$(VENV)/bin/python -m pipeline.toolchain
+	@$(VENV)/bin/python -m pipeline.llamacpp.build

@@ -1,7 +1,7 @@
 # Quench's stages in order; the same as dvc.yaml, and tests/test_dag.py fails where they differ.
 #   snakemake            everything            snakemake -n         what it would do
 #   snakemake train      up to the adapter     snakemake -c2        with two cores
-from pipeline.prepare import prepare
+from pipeline.workflow.prepare import prepare
 
 if workflow.is_main_process:
     prepare()
@@ -30,10 +30,10 @@ rule base:
         code=[
             "pipeline/base.py",
             "pipeline/chat.py",
-            "pipeline/gguf_header.py",
-            "pipeline/gguf_import.py",
-            "pipeline/hf_folder.py",
-            "pipeline/hub.py",
+            "pipeline/sources/gguf_header.py",
+            "pipeline/sources/gguf_import.py",
+            "pipeline/sources/hf_folder.py",
+            "pipeline/sources/hub.py",
         ],
     output:
         model=directory("models/base"),
@@ -75,7 +75,7 @@ rule preprocess:
 
 rule train:
     input:
-        code=["pipeline/train.py", "pipeline/chat.py", "pipeline/checkpoints.py", "pipeline/qlora.py"],
+        code=["pipeline/train.py", "pipeline/chat.py", "pipeline/training/checkpoints.py", "pipeline/training/qlora.py"],
         tokens="data/tokens",
         base="models/base",
     output:
@@ -104,7 +104,7 @@ rule merge:
 
 rule convert:
     input:
-        code=["pipeline/convert.py", "pipeline/gguf_file.py", "pipeline/llamacpp.py"],
+        code=["pipeline/convert.py", "pipeline/llamacpp/gguf_file.py", "pipeline/llamacpp/tools.py"],
         base="models/base",
         adapter="models/adapter",
         merged="models/merged",
@@ -120,7 +120,7 @@ rule convert:
 
 rule quantize:
     input:
-        code=["pipeline/quantize.py", "pipeline/gguf_file.py"],
+        code=["pipeline/quantize.py", "pipeline/llamacpp/gguf_file.py"],
         tuned=f"models/gguf/{NAME}-F16.gguf",
     output:
         gguf=f"models/gguf/{NAME}-{{level}}.gguf",
@@ -137,9 +137,9 @@ rule parity:
             "pipeline/parity.py",
             "pipeline/chat.py",
             "pipeline/jsonl.py",
-            "pipeline/llamacpp.py",
-            "pipeline/logits.py",
-            "pipeline/server.py",
+            "pipeline/llamacpp/tools.py",
+            "pipeline/llamacpp/logits.py",
+            "pipeline/llamacpp/server.py",
         ],
         final="data/final",
         adapter="models/adapter",
@@ -159,13 +159,13 @@ rule evaluate:
         code=[
             "pipeline/evaluate.py",
             "pipeline/chat.py",
-            "pipeline/checkpoints.py",
-            "pipeline/gguf_file.py",
+            "pipeline/training/checkpoints.py",
+            "pipeline/llamacpp/gguf_file.py",
             "pipeline/jsonl.py",
-            "pipeline/llamacpp.py",
-            "pipeline/logits.py",
+            "pipeline/llamacpp/tools.py",
+            "pipeline/llamacpp/logits.py",
             "pipeline/scoring.py",
-            "pipeline/server.py",
+            "pipeline/llamacpp/server.py",
         ],
         final="data/final",
         adapter="models/adapter",
@@ -185,13 +185,13 @@ rule report:
     input:
         code=[
             "pipeline/report.py",
-            "pipeline/figures.py",
+            "pipeline/reporting/figures.py",
             "pipeline/jsonl.py",
-            "pipeline/ollama.py",
-            "pipeline/page.py",
-            "pipeline/recommend.py",
-            "pipeline/server.py",
-            "pipeline/templates",
+            "pipeline/reporting/ollama.py",
+            "pipeline/reporting/page.py",
+            "pipeline/reporting/recommend.py",
+            "pipeline/llamacpp/server.py",
+            "pipeline/reporting/templates",
         ],
         adapter="models/adapter",
         lineage="models/base.json",

@@ -21,7 +21,7 @@ def run(stage: str, root: Path, params_file: Path | None) -> None:
     Raises `QuenchError` for what a user can mend.
     """
     from pipeline.params import load_params
-    from pipeline.record import record
+    from pipeline.workflow.record import record
 
     name, _, item = stage.partition("@")
     if name not in STAGES:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.errors import DataError, ToolError
-from pipeline.gguf_import import checked_header, predicted_bytes, unpack_gguf
-from pipeline.hf_folder import check_config, choose_files, examine, read_object, sha256
-from pipeline.hub import download
-from pipeline.llamacpp import find_toolchain
+from pipeline.llamacpp.tools import find_toolchain
 from pipeline.params import Params
 from pipeline.publish import need_disk, publishing, remove, write_json
+from pipeline.sources.gguf_import import checked_header, predicted_bytes, unpack_gguf
+from pipeline.sources.hf_folder import check_config, choose_files, examine, read_object, sha256
+from pipeline.sources.hub import download
 
 
 def copy_folder(source: Path, folder: Path) -> None:

@@ -46,7 +46,7 @@ def use(
     root: Root = Path(),
 ) -> None:
     """Install a recipe as params.yaml and show what changes."""
-    from pipeline.recipes import use as install
+    from pipeline.commands.recipes import use as install
 
     install(recipe, root, force)
 
@@ -59,8 +59,8 @@ def serve(
     root: Root = Path(),
 ) -> None:
     """Serve a model on 127.0.0.1 behind a key until Ctrl-C."""
+    from pipeline.commands.serve import main
     from pipeline.params import load_params
-    from pipeline.serve import main
 
     main(load_params(params or root / "params.yaml"), root, model, smoke)
 
@@ -68,7 +68,7 @@ def serve(
 @app.command(epilog="example: quench chat")
 def chat(model: Model = None, params: ParamsFile = None, root: Root = Path()) -> None:
     """Talk to the model that `quench serve` serves."""
-    from pipeline.chatting import main
+    from pipeline.commands.chat import main
     from pipeline.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, model)
@@ -91,7 +91,7 @@ def report(
 @app.command(epilog="example: quench doctor")
 def doctor(root: Root = Path()) -> None:
     """Check compiler, packages, llama.cpp, disk, memory and GPU; exit 4 where something is missing."""
-    from pipeline.doctor import main
+    from pipeline.commands.doctor import main
 
     main(root)
 

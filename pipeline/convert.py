@@ -7,8 +7,8 @@ Command: `python -m pipeline convert`
 
 from pathlib import Path
 
-from pipeline.gguf_file import check_gguf
-from pipeline.llamacpp import Toolchain, find_toolchain, run_converter
+from pipeline.llamacpp.gguf_file import check_gguf
+from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_converter
 from pipeline.params import Params
 from pipeline.publish import need_disk, publishing
 

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from pipeline.chat import IGNORED, Unrenderable, encode, load_tokenizer
-from pipeline.checkpoints import file_hash
 from pipeline.errors import ConfigError, DataError
-from pipeline.gguf_file import describe, kv_cache_bytes
 from pipeline.jsonl import read_rows, write_rows
-from pipeline.llamacpp import Toolchain, bench, find_toolchain
-from pipeline.logits import divergence, log_softmax, open_gguf, perplexity
+from pipeline.llamacpp.gguf_file import describe, kv_cache_bytes
+from pipeline.llamacpp.logits import divergence, log_softmax, open_gguf, perplexity
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.tools import Toolchain, bench, find_toolchain
 from pipeline.params import Evaluate, Params
 from pipeline.publish import write_json
 from pipeline.scoring import SCORERS, interval
-from pipeline.server import Server, serving
+from pipeline.training.checkpoints import file_hash
 
 BENCH = {"prompt_tokens": 256, "generated_tokens": 64, "repetitions": 3}
 
@@ -96,9 +96,7 @@ def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, float]
 
 def answer_rows(model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain) -> list[dict[str, Any]]:
     """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a time."""
-    up = serving(
-        tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers
-    )
+    up = serving(tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers)
     with up as server, ThreadPoolExecutor(settings.parallel) as pool:
         return list(pool.map(lambda row: answer_row(server, row, settings), rows))
 

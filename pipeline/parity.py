@@ -16,11 +16,11 @@ import numpy as np
 from pipeline.chat import Message, Unrenderable, encode, load_tokenizer, render
 from pipeline.errors import DataError, GateError
 from pipeline.jsonl import read_rows
-from pipeline.llamacpp import Toolchain, find_toolchain
-from pipeline.logits import nmse, open_gguf
+from pipeline.llamacpp.logits import nmse, open_gguf
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.params import Params, Parity
 from pipeline.publish import write_json
-from pipeline.server import Server, serving
 
 CTX_SIZE = 2048  # tokens; parity's conversations are short
 

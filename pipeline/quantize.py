@@ -8,8 +8,8 @@ Command: `python -m pipeline quantize@Q4_K_M`
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from pipeline.gguf_file import check_gguf
-from pipeline.llamacpp import Toolchain, find_toolchain, run_tool
+from pipeline.llamacpp.gguf_file import check_gguf
+from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
 from pipeline.params import Params
 from pipeline.publish import need_disk, publishing
 

@@ -20,12 +20,12 @@ import yaml
 from pipeline import __version__
 from pipeline.errors import DataError
 from pipeline.jsonl import read_rows
-from pipeline.llamacpp import DEFAULT_HOME, PROJECT, VERSION, Toolchain
-from pipeline.ollama import chat_template, ollama_template
-from pipeline.page import Inputs, number, page_values, percent, points, render, seam_counts, size
+from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT, VERSION, Toolchain
 from pipeline.params import Params, Serve
 from pipeline.publish import publishing, write_json
-from pipeline.recommend import Recommendation, recommend
+from pipeline.reporting.ollama import chat_template, ollama_template
+from pipeline.reporting.page import Inputs, number, page_values, percent, points, render, seam_counts, size
+from pipeline.reporting.recommend import Recommendation, recommend
 
 # each input: the stage that makes it, and what this stage can't do without
 NEEDED = {
@@ -137,7 +137,7 @@ class _Printed(Toolchain):
 
 def serve_line(gguf: str, serve: Serve, llama_home: str | None) -> str:
     """The `llama-server` command for `gguf`, to be run in the project's folder, with `quench serve`'s flags."""
-    from pipeline.server import server_command
+    from pipeline.llamacpp.server import server_command
 
     home = Path(llama_home) if llama_home else DEFAULT_HOME.relative_to(PROJECT)
     command = server_command(_Printed(home / "build" / "bin", home), Path(gguf), port=serve.port, key_file=Path(KEY_FILE), ctx_size=serve.ctx_size,

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat import load_tokenizer
-from pipeline.checkpoints import newest_verified, seal, tree_hash
 from pipeline.errors import ConfigError, DataError, GateError, ToolError
 from pipeline.params import Params, Train
 from pipeline.publish import publishing, remove, write_json
-from pipeline.qlora import apply_liger, check_adapter, choose_loss, fused_loss, load_quantised, lora_config
+from pipeline.training.checkpoints import newest_verified, seal, tree_hash
+from pipeline.training.qlora import apply_liger, check_adapter, choose_loss, fused_loss, load_quantised, lora_config
 
 LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "accelerate", "datasets")
 

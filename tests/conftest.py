@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import tiny
 
-from pipeline.llamacpp import Toolchain, find_toolchain
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
 
 # set before any test module is imported: huggingface_hub reads its environment once, at import
 HOME = Path(tempfile.mkdtemp(prefix="quench-home-"))

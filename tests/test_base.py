@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from pipeline.base import base
 from pipeline.errors import ConfigError, DataError, MachineError, ToolError
-from pipeline.gguf_header import NotGguf, read_header
-from pipeline.gguf_import import checked_header, unpack_gguf
+from pipeline.sources.gguf_header import NotGguf, read_header
+from pipeline.sources.gguf_import import checked_header, unpack_gguf
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +116,7 @@ def test_a_gguf_becomes_a_folder_whose_logits_are_llama_cpps(gguf_file, bring, t
 
 
 def llama_cpp_logits(file, ids, tools):
-    from pipeline.llamacpp import load_binding
+    from pipeline.llamacpp.tools import load_binding
 
     llama = load_binding(tools).Llama(str(file), n_ctx=64, logits_all=True, verbose=False)
     llama.eval(ids)
@@ -147,7 +147,7 @@ def test_a_tokenizer_that_transformers_cuts_wrongly_is_mended_or_refused(gguf_fi
     """transformers 5.23 takes GPT-2's pre-tokenizer for every Llama GGUF; SmolLM's splits digits, as llama.cpp does."""
     from tokenizers import Tokenizer
 
-    from pipeline.gguf_import import same_ids_as_llama_cpp
+    from pipeline.sources.gguf_import import same_ids_as_llama_cpp
 
     rule = json.loads((llama_folder / "tokenizer.json").read_text())["pre_tokenizer"]
     assert rule["pretokenizers"][0] == {"type": "Digits", "individual_digits": True}
@@ -403,7 +403,7 @@ def test_the_header_is_what_the_gguf_package_reads(gguf_file):
 def test_the_tiny_qwen2_converts_to_a_gguf_of_architecture_qwen2_with_every_row_of_the_vocabulary(tiny_qwen2, tools, tmp_path):
     from gguf import GGUFReader
 
-    from pipeline.llamacpp import run_converter
+    from pipeline.llamacpp.tools import run_converter
 
     target = tmp_path / "tiny-F16.gguf"
     run_converter(tools, "convert_hf_to_gguf.py", [tiny_qwen2, "--outfile", target, "--outtype", "f16"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoints import MARKER, newest_verified, seal, tree_hash
+from pipeline.training.checkpoints import MARKER, newest_verified, seal, tree_hash
 
 
 def make(folder: Path, step: int, key: str = "run") -> Path:

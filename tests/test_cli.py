@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pipeline import doctor
 from pipeline.cli import app
+from pipeline.commands import doctor
 from pipeline.errors import ToolError
-from pipeline.llamacpp import PROJECT
+from pipeline.llamacpp.tools import PROJECT
 
 COMMANDS = ("use", "serve", "chat", "report", "doctor")
 HEAVY = ("torch", "transformers", "dvc", "matplotlib", "pydantic", "httpx")

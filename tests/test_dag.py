@@ -25,14 +25,14 @@ import yaml
 
 from pipeline.__main__ import PER_ITEM, STAGES
 from pipeline.params import Params
-from pipeline.settle import settle
+from pipeline.workflow.settle import settle
 
 PROJECT = Path(__file__).parent.parent
 TOY = Path(__file__).parent / "toy"
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 IGNORED = ["/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/together", "/models", "/reports", "/data/final", "/data/raw"]
-PLUMBING = {"errors", "llamacpp", "params", "progress", "publish", "record"}  # shared modules that need not be named as inputs
+PLUMBING = {"errors", "llamacpp.tools", "params", "progress", "publish", "workflow.record"}  # shared modules that need not be named as inputs
 
 
 # ---- the two real graphs
@@ -154,14 +154,14 @@ def test_code_is_an_input(dvc_graph: dict[str, Stage]) -> None:
     for name, stage in dvc_graph.items():
         code = {path for path in stage.inputs if path.startswith("pipeline/")}
         assert not {path for path in code if not (PROJECT / path).exists()}, name
-        needed = {f"pipeline/{module}.py" for module in _imports(name.partition("@")[0])}
+        needed = {f"pipeline/{module.replace('.', '/')}.py" for module in _imports(name.partition("@")[0])}
         assert needed <= code, f"{name} imports {sorted(needed - code)}: name them in Snakefile and dvc.yaml"
 
 
 def _imports(module: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
     """`module` and the project's modules below it, whatever the import's place in the file; plumbing is left out."""
     seen |= {module}
-    for node in ast.walk(ast.parse((PROJECT / f"pipeline/{module}.py").read_text())):
+    for node in ast.walk(ast.parse((PROJECT / f"pipeline/{module.replace('.', '/')}.py").read_text())):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module == "pipeline":
             names = [alias.name for alias in node.names if (PROJECT / f"pipeline/{alias.name}.py").exists()]
@@ -497,7 +497,7 @@ def test_mistake_is_one_sentence_with_its_exit_code(toy: Toy, file: str, text: s
 
 def test_failed_recording_fails_the_stage(toy: Toy) -> None:
     from pipeline.errors import ToolError
-    from pipeline.record import record
+    from pipeline.workflow.record import record
 
     (toy.root / "train.txt").unlink()
     with pytest.raises(ToolError, match=r"DVC could not record train .*train\.txt"):

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.__main__ import PER_ITEM, STAGES
 from pipeline.cli import app
-from pipeline.llamacpp import PROJECT, TOOLS, VERSION
+from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (PROJECT / "Makefile").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ TREE = re.search(r"## The project\n\n```text\n(.*?)```", README, re.DOTALL)
 def sentences() -> list[str]:
     """Every string of the source, with … for its values, and the Makefile's own words."""
     found = [MAKEFILE]
-    for module in (PROJECT / "pipeline").glob("*.py"):
+    for module in (PROJECT / "pipeline").rglob("*.py"):
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
                 found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values))

@@ -8,8 +8,8 @@ import pytest
 from tiny import tiny_gguf
 
 from pipeline.errors import DataError
-from pipeline.gguf_file import check_gguf, describe
-from pipeline.llamacpp import Toolchain
+from pipeline.llamacpp.gguf_file import check_gguf, describe
+from pipeline.llamacpp.tools import Toolchain
 
 
 def test_a_level_is_described(finished: Path) -> None:

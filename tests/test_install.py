@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pipeline.install import lines_of, uv_environment
-from pipeline.llamacpp import PROJECT
+from pipeline.llamacpp.tools import PROJECT
 
 STRATEGY = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 

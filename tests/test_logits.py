@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.llamacpp import Toolchain, run_converter
-from pipeline.logits import divergence, log_softmax, nmse, open_gguf, perplexity
+from pipeline.llamacpp.logits import divergence, log_softmax, nmse, open_gguf, perplexity
+from pipeline.llamacpp.tools import Toolchain, run_converter
 
 
 def test_log_softmax_sums_to_one_and_survives_large_logits() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
-from pipeline.llamacpp import PROJECT
+from pipeline.llamacpp.tools import PROJECT
 from pipeline.params import LEVELS, Params, load_params
 
 DEMO = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8"))

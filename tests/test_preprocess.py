@@ -6,9 +6,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from pipeline.chat import IGNORED
-from pipeline.checkpoints import tree_hash
 from pipeline.errors import DataError
 from pipeline.preprocess import preprocess
+from pipeline.training.checkpoints import tree_hash
 
 
 def run(root: Path, target: Path, **changes: object) -> dict:

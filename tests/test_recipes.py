@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.recipes import RECIPES, recipe_names, unified_diff, use
 from pipeline.errors import ConfigError, MachineError
-from pipeline.llamacpp import PROJECT
+from pipeline.llamacpp.tools import PROJECT
 from pipeline.params import load_params
-from pipeline.recipes import RECIPES, recipe_names, unified_diff, use
 
 ALL = sorted(RECIPES.glob("*.yaml"))
 

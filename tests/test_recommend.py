@@ -1,4 +1,4 @@
-"""pipeline.recommend: the rule, its borders, and that no difference is claimed which the intervals don't support."""
+"""pipeline.reporting.recommend: the rule, its borders, and that no difference is claimed which the intervals don't support."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.recommend import MEMORY_MARGIN, Recommendation, recommend
+from pipeline.reporting.recommend import MEMORY_MARGIN, Recommendation, recommend
 
 MB = 10**6
 

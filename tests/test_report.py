@@ -12,11 +12,11 @@ import yaml
 from report_inputs import CHATML_WITH_DEFAULT, MODELS, parity, put, write_inputs
 
 from pipeline import report as stage
+from pipeline.commands.serve import ensure_key
 from pipeline.errors import DataError
-from pipeline.ollama import CHATML, OllamaTemplate, ollama_template
-from pipeline.page import disagreements, seam_counts
 from pipeline.params import Params, load_params
-from pipeline.serve import ensure_key
+from pipeline.reporting.ollama import CHATML, OllamaTemplate, ollama_template
+from pipeline.reporting.page import disagreements, seam_counts
 
 ROOT = Path(__file__).resolve().parent.parent
 VOID = {"meta", "br", "link", "img", "hr", "input"}

@@ -18,12 +18,12 @@ import pytest
 import tiny
 import yaml
 
-from pipeline import chatting
+from pipeline.commands import chat as chatting
+from pipeline.commands.serve import Reply, choose_model, ensure_key, held_out_prompts, how_to_call, judge, model_file, need_port, serve, smoke
 from pipeline.errors import ConfigError, DataError, GateError, MachineError, ToolError
-from pipeline.llamacpp import PROJECT, Toolchain
+from pipeline.llamacpp.server import Server, free_port, server_command
+from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.params import Params, load_params
-from pipeline.serve import Reply, choose_model, ensure_key, held_out_prompts, how_to_call, judge, model_file, need_port, serve, smoke
-from pipeline.server import Server, free_port, server_command
 
 HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 QUESTION = [{"role": "user", "content": "say it"}]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import toolchain
 from pipeline.errors import MachineError, ToolError
-from pipeline.llamacpp import DEFAULT_HOME, PROJECT, TOOLS
+from pipeline.llamacpp import build as toolchain
+from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT, TOOLS
 from pipeline.publish import write_json
 
 
@@ -140,10 +140,11 @@ def test_missing_compiler_is_one_sentence_with_the_remedy(home: Path, fake_tools
 def test_check_compiler_before_anything_is_installed(tmp_path: Path, built: bool) -> None:
     """`make setup` asks first, with a Python that has the standard library only; a finished build needs no compiler."""
     if not built:
-        code = "from pathlib import Path; from pipeline import toolchain as t; t.DEFAULT_HOME = Path('nowhere'); exit(t.main(['--check-compiler']))"
-        command = [sys.executable, "-S", "-c", "from sys import exit; " + code]
+        code = "t.DEFAULT_HOME = Path('nowhere'); exit(t.main(['--check-compiler']))"
+        imports = "from sys import exit; from pathlib import Path; from pipeline.llamacpp import build as t; "
+        command = [sys.executable, "-S", "-c", imports + code]
     else:
-        command = [sys.executable, "-S", "-m", "pipeline.toolchain", "--check-compiler"]
+        command = [sys.executable, "-S", "-m", "pipeline.llamacpp.build", "--check-compiler"]
     environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "LLAMA_CPP_HOME")} | {"PATH": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, env=environment, check=False)
     if built and toolchain.is_built(DEFAULT_HOME):

@@ -8,8 +8,8 @@ import torch
 
 from pipeline.errors import ConfigError, GateError, ToolError
 from pipeline.params import Train, load_params
-from pipeline.qlora import check_adapter, choose_loss, load_quantised, lora_config
 from pipeline.train import check_health, training_arguments, warmup_steps
+from pipeline.training.qlora import check_adapter, choose_loss, load_quantised, lora_config
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.checkpoints import MARKER, tree_hash
+from pipeline.training.checkpoints import MARKER, tree_hash
 
 COMMAND = [sys.executable, "-m", "pipeline", "train", "--root"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.record import record
+from pipeline.workflow.record import record
 
 PARAMS = yaml.safe_load(Path("params.yaml").read_text())
 NAME = PARAMS["convert"]["name"]

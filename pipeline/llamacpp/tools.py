@@ -1,6 +1,6 @@
 """The one place that knows llama.cpp: where it is, which version, how its tools are called.
 
-Reads `.tools/llama.cpp/VERSION/` (built by `make setup`, see `pipeline.toolchain`), or the build that
+Reads `.tools/llama.cpp/VERSION/` (built by `make setup`, see `pipeline.llamacpp.build`), or the build that
 `LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points at. One version for everything: converter, quantiser,
 bench, server and the Python binding.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.errors import ToolError
 
 VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_HOME = PROJECT / ".tools" / "llama.cpp" / VERSION
 TOOLS = ("llama-quantize", "llama-server", "llama-perplexity", "llama-imatrix", "llama-bench", "llama-export-lora", "llama-tokenize")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import MachineError, ToolError
-from pipeline.record import recording
+from pipeline.workflow.record import recording
 
 OLD = 10**9  # nanoseconds since 1970: older than any input
 STAMP = ".snakemake_timestamp"  # Snakemake dates a folder by this file, where a folder holds it

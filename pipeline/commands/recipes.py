@@ -7,7 +7,7 @@ import difflib
 from pathlib import Path
 
 from pipeline.errors import ConfigError, MachineError
-from pipeline.llamacpp import PROJECT
+from pipeline.llamacpp.tools import PROJECT
 from pipeline.publish import publishing
 
 RECIPES = PROJECT / "recipes"

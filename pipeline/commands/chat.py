@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 
 from pipeline.chat import Message
+from pipeline.commands.serve import choose_model
 from pipeline.errors import ConfigError, ToolError
 from pipeline.params import Params
-from pipeline.serve import choose_model
 
 HELP = "/new forgets the conversation, /quit ends (so does Ctrl-D), Ctrl-C breaks an answer off"
 

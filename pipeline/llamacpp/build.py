@@ -4,7 +4,7 @@ Reads the package index that pip is set up for. Writes `.tools/llama.cpp/VERSION
 and, last, `stamp.json`. A build whose stamp is right is reused; a broken-off one goes on where it stopped. With
 `LLAMA_CPP_HOME` set nothing is built, only source and binding are installed.
 
-    python -m pipeline.toolchain [--check-compiler]
+    python -m pipeline.llamacpp.build [--check-compiler]
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import MachineError, QuenchError, ToolError
-from pipeline.llamacpp import DEFAULT_HOME, TOOLS, VERSION, find_toolchain
+from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain
 from pipeline.publish import need_disk, publishing, write_json
 
 SDIST = f"llama_cpp_python-{VERSION}"
@@ -124,7 +124,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def install_binding(home: Path = DEFAULT_HOME) -> None:
-    """Install the Python binding without a build of its own; `pipeline.llamacpp.load_binding` gives it our libraries."""
+    """Install the Python binding without a build of its own; `pipeline.llamacpp.tools.load_binding` gives it our libraries."""
     try:
         if importlib.metadata.version("llama-cpp-python") == VERSION:
             return

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.errors import ConfigError, DataError, MachineError
-from pipeline.hf_folder import check_config, choose_files, read_object, sha256
 from pipeline.publish import need_disk
+from pipeline.sources.hf_folder import check_config, choose_files, read_object, sha256
 
 
 def download(repo: str, commit: str, cache: Path, folder: Path) -> None:

@@ -24,8 +24,8 @@ from pipeline import params as schema
 from pipeline.chat import Message
 from pipeline.errors import ConfigError, DataError, GateError, MachineError, ToolError
 from pipeline.jsonl import read_rows
-from pipeline.llamacpp import Toolchain, find_toolchain
-from pipeline.server import Server, log_end, server_command, start, wait_for_health, write_key
+from pipeline.llamacpp.server import Server, log_end, server_command, start, wait_for_health, write_key
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
 
 
 @dataclass(frozen=True)

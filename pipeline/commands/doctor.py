@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.errors import ToolError
-from pipeline.llamacpp import PROJECT, VERSION, find_toolchain
-from pipeline.toolchain import find_compiler
+from pipeline.llamacpp.build import find_compiler
+from pipeline.llamacpp.tools import PROJECT, VERSION, find_toolchain
 
 GB = 1e9
 DEMO_DISK = 6 * GB  # set-up and the demo's artifacts

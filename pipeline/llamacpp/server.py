@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from pipeline.errors import ToolError
-from pipeline.llamacpp import Toolchain
+from pipeline.llamacpp.tools import Toolchain
 
 START_SECONDS = 300  # a 15 GB file from a slow disk
 STOP_SECONDS = 10

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ToolError
-from pipeline.llamacpp import Toolchain, load_binding
+from pipeline.llamacpp.tools import Toolchain, load_binding
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 

@@ -1,6 +1,6 @@
 """What the report shows, as text: the page, the model card, the Modelfile and the serve command, from templates.
 
-Templates are in `pipeline/templates/`; those that make HTML escape everything that they print.
+Templates are in `pipeline/reporting/templates/`; those that make HTML escape everything that they print.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-from pipeline.recommend import Recommendation, is_base
+from pipeline.reporting.recommend import Recommendation, is_base
 
 TEMPLATES = Path(__file__).parent / "templates"
 MISSING = "–"
@@ -47,7 +47,7 @@ def page_values(inputs: Inputs, advice: Recommendation) -> dict[str, Any]:
     """What the page's template needs beyond the inputs themselves."""
     from markupsafe import Markup
 
-    from pipeline.figures import loss_plot, quality_plot
+    from pipeline.reporting.figures import loss_plot, quality_plot
 
     tuned = {name: found for name, found in inputs.evaluations.items() if not is_base(name)}
     return {

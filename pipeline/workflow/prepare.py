@@ -15,7 +15,7 @@ from typing import IO
 from pipeline.errors import DataError, MachineError, QuenchError, ToolError
 from pipeline.params import load_params
 from pipeline.publish import remove
-from pipeline.settle import Settled, settle
+from pipeline.workflow.settle import Settled, settle
 
 DRY_RUN = {"-n", "--dry-run", "--dryrun"}  # Snakemake has no better sign of it before it plans
 _held: list[IO[str]] = []  # the lock's open file: the lock lasts as long as the process

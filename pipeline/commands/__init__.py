@@ -1,0 +1,1 @@
+"""The verbs of `quench` that are no stages."""

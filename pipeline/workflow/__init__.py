@@ -1,0 +1,1 @@
+"""Snakemake executes, DVC remembers: what keeps the two agreed."""
