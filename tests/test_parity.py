@@ -1,0 +1,83 @@
+"""parity: planted differences between what was trained and what is served are caught and named."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.__main__ import main
+from pipeline.chat import load_tokenizer
+from pipeline.parity import agrees, first_difference, level_vocabularies, special_tokens
+
+
+@pytest.fixture
+def project(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished project whose files can be changed."""
+    return Path(shutil.copytree(finished, tmp_path / "project"))
+
+
+def run(project: Path) -> tuple[int, dict[str, Any]]:
+    code = main(["parity", "--root", str(project)])
+    return code, json.loads((project / "reports/parity.json").read_text())["seams"]
+
+
+def test_a_template_with_a_space_more_fails_the_run_by_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template = project / "models/adapter/chat_template.jinja"
+    text = template.read_text(encoding="utf-8")
+    assert "<|im_start|>assistant\\n" in text
+    template.write_text(text.replace("<|im_start|>assistant\\n", "<|im_start|> assistant\\n"), encoding="utf-8")
+    code, seams = run(project)
+    assert code == 5
+    assert (seams["template_text"]["verdict"], seams["logits_nmse"]["verdict"]) == ("fail", "pass")
+    assert "seam Template text failed" in capsys.readouterr().err
+
+
+def test_a_gguf_of_another_model_fails_the_logits(project: Path) -> None:
+    folder = project / "models/gguf"
+    shutil.copyfile(folder / "tiny-lora.gguf", folder / "unused.gguf")
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    params["parity"] |= {"max_nmse": 1e-5}
+    (project / "params.yaml").write_text(yaml.safe_dump(params))
+    shutil.copyfile(folder / "tiny-Q4_K_M.gguf", folder / "tiny-F16.gguf")  # a level under F16's name
+    code, seams = run(project)
+    assert code == 5
+    assert seams["logits_nmse"]["verdict"] == "fail"
+    assert seams["template_text"]["verdict"] == seams["token_ids"]["verdict"] == "pass"
+
+
+def test_an_end_of_turn_that_differs_is_named(project: Path) -> None:
+    merged, f16 = project / "models/merged", project / "models/gguf/tiny-F16.gguf"
+    tokenizer = load_tokenizer(project / "models/adapter")
+    assert special_tokens(tokenizer, merged, f16).verdict == "pass"
+    config = json.loads((merged / "generation_config.json").read_text())
+    (merged / "generation_config.json").write_text(json.dumps(config | {"eos_token_id": 151_643}))
+    seam = special_tokens(tokenizer, merged, f16)
+    assert seam.verdict == "fail"
+    assert "eos is 151643 in generation_config.json and 151645 in the tokenizer" in seam.detail
+
+
+def test_a_level_with_another_vocabulary_is_named(project: Path, tmp_path: Path) -> None:
+    from tiny import tiny_gguf
+
+    f16, level = project / "models/gguf/tiny-F16.gguf", project / "models/gguf/tiny-Q4_K_M.gguf"
+    assert level_vocabularies(f16, [level]).verdict == "pass"
+    seam = level_vocabularies(f16, [level, tiny_gguf(tmp_path / "other-Q4_K_M.gguf")])
+    assert seam.verdict == "fail"
+    assert "other-Q4_K_M.gguf: tokenizer.ggml.tokens" in seam.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokenizer_id", "other", "expected"),
+    [("eos", 2, 2, True), ("eos", 2, [1, 2], True), ("eos", 2, 1, False), ("eos", 2, None, False), ("bos", None, 1, True), ("bos", 1, None, True),
+     ("bos", 1, 2, False)],
+)  # fmt: skip
+def test_agrees(kind: str, tokenizer_id: int | None, other: Any, expected: bool) -> None:
+    assert agrees(kind, tokenizer_id, other) is expected
+
+
+def test_the_first_difference_shows_both_sides() -> None:
+    assert first_difference("abcdef", "abXdef") == "at 2 training has 'cdef', llama-server 'Xdef'"
+    assert first_difference([1, 2], [1, 2, 3]) == "at 2 training has [], llama-server [3]"
