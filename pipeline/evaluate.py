@@ -20,6 +20,7 @@ from pipeline.llamacpp.logits import divergence, log_softmax, open_gguf, perplex
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain, bench, find_toolchain
 from pipeline.params import Evaluate, Params
+from pipeline.progress import progress
 from pipeline.publish import write_json
 from pipeline.scoring import SCORERS, interval
 from pipeline.training.checkpoints import file_hash
@@ -69,13 +70,15 @@ def compare(model: Path, reference: Path, rows: list[tuple[list[int], list[int]]
     """
     losses, klds, same = [], [], []
     load = {"ctx_size": settings.ctx_size, "threads": settings.threads, "n_gpu_layers": settings.n_gpu_layers}
-    with open_gguf(tools, model, **load) as ours, open_gguf(tools, reference, **load) as theirs:
+    bar = progress(f"evaluate: {model.name}, perplexity and divergence", len(rows))
+    with bar as advance, open_gguf(tools, model, **load) as ours, open_gguf(tools, reference, **load) as theirs:
         for ids, positions in rows:
             candidate = log_softmax(ours.logits(ids, positions))  # (T, V)
             expected = log_softmax(theirs.logits(ids, positions))
             losses.append(-candidate[np.arange(len(positions)), [ids[i + 1] for i in positions]])
             klds.append(divergence(expected, candidate))
             same.append(candidate.argmax(axis=-1) == expected.argmax(axis=-1))
+            advance(1)
     value, error = perplexity(np.concatenate(losses))
     kld = np.concatenate(klds)
     return {
@@ -97,8 +100,13 @@ def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, float]
 def answer_rows(model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain) -> list[dict[str, Any]]:
     """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a time."""
     up = serving(tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers)
-    with up as server, ThreadPoolExecutor(settings.parallel) as pool:
-        return list(pool.map(lambda row: answer_row(server, row, settings), rows))
+    answers = []
+    bar = progress(f"evaluate: {model.name}, answers", len(rows))
+    with up as server, ThreadPoolExecutor(settings.parallel) as pool, bar as advance:
+        for answer in pool.map(lambda row: answer_row(server, row, settings), rows):
+            answers.append(answer)
+            advance(1)
+    return answers
 
 
 def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[str, Any]:
