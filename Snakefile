@@ -140,9 +140,13 @@ rule parity:
             "pipeline/llamacpp/tools.py",
             "pipeline/llamacpp/logits.py",
             "pipeline/llamacpp/server.py",
+            "pipeline/seams/outputs.py",
+            "pipeline/seams/seam.py",
+            "pipeline/seams/text.py",
         ],
         final="data/final",
         adapter="models/adapter",
+        base="models/base",
         merged="models/merged",
         ggufs=expand("models/gguf/{name}-{level}.gguf", name=NAME, level=["F16", *LEVELS]),
     output:

@@ -10,7 +10,8 @@ import yaml
 
 from pipeline.__main__ import main
 from pipeline.chat import load_tokenizer
-from pipeline.parity import agrees, first_difference, level_vocabularies, special_tokens
+from pipeline.seams.seam import first_difference
+from pipeline.seams.text import agrees, level_vocabularies, special_tokens
 
 
 @pytest.fixture
@@ -31,21 +32,31 @@ def test_a_template_with_a_space_more_fails_the_run_by_name(project: Path, capsy
     template.write_text(text.replace("<|im_start|>assistant\\n", "<|im_start|> assistant\\n"), encoding="utf-8")
     code, seams = run(project)
     assert code == 5
-    assert (seams["template_text"]["verdict"], seams["logits_nmse"]["verdict"]) == ("fail", "pass")
+    assert (seams["template_text"]["verdict"], seams["f16_logits"]["verdict"]) == ("fail", "pass")
     assert "seam Template text failed" in capsys.readouterr().err
 
 
 def test_a_gguf_of_another_model_fails_the_logits(project: Path) -> None:
     folder = project / "models/gguf"
-    shutil.copyfile(folder / "tiny-lora.gguf", folder / "unused.gguf")
     params = yaml.safe_load((project / "params.yaml").read_text())
     params["parity"] |= {"max_nmse": 1e-5}
     (project / "params.yaml").write_text(yaml.safe_dump(params))
     shutil.copyfile(folder / "tiny-Q4_K_M.gguf", folder / "tiny-F16.gguf")  # a level under F16's name
     code, seams = run(project)
     assert code == 5
-    assert seams["logits_nmse"]["verdict"] == "fail"
+    assert seams["f16_logits"]["verdict"] == "fail"
     assert seams["template_text"]["verdict"] == seams["token_ids"]["verdict"] == "pass"
+
+
+def test_an_adapter_that_was_not_merged_fails_the_merge(project: Path) -> None:
+    """Also where its weights are large: the tiny adapter of two steps changes next to nothing."""
+    from safetensors.torch import load_file, save_file
+
+    file = project / "models/adapter/adapter_model.safetensors"
+    save_file({name: value * 30 for name, value in load_file(file).items()}, file)
+    code, seams = run(project)
+    assert code == 5
+    assert (seams["merge_logits"]["verdict"], seams["f16_logits"]["verdict"]) == ("fail", "pass")
 
 
 def test_an_end_of_turn_that_differs_is_named(project: Path) -> None:

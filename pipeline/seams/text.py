@@ -1,0 +1,112 @@
+"""Text, token ids and vocabularies: the same in training, in llama-server and in every GGUF."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat import Message, Unrenderable, render
+from pipeline.llamacpp.server import Server
+from pipeline.seams.seam import Seam, count_seam, first_difference
+
+# what users send and training sets rarely hold
+EDGE_CASES: tuple[list[Message], ...] = (
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Why?"}],
+    [{"role": "user", "content": "One"}, {"role": "assistant", "content": "Two"}, {"role": "user", "content": "Three"}],
+    [{"role": "user", "content": "naïve café – “quotes” 東京 Привет مرحبا 🙂👩‍💻 ½ ①"}],
+    [{"role": "user", "content": "def f(x):\n    return {'a': x ** 2}\n\n\n\t# tabs  and   spaces"}],
+    [{"role": "user", "content": "1234567890 3.14159 1e-5 0x1F"}],
+    [{"role": "user", "content": "<b>&amp;</b> \"quoted\" \\n 'single' {{braces}} {% raw %}"}],
+)
+
+
+def template_text(tokenizer: Any, server: Server, conversations: list[list[Message]]) -> Seam:
+    """The chats' text by training's template against llama-server's `/apply-template`, byte for byte."""
+    first = ""
+    different = 0
+    for messages, prompt in prompts(conversations):
+        ours = render_prompt(tokenizer, messages, prompt)
+        theirs = server.post("/apply-template", {"messages": messages, "add_generation_prompt": prompt})["prompt"]
+        if ours is not None and ours != theirs:
+            different += 1
+            first = first or first_difference(ours, theirs)
+    return count_seam("Template text", "conversations whose text differs between training and llama-server", different, 2 * len(conversations), first)
+
+
+def token_ids(tokenizer: Any, server: Server, conversations: list[list[Message]]) -> Seam:
+    """The chats' token ids by training's tokenizer against llama-server's, tokenised as it does for a chat (BOS included)."""
+    first = ""
+    different = 0
+    for messages, prompt in prompts(conversations):
+        text = render_prompt(tokenizer, messages, prompt)
+        if text is None:
+            continue
+        ours = tokenizer(text, add_special_tokens=False)["input_ids"]
+        theirs = server.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
+        if ours != theirs:
+            different += 1
+            first = first or first_difference(ours, theirs)
+    return count_seam("Token ids", "conversations whose token ids differ between training and llama-server", different, 2 * len(conversations), first)
+
+
+def prompts(conversations: list[list[Message]]) -> list[tuple[list[Message], bool]]:
+    """Each conversation as it is and as a question: up to the last turn that isn't the assistant's, with the generation prompt."""
+    asked = [messages[:-1] if messages[-1]["role"] == "assistant" else messages for messages in conversations]
+    return [(messages, True) for messages in asked] + [(messages, False) for messages in asked]
+
+
+def render_prompt(tokenizer: Any, messages: list[Message], prompt: bool) -> str | None:
+    """The text by training's template, or None where the template itself refuses such a conversation."""
+    try:
+        return render(tokenizer, messages, add_generation_prompt=prompt)
+    except Unrenderable:
+        return None
+
+
+def special_tokens(tokenizer: Any, merged: Path, f16: Path) -> Seam:
+    """End-of-turn and beginning-of-text ids in tokenizer, config, generation config and GGUF: all four must agree."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(f16)
+    places: dict[str, dict[str, Any]] = {"tokenizer": {"eos": tokenizer.eos_token_id, "bos": tokenizer.bos_token_id}}
+    for name in ("config.json", "generation_config.json"):
+        if (merged / name).exists():
+            values = json.loads((merged / name).read_text(encoding="utf-8"))
+            places[name] = {kind: values.get(f"{kind}_token_id") for kind in ("eos", "bos")}
+    fields = {kind: reader.get_field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "bos")}
+    places["GGUF"] = {kind: int(field.contents()) if field else None for kind, field in fields.items()}
+    wrong = [
+        f"{kind} is {values[kind]} in {place} and {places['tokenizer'][kind]} in the tokenizer"
+        for place, values in places.items()
+        for kind in ("eos", "bos")
+        if not agrees(kind, places["tokenizer"][kind], values[kind])
+    ]
+    return count_seam("Special tokens", "places that disagree about end of turn or beginning of text", len(wrong), 2 * len(places), "; ".join(wrong))
+
+
+def agrees(kind: str, tokenizer_id: int | None, other: Any) -> bool:
+    """Whether a place says the same as the tokenizer. A place may list several ends, and may leave bos out where nobody adds one."""
+    if other is None or (kind == "bos" and tokenizer_id is None):
+        return kind == "bos"
+    return tokenizer_id in other if isinstance(other, list) else tokenizer_id == other
+
+
+def level_vocabularies(f16: Path, levels: list[Path]) -> Seam:
+    """Vocabulary, merges, special ids and chat template of every level against the F16 GGUF's."""
+    expected = tokenizer_fields(f16)
+    wrong = [f"{level.name}: {key}" for level in levels for key, value in tokenizer_fields(level).items() if expected.get(key) != value]
+    wrong += [f"{level.name}: {key} is missing" for level in levels for key in expected.keys() - tokenizer_fields(level).keys()]
+    compared = len(levels) * len(expected)
+    return count_seam("Level vocabularies", "tokenizer fields that differ between F16 and a level", len(wrong), compared, "; ".join(wrong[:3]))
+
+
+def tokenizer_fields(path: Path) -> dict[str, bytes]:
+    """Every `tokenizer.*` field of a GGUF as a hash over its raw bytes."""
+    from gguf import GGUFReader
+
+    return {
+        name: hashlib.sha256(b"".join(part.tobytes() for part in field.parts)).digest()
+        for name, field in GGUFReader(path).fields.items()
+        if name.startswith("tokenizer.")
+    }
