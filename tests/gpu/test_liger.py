@@ -37,9 +37,8 @@ print("equal", fused.item(), plain.item())
 
 
 def run(device: str, **environment: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK, device], capture_output=True, text=True, cwd=PROJECT, env=os.environ | environment, check=False
-    )
+    command = [sys.executable, "-c", CHECK, device]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, env=os.environ | environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("equal")
 
