@@ -18,7 +18,8 @@ QWEN_ADDED = (
 )  # fmt: skip
 QWEN_SPECIAL = 14
 QWEN_ROWS = 151_936  # rows of the embedding; the tokenizer has 151,665 tokens
-QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # of the published tokenizer.json of Qwen2 and Qwen2.5
+# of the published tokenizer.json of Qwen2 and Qwen2.5
+QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CHATML = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
     "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}"
