@@ -210,6 +210,7 @@ rule report:
         modelfile="reports/Modelfile",
         serve="reports/serve.txt",
         quants=["reports/quants.json", "reports/quants.csv"],
+        metrics="reports/metrics.json",
     log:
         "logs/report.log",
     shell:

@@ -2,7 +2,7 @@
 
 Reads reports/{data,labels,train,parity}.json, reports/train.csv, models/base.json, the chat template in models/adapter,
 and reports/eval/MODEL.json with MODEL.answers.jsonl for every model of `evaluate.models`.
-Writes reports/index.html, quants.csv, quants.json, card.md, Modelfile and serve.txt.
+Writes reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile and serve.txt.
 
     python -m pipeline report
 """
@@ -64,9 +64,20 @@ def report(*, inputs: Inputs, folder: Path, name: str, serve: Serve, memory_gb: 
             aside.write_text(render(f"{file}.jinja", **values), encoding="utf-8")
     table = {model: flat_figures(found) for model, found in inputs.evaluations.items()}
     write_csv(folder / "quants.csv", table)
-    metrics = {model: {key: value for key, value in row.items() if value is not None} for model, row in table.items()}
-    write_json(folder / "quants.json", metrics | {"recommended": advice.model})
+    measured = {model: {key: value for key, value in row.items() if value is not None} for model, row in table.items()}
+    write_json(folder / "quants.json", measured | {"recommended": advice.model})
+    write_json(folder / "metrics.json", headline_figures(measured, inputs.train))
     return advice
+
+
+def headline_figures(measured: Mapping[str, Mapping[str, Any]], trained: Mapping[str, Any]) -> dict[str, Any]:
+    """The few figures that `dvc metrics show` puts side by side, a column each; quants.json has all of them."""
+    figures: dict[str, Any] = {"loss": round(trained["loss_last"], 4)}
+    for name, key, scale in (("score", "task_score", 100), ("kld", "kld_mean", 1), ("mb", "bytes", 1e-6)):
+        column = {model: round(row[key] * scale, 4 if scale == 1 else 1) for model, row in measured.items() if key in row}
+        if column:
+            figures[name] = column
+    return figures
 
 
 def main(params: Params, root: Path) -> None:
