@@ -260,6 +260,7 @@ def fresh_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(PROJECT / "profiles", root / "profiles")
     (root / "data/raw").mkdir(parents=True)
     (root / "data/raw/a.jsonl").write_text("rows\n")
+    (root / "base.txt").write_text("code of base\n")
     (root / "curate.txt").write_text("code of curate\n")
     (root / "train.txt").write_text("code of train\n")
     (root / ".gitignore").write_text("\n".join(IGNORED))
@@ -451,6 +452,18 @@ def test_killed_run_is_finished_by_the_other_tool(clone: Toy, built_toy: Path, v
         subprocess.run([BIN / finisher[0], *finisher[1:]], cwd=clone.root, stdout=output, stderr=output, check=True)
     assert clone.bytes() == Toy(built_toy).bytes()
     clone.agree()
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5])
+def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -> None:
+    """DVC writes `dvc.lock` in place: a kill in that moment leaves an empty or half a file."""
+    lock = toy.root / "dvc.lock"
+    whole = lock.read_bytes()
+    lock.write_bytes(whole[: keep if keep in (0, 10) else len(whole) // 2].rpartition(b":")[0] if keep else b"")
+    before = toy.bytes()
+    toy.build()
+    assert toy.bytes() == before
+    toy.agree()
 
 
 def test_eight_starts_at_once(toy: Toy) -> None:

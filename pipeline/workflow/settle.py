@@ -7,6 +7,7 @@ output is brought back from DVC's cache where it is there; where it isn't, Snake
 
 import json
 import os
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,7 @@ def settle(root: Path) -> Settled:
         with recording(root), Repo(str(root)) as repo:
             with repo.lock:
                 _no_writer(Path(repo.tmp_dir, "rwlock"))
+                _mend_lock(root / "dvc.lock")
             settled = _bring_back(repo)
             with repo.lock:
                 _date(repo, settled)
@@ -66,6 +68,20 @@ def _no_writer(rwlock: Path) -> None:
         if psutil.pid_exists(pid):
             raise MachineError(f"DVC is at work in this folder (process {pid}): wait for it, then run again")
     return None
+
+
+def _mend_lock(file: Path) -> None:
+    """Set a `dvc.lock` aside that a kill cut short while DVC wrote it; the stages whose record is lost run again."""
+    import yaml
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+    from voluptuous import Invalid
+
+    try:
+        if file.exists():
+            COMPILED_LOCKFILE_SCHEMA(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, Invalid, UnicodeDecodeError):
+        broken = file.replace(file.with_name("dvc.lock.broken"))
+        print(f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run again", file=sys.stderr)
 
 
 def _bring_back(repo: Any) -> Settled:
