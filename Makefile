@@ -24,7 +24,7 @@ demo: setup  ## run the whole pipeline on real text; ends in a table of levels
 	snakemake
 
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)
-	pytest -m "not gpu and not slow"
+	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile
 
 lint: setup  ## check style and types
 	ruff check

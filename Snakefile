@@ -163,7 +163,6 @@ rule evaluate:
         code=[
             "pipeline/evaluate.py",
             "pipeline/chat.py",
-            "pipeline/training/checkpoints.py",
             "pipeline/llamacpp/gguf_file.py",
             "pipeline/jsonl.py",
             "pipeline/llamacpp/tools.py",
@@ -180,7 +179,7 @@ rule evaluate:
         answers="reports/eval/{model}.answers.jsonl",
     log:
         "logs/evaluate-{model}.log",
-    threads: config["evaluate"]["threads"]
+    threads: workflow.cores  # alone: side by side the speeds would be wrong
     shell:
         "python -m pipeline evaluate@{wildcards.model} 2>&1 | tee {log}"
 

@@ -9,19 +9,19 @@ import io
 import sys
 from pathlib import Path
 
-from pipeline.errors import ConfigError, QuenchError
+from pipeline.errors import ConfigError, MachineError, QuenchError
 
 STAGES = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize", "parity", "evaluate", "report")
 PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evaluate@MODEL
 
 
-def run(stage: str, root: Path, params_file: Path | None) -> None:
+def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True) -> None:
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
 
     Raises `QuenchError` for what a user can mend.
     """
     from pipeline.params import load_params
-    from pipeline.workflow.record import record
+    from pipeline.workflow.record import inputs_state, record, running
 
     name, _, item = stage.partition("@")
     if name not in STAGES:
@@ -31,10 +31,14 @@ def run(stage: str, root: Path, params_file: Path | None) -> None:
         raise ConfigError(f"{stage!r} is not how stage {name} is named: write {wanted}")
     params = load_params(params_file or root / "params.yaml")
     module = importlib.import_module(f"pipeline.{name}")
-    if item:
-        module.main(params, root, item)
-    else:
-        module.main(params, root)
+    extra = {"resume": resume} if name == "train" else {}
+    with running(stage, root):
+        before = inputs_state(stage, root)
+        module.main(params, root, *([item] if item else []), **extra)
+        if inputs_state(stage, root) != before:
+            raise MachineError(
+                f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: run the same command again"
+            )
     if params_file is None or params_file.resolve() == (root / "params.yaml").resolve():
         record(stage, root)  # another params file's run is not what dvc.lock is about
 
@@ -49,12 +53,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("stage", metavar="STAGE", help=f"{', '.join(STAGES)}; quantize and evaluate take an item: quantize@Q4_K_M")
     parser.add_argument("--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)")
     parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="folder that holds data/, models/, reports/ (default: this one)")
+    parser.add_argument(
+        "--resume", action=argparse.BooleanOptionalAction, default=True, help="train: go on from the newest checkpoint of the same run, or start anew"
+    )
     arguments = parser.parse_args(argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" for "±", not a traceback
     try:
-        run(arguments.stage, arguments.root, arguments.params)
+        run(arguments.stage, arguments.root, arguments.params, resume=arguments.resume)
     except QuenchError as error:
         print(f"{arguments.stage}: {error}", file=sys.stderr)
         return error.exit_code

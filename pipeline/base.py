@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.errors import DataError, ToolError
+from pipeline.hashing import file_hash
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.params import Params
 from pipeline.publish import need_disk, publishing, remove, write_json
 from pipeline.sources.gguf_import import checked_header, predicted_bytes, unpack_gguf
-from pipeline.sources.hf_folder import check_config, choose_files, examine, read_object, sha256
+from pipeline.sources.hf_folder import check_config, choose_files, examine, read_object
 from pipeline.sources.hub import download
 
 
@@ -82,7 +83,7 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
             facts = examine(aside)
         except DataError as error:  # the user knows the source, not the folder that is not published yet
             raise DataError(str(error).replace(str(aside), model)) from error
-        files = {path.name: sha256(path) for path in sorted(aside.iterdir())}
+        files = {path.name: file_hash(path) for path in sorted(aside.iterdir())}
     facts |= {"source": source, "model": model, "revision": revision, "files": files, "license": facts["license"] or license_name}
     write_json(record, facts)
     remove(unfinished)

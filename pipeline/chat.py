@@ -5,6 +5,7 @@ generation prompt) must be a prefix of the text with that turn; what the turn ad
 end-of-turn token, is what is trained.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,14 @@ def encode(tokenizer: Any, messages: list[Message]) -> Encoded:
         for i in inside:
             labels[i] = ids[i]
     return Encoded(ids, labels)
+
+
+def encodable(tokenizer: Any, chats: Iterable[list[Message]], longest: int) -> Iterator[Encoded]:
+    """Those of `chats` that the template renders with exact labels and that have at most `longest` tokens, encoded."""
+    for messages in chats:
+        try:
+            encoded = encode(tokenizer, messages)
+        except Unrenderable:
+            continue  # preprocess counts such rows by reason
+        if len(encoded.ids) <= longest:
+            yield encoded

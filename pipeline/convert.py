@@ -16,7 +16,7 @@ from pipeline.publish import need_disk, publishing
 def convert(*, base: Path, adapter: Path, merged: Path, folder: Path, name: str, tools: Toolchain) -> list[Path]:
     """Write the three GGUFs to `folder` and return their paths, each read back before it is published.
 
-    Raises `DataError` where a GGUF has not the tensors of its source, `ToolError` where the converter fails.
+    Raises `DataError` where a GGUF can't be read back whole, `ToolError` where the converter fails.
     """
     need_disk(folder, 2 * sum(shard.stat().st_size for shard in merged.glob("*.safetensors")))
     jobs: tuple[tuple[Path, str, list[str | Path]], ...] = (

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.chat import IGNORED, Unrenderable, encode, load_tokenizer
+from pipeline.chat import IGNORED, encodable, load_tokenizer
 from pipeline.errors import ConfigError, DataError
+from pipeline.hashing import file_hash
 from pipeline.jsonl import read_rows, write_rows
 from pipeline.llamacpp.gguf_file import describe, kv_cache_bytes
 from pipeline.llamacpp.logits import divergence, log_softmax, open_gguf, perplexity
@@ -23,7 +24,6 @@ from pipeline.params import Evaluate, Params
 from pipeline.progress import progress
 from pipeline.publish import write_json
 from pipeline.scoring import SCORERS, interval
-from pipeline.training.checkpoints import file_hash
 
 BENCH = {"prompt_tokens": 256, "generated_tokens": 64, "repetitions": 3}
 
@@ -36,7 +36,7 @@ def evaluate(
     Raises `DataError` where no held-out row can be measured, `ToolError` where a tool fails.
     """
     held_out = list(islice(read_rows(rows), max(settings.perplexity_rows, settings.task_rows)))
-    figures = {"file": model.name, "sha256": file_hash(model)} | describe(model)
+    figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
     figures |= compare(model, reference, encoded_rows(tokenizer, held_out[: settings.perplexity_rows], settings.ctx_size), settings, tools)
     figures |= speed(model, settings, tools)
@@ -49,15 +49,11 @@ def evaluate(
 
 def encoded_rows(tokenizer: Path, rows: list[dict[str, Any]], ctx_size: int) -> list[tuple[list[int], list[int]]]:
     """(ids, positions whose next token is trained) of each row that the template can render and the context holds."""
-    loaded = load_tokenizer(tokenizer)
-    kept = []
-    for row in rows:
-        try:
-            encoded = encode(loaded, row["messages"])
-        except Unrenderable:
-            continue  # preprocess counted such rows by reason; perplexity_rows tells how many were measured
-        if len(encoded.ids) <= ctx_size:
-            kept.append((encoded.ids, [i - 1 for i, label in enumerate(encoded.labels) if label != IGNORED]))
+    chats = (row["messages"] for row in rows)
+    kept = [
+        (encoded.ids, [i - 1 for i, label in enumerate(encoded.labels) if label != IGNORED])
+        for encoded in encodable(load_tokenizer(tokenizer), chats, ctx_size)
+    ]
     if not kept:
         raise DataError(f"no held-out row can be measured ({len(rows)} read): raise curate.test_fraction or evaluate.ctx_size")
     return kept

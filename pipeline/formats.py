@@ -97,7 +97,7 @@ def check_order(turns: list[Turn]) -> None:
 
 
 def _messages(row: Row) -> list[Turn]:
-    return _turns(row["messages"], "messages", ROLES)
+    return _system(row) + _turns(row["messages"], "messages", ROLES)
 
 
 def _sharegpt(row: Row) -> list[Turn]:
@@ -115,7 +115,7 @@ def _alpaca(row: Row) -> list[Turn]:
 
 
 def _prompt_completion(row: Row) -> list[Turn]:
-    turns: list[Turn] = []
+    turns = _system(row)
     for field, role in (("prompt", "user"), ("completion", "assistant")):
         value = row[field]
         turns += _turns(value, field, ROLES) if isinstance(value, list) else [_turn(role, value, field)]

@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from pipeline.errors import ConfigError
 
-# llama.cpp's quantisation types that make a level to ship (tools/quantize/quantize.cpp, QUANT_OPTIONS)
+# llama.cpp's quantisation types (tools/quantize/quantize.cpp, QUANT_OPTIONS), without those that need an importance matrix
 LEVELS = frozenset({
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q2_K_S", "Q3_K_S", "Q3_K_M", "Q3_K_L",
-    "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ1_S",
-    "IQ1_M", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4_MOE",
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S",
+    "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS",
+    "TQ1_0", "TQ2_0",
 })  # fmt: skip
 
 Fraction = Annotated[float, Field(ge=0, le=1)]

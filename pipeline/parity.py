@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from pipeline.chat import encode, load_tokenizer
+from pipeline.chat import encodable, load_tokenizer
 from pipeline.errors import DataError, GateError
 from pipeline.jsonl import read_rows
 from pipeline.llamacpp.server import serving
@@ -35,7 +35,9 @@ def parity(
     if not chats:
         raise DataError(f"{rows} is empty, so parity has nothing to compare: raise curate.test_fraction")
     conversations = [*EDGE_CASES, *chats][: max(limits.conversations, len(EDGE_CASES))]
-    encoded = [encode(tokenizer, messages).ids[:CTX_SIZE] for messages in chats[: limits.rows]]
+    encoded = [row.ids for row in islice(encodable(tokenizer, chats, CTX_SIZE), limits.rows)]
+    if not encoded:
+        raise DataError(f"no row of {rows} can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
     with serving(tools, f16, ctx_size=CTX_SIZE, threads=threads) as server:
         seams = {
             "template_text": template_text(tokenizer, server, conversations),

@@ -20,7 +20,7 @@ import yaml
 from pipeline import __version__
 from pipeline.errors import DataError
 from pipeline.jsonl import read_rows
-from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT, VERSION, Toolchain
+from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT, Toolchain
 from pipeline.params import Params, Serve
 from pipeline.publish import publishing, write_json
 from pipeline.reporting.ollama import chat_template, ollama_template
@@ -56,7 +56,8 @@ def report(*, inputs: Inputs, folder: Path, name: str, serve: Serve, memory_gb: 
     gguf = f"models/gguf/{name}-{level}.gguf"
     values = page_values(inputs, advice) | {
         "name": name, "level": level, "gguf": gguf, "serve": serve, "raw_command": serve_line(gguf, serve, llama_home), "key_file": KEY_FILE,
-        "memory_gb": memory_gb, "max_task_drop": max_task_drop, "ollama": ollama_template(jinja), "version": __version__, "llama_version": VERSION,
+        "memory_gb": memory_gb, "max_task_drop": max_task_drop, "ollama": ollama_template(jinja), "version": __version__,
+        "llama_version": inputs.evaluations[level].get("llama_cpp", "of unknown version"),
         "front_matter": front_matter(inputs.base),
     }  # fmt: skip
     for file in ("index.html", "card.md", "Modelfile", "serve.txt"):

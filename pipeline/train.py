@@ -8,6 +8,7 @@ Command: `python -m pipeline train`
 
 import csv
 import hashlib
+import itertools
 import json
 import math
 import resource
@@ -21,9 +22,10 @@ from typing import Any
 
 from pipeline.chat import load_tokenizer
 from pipeline.errors import ConfigError, DataError, GateError, ToolError
+from pipeline.hashing import tree_hash
 from pipeline.params import Params, Train
 from pipeline.publish import publishing, remove, write_json
-from pipeline.training.checkpoints import newest_verified, seal, tree_hash
+from pipeline.training.checkpoints import newest_verified, seal
 from pipeline.training.qlora import apply_liger, check_adapter, choose_loss, fused_loss, load_quantised, lora_config
 
 LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "accelerate", "datasets")
@@ -37,6 +39,7 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
     learnt nothing.
     """
     silence_libraries()
+    use_all_cores()
     loss = choose_loss(settings.loss)
     if loss == "liger":
         apply_liger(base)
@@ -55,16 +58,18 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
     seconds = time.monotonic() - begin
     history = [line for line in trainer.state.log_history if "loss" in line]
     check_health(trainer.model, history)
+    eval_loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
+    if eval_loss is not None and not math.isfinite(eval_loss):
+        raise GateError(f"the loss on the held-out rows is {eval_loss}: lower train.learning_rate")
     report = {
         "device": str(trainer.model.device), "loss": loss, "steps": trainer.state.global_step, "seconds": round(seconds, 1),
         "trainable_parameters": trainable, "total_parameters": logical_parameters(trainer.model),
-        "tokens": int(history[-1]["num_tokens"]), "tokens_per_second": round(history[-1]["num_tokens"] / seconds, 1) if start is None else None,
+        "tokens": tokens_seen(history), "tokens_per_second": round(history[-1]["num_tokens"] / seconds, 1) if start is None else None,
         "loss_first": history[0]["loss"], "loss_last": history[-1]["loss"], "resumed_from": start.name if start else None,
-        "eval_loss": trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None, "peak_memory_bytes": peak_memory(),
+        "eval_loss": eval_loss, "peak_memory_bytes": peak_memory(),
         "history": [{key: line.get(key) for key in ("step", "loss", "learning_rate", "grad_norm")} for line in history],
     }  # fmt: skip
     publish_adapter(trainer.model, tokenizer, record, adapter)
-    remove(checkpoints)  # the adapter is published: what is left would only take disk
     return report
 
 
@@ -78,6 +83,15 @@ def silence_libraries() -> None:
     logging.set_verbosity_error()
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
+
+
+def use_all_cores() -> None:
+    """One thread a core that this process may use, whatever OMP_NUM_THREADS says: Snakemake sets it, DVC doesn't, and the sums would differ."""
+    import os
+
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def run_record(tokens: Path, base: Path, settings: Train) -> dict[str, Any]:
@@ -115,7 +129,8 @@ def make_trainer(tokens: Path, base: Path, checkpoints: Path, tensorboard: Path,
             if self.model.training:
                 self._total_train_tokens += inputs["input_ids"].numel()
             self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]
-            return fused_loss(self.accelerator.unwrap_model(model).get_base_model(), inputs, num_items_in_batch)
+            with self.accelerator.autocast():  # it is wrapped round the outer forward, which the fused loss goes past
+                return fused_loss(self.accelerator.unwrap_model(model).get_base_model(), inputs, num_items_in_batch)
 
     arguments = training_arguments(settings, checkpoints, len(rows["train"]))
     trainer = Trainer(
@@ -150,7 +165,8 @@ def training_arguments(settings: Train, checkpoints: Path, rows: int) -> Any:
             gradient_checkpointing_kwargs={"use_reentrant": False}, learning_rate=settings.learning_rate,
             lr_scheduler_type=settings.lr_scheduler_type, warmup_steps=warmup_steps(settings, rows), weight_decay=settings.weight_decay,
             max_grad_norm=settings.max_grad_norm, optim=settings.optim, logging_steps=settings.logging_steps, logging_first_step=True,
-            save_steps=settings.save_steps, save_total_limit=settings.save_total_limit, eval_strategy="no", report_to="none",
+            save_steps=settings.save_steps, save_total_limit=settings.save_total_limit, logging_nan_inf_filter=False,
+            eval_strategy="no", report_to="none",
             bf16=cuda and settings.bnb_4bit_compute_dtype == "bfloat16", fp16=cuda and settings.bnb_4bit_compute_dtype == "float16",
             disable_tqdm=not sys.stderr.isatty(), dataloader_pin_memory=cuda,
         )  # fmt: skip
@@ -186,15 +202,25 @@ def watcher(key: str) -> Any:
 
 
 def check_health(model: Any, history: list[dict[str, float]]) -> None:
-    """Refuse an adapter that can't have learnt: no step logged, loss exactly 0, or a lora_B that is still 0 or not finite."""
+    """Refuse an adapter that can't have learnt: no step logged, loss exactly 0, or a matrix not finite, or a lora_B that is still 0."""
     if not history:
         raise GateError("training ended without one logged step: give it more rows or steps")
     if all(line["loss"] == 0.0 for line in history):
         raise GateError("the loss is exactly 0 in every step: no token is trained, look at reports/labels.json")
-    norms = {name: float(weight.detach().norm()) for name, weight in model.named_parameters() if "lora_B" in name}
-    dead = [name for name, norm in norms.items() if norm == 0.0 or not math.isfinite(norm)]
+    norms = {name: float(weight.detach().norm()) for name, weight in model.named_parameters() if "lora_" in name}
+    broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
+    if broken:
+        raise GateError(f"{len(broken)} of {len(norms)} adapter matrices are not finite ({broken[0]}): lower train.learning_rate")
+    dead = [name for name, norm in norms.items() if "lora_B" in name and norm == 0.0]
     if dead:
         raise GateError(f"{len(dead)} of {len(norms)} adapter matrices learnt nothing ({dead[0]}): raise train.learning_rate or train longer")
+
+
+def tokens_seen(history: list[dict[str, float]]) -> int:
+    """Tokens of all parts of a run; TRL counts from 0 again after each resume."""
+    counts = [line["num_tokens"] for line in history]
+    parts = [count for count, after in itertools.pairwise(counts) if after < count]
+    return int(sum(parts) + counts[-1])
 
 
 def logical_parameters(model: Any) -> int:

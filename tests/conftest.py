@@ -4,11 +4,12 @@ Fixtures: `tools` (the llama.cpp toolchain), `tiny_qwen2` (a Hugging Face folder
 dict), `tiny_root` (a project folder: `python -m pipeline STAGE --root DIR` works in it).
 """
 
+import fcntl
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +104,26 @@ STAGES = (
 @pytest.fixture(scope="session")
 def prepared(tiny_qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny project folder in which everything up to `preprocess` has run. Read only: copy it to change it."""
-    return run_stages(tiny.write_project(tmp_path_factory.mktemp("prepared"), tiny.tiny_params(tiny_qwen2)), STAGES[:3])
+    return made_once(tmp_path_factory, "prepared", lambda root: run_stages(tiny.write_project(root, tiny.tiny_params(tiny_qwen2)), STAGES[:3]))
 
 
 @pytest.fixture(scope="session")
 def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny project folder in which every stage has run. Read only: copy it to change it."""
-    root = tmp_path_factory.mktemp("finished")
-    shutil.copytree(prepared, root, dirs_exist_ok=True)
-    return run_stages(root, STAGES[3:])
+    return made_once(tmp_path_factory, "finished", lambda root: run_stages(Path(shutil.copytree(prepared, root)), STAGES[3:]))
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Path]) -> Path:
+    """A folder that one of the test processes makes and all of them use; the others wait for it."""
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    shared = factory.getbasetemp().parent if parallel else factory.getbasetemp()
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = shared / f"{name}.done"
+        if not done.exists():
+            make(shared / name)
+            done.touch()
+    return shared / name
 
 
 def run_stages(root: Path, stages: tuple[str, ...]) -> Path:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.checkpoints import MARKER, newest_verified, seal, tree_hash
+from pipeline.hashing import tree_hash
+from pipeline.training.checkpoints import MARKER, newest_verified, seal
 
 
 def make(folder: Path, step: int, key: str = "run") -> Path:

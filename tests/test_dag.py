@@ -32,7 +32,16 @@ TOY = Path(__file__).parent / "toy"
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 IGNORED = ["/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/together", "/models", "/reports", "/data/final", "/data/raw"]
-PLUMBING = {"errors", "llamacpp.tools", "params", "progress", "publish", "workflow.record"}  # shared modules that need not be named as inputs
+# shared modules that need not be named as inputs
+PLUMBING = {
+    "errors",
+    "hashing",
+    "llamacpp.tools",
+    "params",
+    "progress",
+    "publish",
+    "workflow.record",
+}
 
 
 # ---- the two real graphs

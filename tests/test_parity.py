@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from pipeline.__main__ import main
 from pipeline.chat import load_tokenizer
@@ -28,8 +27,8 @@ def run(project: Path) -> tuple[int, dict[str, Any]]:
 def test_a_template_with_a_space_more_fails_the_run_by_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     template = project / "models/adapter/chat_template.jinja"
     text = template.read_text(encoding="utf-8")
-    assert "<|im_start|>assistant\\n" in text
-    template.write_text(text.replace("<|im_start|>assistant\\n", "<|im_start|> assistant\\n"), encoding="utf-8")
+    assert "<|im_end|>\\n" in text
+    template.write_text(text.replace("<|im_end|>\\n", "<|im_end|> \\n"), encoding="utf-8")
     code, seams = run(project)
     assert code == 5
     assert (seams["template_text"]["verdict"], seams["f16_logits"]["verdict"]) == ("fail", "pass")
@@ -38,9 +37,6 @@ def test_a_template_with_a_space_more_fails_the_run_by_name(project: Path, capsy
 
 def test_a_gguf_of_another_model_fails_the_logits(project: Path) -> None:
     folder = project / "models/gguf"
-    params = yaml.safe_load((project / "params.yaml").read_text())
-    params["parity"] |= {"max_nmse": 1e-5}
-    (project / "params.yaml").write_text(yaml.safe_dump(params))
     shutil.copyfile(folder / "tiny-Q4_K_M.gguf", folder / "tiny-F16.gguf")  # a level under F16's name
     code, seams = run(project)
     assert code == 5
@@ -92,3 +88,20 @@ def test_agrees(kind: str, tokenizer_id: int | None, other: Any, expected: bool)
 def test_the_first_difference_shows_both_sides() -> None:
     assert first_difference("abcdef", "abXdef") == "at 2 training has 'cdef', llama-server 'Xdef'"
     assert first_difference([1, 2], [1, 2, 3]) == "at 2 training has [], llama-server [3]"
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_logits_that_are_no_numbers_fail(finished: Path, side: str) -> None:
+    """A NaN once passed: the largest of 0.0 and NaN is 0.0 to Python."""
+    import numpy as np
+
+    from pipeline.params import load_params
+    from pipeline.seams.outputs import logit_seams
+
+    limits = load_params(finished / "params.yaml").parity
+    good = [np.ones((3, 4), np.float32), np.ones((2, 4), np.float32)]
+    bad = [good[0], good[1].copy()]
+    bad[1][1] = np.nan
+    assert {seam.verdict for seam in logit_seams("x", "X", good, good, limits, "").values()} == {"pass"}
+    (seam,) = logit_seams("x", "X", bad if side == "before" else good, bad if side == "after" else good, limits, "").values()
+    assert (seam.verdict, seam.figure) == ("fail", 1.0)

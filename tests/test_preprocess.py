@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.chat import IGNORED
 from pipeline.errors import DataError
+from pipeline.hashing import tree_hash
 from pipeline.preprocess import preprocess
-from pipeline.training.checkpoints import tree_hash
 
 
 def run(root: Path, target: Path, **changes: object) -> dict:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, ToolError
+from pipeline.hashing import file_hash
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.params import Params, load_params
 from pipeline.quantize import main, quantize
-from pipeline.training.checkpoints import file_hash
 
 
 def with_levels(params: Params, levels: list[str]) -> Params:

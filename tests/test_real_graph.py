@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tiny
 
+from pipeline.hashing import tree_hash
 from pipeline.llamacpp.tools import DEFAULT_HOME
-from pipeline.training.checkpoints import tree_hash
 
 PROJECT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent

@@ -1,4 +1,4 @@
-"""train: what the recipe says reaches the trainer, only LoRA trains, packing and accumulation don't change the loss."""
+"""train: what the recipe says reaches the trainer, only LoRA trains, packed rows stay apart, a run that went wrong is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from pipeline.errors import ConfigError, GateError, ToolError
 from pipeline.params import Train, load_params
-from pipeline.train import check_health, training_arguments, warmup_steps
+from pipeline.train import check_health, tokens_seen, training_arguments, warmup_steps
 from pipeline.training.qlora import check_adapter, choose_loss, load_quantised, lora_config
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -25,6 +25,7 @@ def test_every_value_of_the_8gb_recipe_reaches_the_trainer(tmp_path: Path, monke
     for name in ("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay",
                  "max_grad_norm", "gradient_checkpointing", "save_steps", "save_total_limit", "seed", "logging_steps"):  # fmt: skip
         assert getattr(arguments, name) == getattr(recipe, name), name
+    assert (recipe.optim, recipe.loss, recipe.load_in_4bit, recipe.bnb_4bit_use_double_quant) == ("paged_adamw_8bit", "auto", True, True)
     assert arguments.lr_scheduler_type.value == recipe.lr_scheduler_type == "cosine"
     assert arguments.warmup_steps == warmup_steps(recipe, 2891) == 109  # a tenth of 1,086
     lora = lora_config(recipe)
@@ -89,7 +90,7 @@ class OneWeight(torch.nn.Module):
         ([], 1.0, "without one logged step"),
         ([{"loss": 0.0}, {"loss": 0.0}], 1.0, "exactly 0 in every step"),
         ([{"loss": 1.0}], 0.0, "learnt nothing"),
-        ([{"loss": 1.0}], float("nan"), "learnt nothing"),
+        ([{"loss": 1.0}], float("nan"), "not finite"),
     ],
 )
 def test_a_run_that_cannot_have_learnt_is_refused(history: list[dict[str, float]], weight: float, words: str) -> None:
@@ -99,3 +100,27 @@ def test_a_run_that_cannot_have_learnt_is_refused(history: list[dict[str, float]
 
 def test_a_healthy_run_passes() -> None:
     check_health(OneWeight(0.1), [{"loss": 1.0}])
+
+
+def test_a_loss_that_is_no_number_stops_the_run(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """transformers replaces a NaN by the mean of the other losses in its log unless told not to."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    from pipeline.__main__ import main
+
+    root = Path(shutil.copytree(prepared, tmp_path / "project"))
+    weights = root / "models/base/model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, weights, metadata={"format": "pt"})
+    assert main(["train", "--root", str(root)]) == 5
+    assert "the loss at step 1 is nan: lower train.learning_rate" in capsys.readouterr().err
+    assert not (root / "models/adapter").exists()
+
+
+def test_tokens_of_a_resumed_run_are_those_of_all_its_parts() -> None:
+    lines = [{"num_tokens": float(count)} for count in (10, 20, 30, 7, 14)]
+    assert tokens_seen(lines) == 44
+    assert tokens_seen(lines[:3]) == 30

@@ -39,30 +39,28 @@ class Server:
 
 
 def server_command(tools: Toolchain, model: Path, *, port: int, key_file: Path, ctx_size: int, parallel: int, threads: int, n_gpu_layers: int,
-                   flash_attn: str = "auto", n_predict: int = -1, lora: Path | None = None) -> list[str]:  # fmt: skip
+                   flash_attn: str = "auto", n_predict: int = -1) -> list[str]:  # fmt: skip
     """The hardened command line: loopback only, key from a file, no web page, no slot view, nothing fetched, the model's own template.
 
     `ctx_size` is per slot, in tokens; llama-server divides its context among `parallel` slots.
     """
-    command = [
+    return [
         str(tools.tool("llama-server")), "--model", str(model), "--alias", model.stem,
         "--host", "127.0.0.1", "--port", str(port), "--api-key-file", str(key_file),
         "--no-webui", "--no-slots", "--offline", "--jinja", "--ctx-size", str(ctx_size * parallel), "--parallel", str(parallel),
         "--threads", str(threads), "--n-gpu-layers", str(n_gpu_layers), "--flash-attn", flash_attn, "--n-predict", str(n_predict), "--cont-batching",
     ]  # fmt: skip
-    return command + (["--lora", str(lora)] if lora else [])
 
 
 @contextmanager
-def serving(tools: Toolchain, model: Path, *, ctx_size: int, parallel: int = 1, threads: int, n_gpu_layers: int = 0,
-            lora: Path | None = None) -> Iterator[Server]:  # fmt: skip
+def serving(tools: Toolchain, model: Path, *, ctx_size: int, parallel: int = 1, threads: int, n_gpu_layers: int = 0) -> Iterator[Server]:  # fmt: skip
     """Serve `model` on a free port while the body runs. Raises `ToolError` where it doesn't come up."""
     with tempfile.TemporaryDirectory(prefix="quench-server-") as folder:
         key = secrets.token_urlsafe(24)
         key_file = write_key(Path(folder) / "key", key)
         port = free_port()
         command = server_command(tools, model, port=port, key_file=key_file, ctx_size=ctx_size, parallel=parallel,
-                                 threads=threads, n_gpu_layers=n_gpu_layers, lora=lora)  # fmt: skip
+                                 threads=threads, n_gpu_layers=n_gpu_layers)  # fmt: skip
         log = Path(folder) / "log"
         with start(command, log) as process:
             url = f"http://127.0.0.1:{port}"

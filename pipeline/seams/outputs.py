@@ -30,6 +30,10 @@ def output_seams(
 
 def logit_seams(key: str, title: str, before: list[Floats], after: list[Floats], limits: Parity, where: str) -> dict[str, Seam]:
     """Two seams of one hand-over: the worst row's squared error, and how often both rank the same token first."""
+    strange = sum(int((~np.isfinite(values)).any(axis=-1).sum()) for side in (before, after) for values in side)
+    if strange:
+        detail = f"{strange} positions hold logits that are no finite numbers; {where}"
+        return {f"{key}_logits": Seam(f"{title}, logits", "positions whose logits are not finite", float(strange), 0.0, "positions", "fail", detail)}
     worst = max(nmse(a, b[:, : a.shape[1]]) for a, b in zip(before, after, strict=True))
     same = np.concatenate([a.argmax(axis=-1) == b.argmax(axis=-1) for a, b in zip(before, after, strict=True)]).mean()
     verdicts = ["pass" if good else "fail" for good in (worst <= limits.max_nmse, same >= limits.min_same_top)]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +24,44 @@ EDGE_CASES: tuple[list[Message], ...] = (
 
 def template_text(tokenizer: Any, server: Server, conversations: list[list[Message]]) -> Seam:
     """The chats' text by training's template against llama-server's `/apply-template`, byte for byte."""
-    first = ""
-    different = 0
-    for messages, prompt in prompts(conversations):
-        ours = render_prompt(tokenizer, messages, prompt)
+    first, different, compared = "", 0, 0
+    for messages, prompt, ours in rendered(tokenizer, conversations):
         theirs = server.post("/apply-template", {"messages": messages, "add_generation_prompt": prompt})["prompt"]
-        if ours is not None and ours != theirs:
+        compared += 1
+        if ours != theirs:
             different += 1
             first = first or first_difference(ours, theirs)
-    return count_seam("Template text", "conversations whose text differs between training and llama-server", different, 2 * len(conversations), first)
+    return count_seam("Template text", "conversations whose text differs between training and llama-server", different, compared, first)
 
 
 def token_ids(tokenizer: Any, server: Server, conversations: list[list[Message]]) -> Seam:
     """The chats' token ids by training's tokenizer against llama-server's, tokenised as it does for a chat (BOS included)."""
-    first = ""
-    different = 0
-    for messages, prompt in prompts(conversations):
-        text = render_prompt(tokenizer, messages, prompt)
-        if text is None:
-            continue
+    first, different, compared = "", 0, 0
+    for _, _, text in rendered(tokenizer, conversations):
         ours = tokenizer(text, add_special_tokens=False)["input_ids"]
         theirs = server.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
+        compared += 1
         if ours != theirs:
             different += 1
             first = first or first_difference(ours, theirs)
-    return count_seam("Token ids", "conversations whose token ids differ between training and llama-server", different, 2 * len(conversations), first)
+    return count_seam("Token ids", "conversations whose token ids differ between training and llama-server", different, compared, first)
 
 
-def prompts(conversations: list[list[Message]]) -> list[tuple[list[Message], bool]]:
-    """Each conversation as it is and as a question: up to the last turn that isn't the assistant's, with the generation prompt."""
-    asked = [messages[:-1] if messages[-1]["role"] == "assistant" else messages for messages in conversations]
-    return [(messages, True) for messages in asked] + [(messages, False) for messages in asked]
+def rendered(tokenizer: Any, conversations: list[list[Message]]) -> Iterator[tuple[list[Message], bool, str]]:
+    """(turns, with generation prompt, text by training's template) of each chat as a question, and whole with one more user turn.
 
-
-def render_prompt(tokenizer: Any, messages: list[Message], prompt: bool) -> str | None:
-    """The text by training's template, or None where the template itself refuses such a conversation."""
-    try:
-        return render(tokenizer, messages, add_generation_prompt=prompt)
-    except Unrenderable:
-        return None
+    The further turn keeps llama-server from taking the last answer for one to be continued, so that the trained
+    answers are compared too. What the template itself refuses (a system turn, say) is left out.
+    """
+    for messages in conversations:
+        question = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+        answered = [*messages, {"role": "user", "content": "And then?"}] if messages[-1]["role"] == "assistant" else messages
+        for turns, prompt in ((question, True), (answered, False)):
+            try:
+                text = render(tokenizer, turns, add_generation_prompt=prompt)
+            except Unrenderable:
+                continue
+            yield turns, prompt, text
 
 
 def special_tokens(tokenizer: Any, merged: Path, f16: Path) -> Seam:

@@ -12,6 +12,7 @@ import yaml
 
 from pipeline.chat import load_tokenizer
 from pipeline.errors import DataError, QuenchError
+from pipeline.hashing import file_hash
 
 # everything a model needs and nothing that runs: no pickles, no Python
 KEPT = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -81,7 +82,7 @@ def examine(folder: Path) -> dict[str, Any]:
     return {
         "architecture": {"model_type": config["model_type"], "architectures": config.get("architectures")},
         "license": read_license(folder / "README.md"),
-        "tokenizer_sha256": sha256(folder / "tokenizer.json"),
+        "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
         "template_sha256": hashlib.sha256(template.encode()).hexdigest(),
         "added_tokens": [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items())],
         "eos_token": tokenizer.eos_token,
@@ -143,12 +144,6 @@ def read_license(readme: Path) -> str | None:
     except yaml.YAMLError:
         return None
     return str(card["license"]) if isinstance(card, dict) and card.get("license") else None
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.errors import ConfigError, DataError, MachineError
+from pipeline.hashing import file_hash
 from pipeline.publish import need_disk
-from pipeline.sources.hf_folder import check_config, choose_files, read_object, sha256
+from pipeline.sources.hf_folder import check_config, choose_files, read_object
 
 
 def download(repo: str, commit: str, cache: Path, folder: Path) -> None:
@@ -88,7 +89,7 @@ def fetch_file(repo: str, commit: str, file: Any, cache: Path) -> None:
 def _damaged(path: Path, listed: Any) -> bool:
     """Whether a file differs from the hub's listing: by SHA-256 for large files, by git's blob hash for small ones."""
     if listed.lfs is not None:
-        return sha256(path) != str(listed.lfs.sha256)
+        return file_hash(path) != str(listed.lfs.sha256)
     data = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() != str(listed.blob_id)  # noqa: S324 (git's own hash)
 

@@ -4,25 +4,13 @@ The trainer's own checkpoints are not atomic, so the newest by name may be torn.
 its marker holds the key of that run (data, base, parameters, versions), and another run's checkpoints are cleared.
 """
 
-import hashlib
 import json
 from pathlib import Path
 
+from pipeline.hashing import file_hash
 from pipeline.publish import remove, write_json
 
 MARKER = "complete.json"
-
-
-def file_hash(path: Path) -> str:
-    """sha256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def tree_hash(folder: Path) -> str:
-    """One sha256 over the names and contents of all files below `folder`."""
-    lines = [f"{file_hash(path)}  {path.relative_to(folder).as_posix()}\n" for path in sorted(folder.rglob("*")) if path.is_file()]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def seal(checkpoint: Path, key: str) -> None:

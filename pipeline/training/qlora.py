@@ -92,7 +92,7 @@ def apply_liger(folder: Path) -> None:
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
     if apply is None:
         raise ToolError(f"Liger has no kernels for {model_type}: set train.loss to chunked")
-    # the fused loss is called by LigerSFTTrainer itself: TRL patches the model's forward and forbids Liger's
+    # the fused loss is called by train.py's trainer itself: TRL patches the model's forward and forbids Liger's
     apply(fused_linear_cross_entropy=False, cross_entropy=False)
 
 

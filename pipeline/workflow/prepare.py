@@ -6,6 +6,7 @@ Called by the first lines of the Snakefile, in its main process only. Messages g
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,8 @@ from pipeline.params import load_params
 from pipeline.publish import remove
 from pipeline.workflow.settle import Settled, settle
 
-DRY_RUN = {"-n", "--dry-run", "--dryrun"}  # Snakemake has no better sign of it before it plans
+# Snakemake has no better sign, before it plans, that it will run nothing
+DRY_RUN = {"--dry-run", "--dryrun", "--dag", "--rulegraph", "--filegraph", "--list", "--summary", "--lint", "--unlock"}
 _held: list[IO[str]] = []  # the lock's open file: the lock lasts as long as the process
 
 
@@ -38,6 +40,10 @@ def prepare(root: Path = Path()) -> None:
     except QuenchError as error:
         print(f"snakemake: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+
+
+def _is_dry_run(words: list[str]) -> bool:
+    return any(word in DRY_RUN or re.fullmatch(r"-[a-zA-Z]*n[a-zA-Z]*", word) for word in words)
 
 
 def _be_the_only_one(root: Path) -> None:
@@ -84,7 +90,7 @@ def _refetch(stages: list[str], root: Path) -> None:
     if not stages:
         return
     print(f"{', '.join(stages)} has to run again first, for an output that DVC doesn't keep is missing and needed", file=sys.stderr)
-    if DRY_RUN & set(sys.argv):
+    if _is_dry_run(sys.argv[1:]):
         print("this dry run can't know the result: the plan below counts stages that a real run may find done", file=sys.stderr)
         return
     command = [sys.executable, "-m", "dvc", "repro", "--single-item", "--quiet", *stages]

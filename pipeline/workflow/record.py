@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import yaml
 
-from pipeline.errors import ToolError
+from pipeline.errors import MachineError, ToolError
 
 
 def record(stage: str, root: Path) -> None:
@@ -45,6 +45,35 @@ def recording(root: Path) -> Iterator[IO[str]]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
+
+
+def inputs_state(stage: str, root: Path) -> Any:
+    """What a user may edit while `stage` runs: its parameters, its code and the raw data; None where nothing is recorded.
+
+    DVC hashes these when a stage ends. Compared from before and after, they keep `dvc.lock` from naming what the stage
+    never read.
+    """
+    known = _stage(stage, root)
+    if known is None:
+        return None
+    params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    tracked = {key: params.get(key.partition(".")[0]) for key in known.get("params", [])}
+    edited = [root / dep for dep in known.get("deps", []) if dep.startswith(("pipeline/", "data/raw"))]
+    files = [path for dep in edited for path in ([dep] if dep.is_file() else sorted(dep.rglob("*"))) if path.is_file()]
+    return tracked, {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+@contextmanager
+def running(stage: str, root: Path) -> Iterator[None]:
+    """Keep a second process from running the same stage below `root`. Raises `MachineError` where one does."""
+    path = root / ".quench" / f"{stage}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MachineError(f"{stage} is already running in {root.resolve()}: wait until it is done, or end that process") from None
+        yield
 
 
 def _stage(stage: str, root: Path) -> dict[str, Any] | None:

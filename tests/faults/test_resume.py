@@ -11,7 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.training.checkpoints import MARKER, tree_hash
+from pipeline.hashing import tree_hash
+from pipeline.training.checkpoints import MARKER
 
 COMMAND = [sys.executable, "-m", "pipeline", "train", "--root"]
 

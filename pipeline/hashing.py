@@ -1,0 +1,19 @@
+"""sha256 of files and folders: what an artifact is, whatever its place and date."""
+
+import hashlib
+from pathlib import Path
+
+NO_PART = {".snakemake_timestamp"}  # Snakemake's mark in folders that are outputs; DVC makes none
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tree_hash(folder: Path) -> str:
+    """One sha256 over the names and contents of all files below `folder`."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in NO_PART]
+    lines = [f"{file_hash(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
