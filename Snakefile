@@ -30,7 +30,7 @@ rule base:
         code=[
             "pipeline/base.py",
             "pipeline/chat.py",
-            "pipeline/sources/gguf_header.py",
+            "pipeline/llamacpp/gguf_header.py",
             "pipeline/sources/gguf_import.py",
             "pipeline/sources/hf_folder.py",
             "pipeline/sources/hub.py",
@@ -104,7 +104,7 @@ rule merge:
 
 rule convert:
     input:
-        code=["pipeline/convert.py", "pipeline/llamacpp/gguf_file.py", "pipeline/llamacpp/tools.py"],
+        code=["pipeline/convert.py", "pipeline/llamacpp/gguf_file.py", "pipeline/llamacpp/gguf_header.py", "pipeline/llamacpp/tools.py"],
         base="models/base",
         adapter="models/adapter",
         merged="models/merged",
@@ -120,7 +120,7 @@ rule convert:
 
 rule quantize:
     input:
-        code=["pipeline/quantize.py", "pipeline/llamacpp/gguf_file.py"],
+        code=["pipeline/quantize.py", "pipeline/llamacpp/gguf_file.py", "pipeline/llamacpp/gguf_header.py"],
         tuned=f"models/gguf/{NAME}-F16.gguf",
     output:
         gguf=f"models/gguf/{NAME}-{{level}}.gguf",
@@ -137,6 +137,8 @@ rule parity:
             "pipeline/parity.py",
             "pipeline/chat.py",
             "pipeline/jsonl.py",
+            "pipeline/llamacpp/gguf_file.py",
+            "pipeline/llamacpp/gguf_header.py",
             "pipeline/llamacpp/tools.py",
             "pipeline/llamacpp/logits.py",
             "pipeline/llamacpp/server.py",
@@ -164,6 +166,7 @@ rule evaluate:
             "pipeline/evaluate.py",
             "pipeline/chat.py",
             "pipeline/llamacpp/gguf_file.py",
+            "pipeline/llamacpp/gguf_header.py",
             "pipeline/jsonl.py",
             "pipeline/llamacpp/tools.py",
             "pipeline/llamacpp/logits.py",

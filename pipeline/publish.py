@@ -25,7 +25,7 @@ def need_disk(folder: Path, predicted_bytes: int) -> None:
 
 
 @contextmanager
-def publishing(target: Path, check: Callable[[Path], None] | None = None) -> Iterator[Path]:
+def publishing(target: Path, check: Callable[[Path], object] | None = None) -> Iterator[Path]:
     """Give a temporary sibling of `target` to write to (a file or a folder), then put it in `target`'s place.
 
     `check` reads the finished sibling back and raises if it is not whole; then nothing is published. If the body

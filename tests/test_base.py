@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from pipeline.base import base
 from pipeline.errors import ConfigError, DataError, MachineError, ToolError
-from pipeline.sources.gguf_header import NotGguf, read_header
+from pipeline.llamacpp.gguf_header import NotGguf, read_header
 from pipeline.sources.gguf_import import checked_header, unpack_gguf
 
 

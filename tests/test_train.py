@@ -25,7 +25,7 @@ def test_every_value_of_the_8gb_recipe_reaches_the_trainer(tmp_path: Path, monke
     for name in ("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay",
                  "max_grad_norm", "gradient_checkpointing", "save_steps", "save_total_limit", "seed", "logging_steps"):  # fmt: skip
         assert getattr(arguments, name) == getattr(recipe, name), name
-    assert (recipe.optim, recipe.loss, recipe.load_in_4bit, recipe.bnb_4bit_use_double_quant) == ("paged_adamw_8bit", "auto", True, True)
+    assert (recipe.optim, recipe.loss, recipe.load_in_4bit, recipe.bnb_4bit_use_double_quant) == ("paged_adamw_8bit", "liger", True, True)
     assert arguments.lr_scheduler_type.value == recipe.lr_scheduler_type == "cosine"
     assert arguments.warmup_steps == warmup_steps(recipe, 2891) == 109  # a tenth of 1,086
     lora = lora_config(recipe)

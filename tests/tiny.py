@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from pipeline.llamacpp.gguf_header import read_header
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.sources.gguf_header import read_header
 
 # Qwen2.5's added tokens in the order of their ids, from 151,643; the last eight are not "special"
 QWEN_ADDED = (

@@ -1,12 +1,12 @@
 """Text, token ids and vocabularies: the same in training, in llama-server and in every GGUF."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat import Message, Unrenderable, render
+from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.seams.seam import Seam, count_seam, first_difference
 
@@ -66,16 +66,13 @@ def rendered(tokenizer: Any, conversations: list[list[Message]]) -> Iterator[tup
 
 def special_tokens(tokenizer: Any, merged: Path, f16: Path) -> Seam:
     """End-of-turn and beginning-of-text ids in tokenizer, config, generation config and GGUF: all four must agree."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(f16)
     places: dict[str, dict[str, Any]] = {"tokenizer": {"eos": tokenizer.eos_token_id, "bos": tokenizer.bos_token_id}}
     for name in ("config.json", "generation_config.json"):
         if (merged / name).exists():
             values = json.loads((merged / name).read_text(encoding="utf-8"))
             places[name] = {kind: values.get(f"{kind}_token_id") for kind in ("eos", "bos")}
-    fields = {kind: reader.get_field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "bos")}
-    places["GGUF"] = {kind: int(field.contents()) if field else None for kind, field in fields.items()}
+    fields = check_gguf(f16).fields
+    places["GGUF"] = {kind: fields.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "bos")}
     wrong = [
         f"{kind} is {values[kind]} in {place} and {places['tokenizer'][kind]} in the tokenizer"
         for place, values in places.items()
@@ -101,12 +98,6 @@ def level_vocabularies(f16: Path, levels: list[Path]) -> Seam:
     return count_seam("Level vocabularies", "tokenizer fields that differ between F16 and a level", len(wrong), compared, "; ".join(wrong[:3]))
 
 
-def tokenizer_fields(path: Path) -> dict[str, bytes]:
-    """Every `tokenizer.*` field of a GGUF as a hash over its raw bytes."""
-    from gguf import GGUFReader
-
-    return {
-        name: hashlib.sha256(b"".join(part.tobytes() for part in field.parts)).digest()
-        for name, field in GGUFReader(path).fields.items()
-        if name.startswith("tokenizer.")
-    }
+def tokenizer_fields(path: Path) -> dict[str, Any]:
+    """Every `tokenizer.*` field of a GGUF."""
+    return {name: value for name, value in check_gguf(path).fields.items() if name.startswith("tokenizer.")}

@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeline.chat import PROBES
 from pipeline.errors import DataError
+from pipeline.llamacpp.gguf_header import Header, NotGguf, read_header
 from pipeline.llamacpp.tools import Toolchain, run_tool
-from pipeline.sources.gguf_header import Header, NotGguf, read_header
 
 
 def checked_header(file: Path) -> Header:

@@ -94,7 +94,7 @@ def read_header(file: Path) -> Header:
         shape = cursor.scalars("Q", dimensions)
         (kind,), (offset,) = cursor.scalars("I", 1), cursor.scalars("Q", 1)
         tensors[name] = (shape, kind)
-        end = max(end, offset + _tensor_bytes(name, shape, kind))
+        end = max(end, offset + tensor_bytes(name, shape, kind))
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise NotGguf(f"general.alignment is {alignment!r}")
@@ -104,7 +104,8 @@ def read_header(file: Path) -> Header:
     return Header(fields, tensors)
 
 
-def _tensor_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
+def tensor_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
+    """Bytes of a tensor of this shape and ggml type. Raises `NotGguf` for a type that is not known."""
     from gguf import GGML_QUANT_SIZES
 
     sizes = {int(number): pair for number, pair in GGML_QUANT_SIZES.items()}
