@@ -72,3 +72,7 @@ def test_troubleshooting_quotes_what_the_program_says() -> None:
 def test_ci_does_the_two_commands_of_the_readme() -> None:
     ci = (PROJECT / ".ci" / "run").read_text(encoding="utf-8")
     assert re.findall(r"^make \w+$", ci, re.MULTILINE)[:2] == ["make demo", "make test"] == re.findall(r"^make \w+", README, re.MULTILINE)[:2]
+
+
+def test_no_page_holds_a_place_to_be_filled_in() -> None:
+    assert [page.name for page in PAGES if "MEASURED" in page.read_text(encoding="utf-8")] == []

@@ -1,5 +1,7 @@
 """What the models say: logits of base plus adapter, of the merged model and of the F16 GGUF on the same tokens."""
 
+import warnings
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,8 @@ def torch_logits(folder: Path, rows: list[list[int]], dtype: Any, adapter: Path 
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    getLogger("bitsandbytes").setLevel("ERROR")  # a hint about a kernel that CPUs can do without
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, trust_remote_code=False)
     if adapter:
         model = PeftModel.from_pretrained(model, adapter)
