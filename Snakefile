@@ -75,7 +75,7 @@ rule preprocess:
 
 rule train:
     input:
-        code=["pipeline/train.py", "pipeline/chat.py", "pipeline/training/checkpoints.py", "pipeline/training/qlora.py"],
+        code=["pipeline/train.py", "pipeline/chat.py", "pipeline/training/checkpoints.py", "pipeline/training/qlora.py", "pipeline/training/runtime.py"],
         tokens="data/tokens",
         base="models/base",
     output:
@@ -145,6 +145,7 @@ rule parity:
             "pipeline/seams/outputs.py",
             "pipeline/seams/seam.py",
             "pipeline/seams/text.py",
+            "pipeline/training/runtime.py",
         ],
         final="data/final",
         adapter="models/adapter",

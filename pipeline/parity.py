@@ -18,7 +18,7 @@ from pipeline.params import Params, Parity
 from pipeline.publish import write_json
 from pipeline.seams.outputs import output_seams
 from pipeline.seams.seam import Seam
-from pipeline.seams.text import EDGE_CASES, level_vocabularies, special_tokens, template_text, token_ids
+from pipeline.seams.text import EDGE_CASES, level_vocabularies, rendered, special_tokens, template_text, token_ids
 
 CTX_SIZE = 2048  # tokens; parity's conversations are short
 UNMEASURED = Seam(
@@ -38,10 +38,11 @@ def parity(
     encoded = [row.ids for row in islice(encodable(tokenizer, chats, CTX_SIZE), limits.rows)]
     if not encoded:
         raise DataError(f"no row of {rows} can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
+    texts = list(rendered(tokenizer, conversations))
     with serving(tools, f16, ctx_size=CTX_SIZE, threads=threads) as server:
         seams = {
-            "template_text": template_text(tokenizer, server, conversations),
-            "token_ids": token_ids(tokenizer, server, conversations),
+            "template_text": template_text(server, texts),
+            "token_ids": token_ids(tokenizer, server, texts),
             "special_tokens": special_tokens(tokenizer, merged, f16),
             "level_vocabularies": level_vocabularies(f16, levels),
         }

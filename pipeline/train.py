@@ -14,9 +14,7 @@ import math
 import resource
 import sys
 import time
-import warnings
 from importlib.metadata import version
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from pipeline.params import Params, Train
 from pipeline.publish import publishing, remove, write_json
 from pipeline.training.checkpoints import newest_verified, seal
 from pipeline.training.qlora import apply_liger, check_adapter, choose_loss, fused_loss, load_quantised, lora_config
+from pipeline.training.runtime import silence_libraries, use_all_cores
 
 LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "accelerate", "datasets")
 
@@ -71,27 +70,6 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
     }  # fmt: skip
     publish_adapter(trainer.model, tokenizer, record, adapter)
     return report
-
-
-def silence_libraries() -> None:
-    """Keep hints about other set-ups, which are the same in every run, off the terminal; call it before they are imported."""
-    for noisy in ("trl", "bitsandbytes"):
-        getLogger(noisy).setLevel("ERROR")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-
-
-def use_all_cores() -> None:
-    """One thread a core that this process may use, whatever OMP_NUM_THREADS says: Snakemake sets it, DVC doesn't, and the sums would differ."""
-    import os
-
-    import torch
-
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def run_record(tokens: Path, base: Path, settings: Train) -> dict[str, Any]:

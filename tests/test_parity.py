@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.chat import load_tokenizer
-from pipeline.seams.seam import first_difference
+from pipeline.seams.seam import count_seam, equal_seam, first_difference
 from pipeline.seams.text import agrees, level_vocabularies, special_tokens
 
 
@@ -105,3 +105,11 @@ def test_logits_that_are_no_numbers_fail(finished: Path, side: str) -> None:
     assert {seam.verdict for seam in logit_seams("x", "X", good, good, limits, "").values()} == {"pass"}
     (seam,) = logit_seams("x", "X", bad if side == "before" else good, bad if side == "after" else good, limits, "").values()
     assert (seam.verdict, seam.figure) == ("fail", 1.0)
+
+
+def test_a_seam_that_compared_nothing_has_not_passed() -> None:
+    assert count_seam("X", "x", 0, 0, "").verdict == equal_seam("X", "x", []).verdict == "not measured"
+    assert equal_seam("X", "x", [("a", "a")]).verdict == "pass"
+    failed = equal_seam("X", "x", [("a", "a"), ("b", "c"), ("d", "e")])
+    assert (failed.verdict, failed.figure) == ("fail", 2.0)
+    assert failed.detail == "3 compared; first difference: at 0 training has 'b', llama-server 'c'"

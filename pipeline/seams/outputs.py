@@ -1,7 +1,5 @@
 """What the models say: logits of base plus adapter, of the merged model and of the F16 GGUF on the same tokens."""
 
-import warnings
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from pipeline.llamacpp.logits import Floats, nmse, open_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.params import Parity
 from pipeline.seams.seam import Seam
+from pipeline.training.runtime import silence_libraries
 
 
 def output_seams(
@@ -52,14 +51,11 @@ def logit_seams(key: str, title: str, before: list[Floats], after: list[Floats],
 
 def torch_logits(folder: Path, rows: list[list[int]], dtype: Any, adapter: Path | None = None) -> list[Floats]:
     """Logits (T, V) of every position of every row, by the model in `folder` with `adapter` on it; the model is freed after."""
+    silence_libraries()
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    getLogger("bitsandbytes").setLevel("ERROR")  # a hint about a kernel that CPUs can do without
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, trust_remote_code=False)
     if adapter:
         model = PeftModel.from_pretrained(model, adapter)

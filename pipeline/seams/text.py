@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.chat import Message, Unrenderable, render
 from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.llamacpp.server import Server
-from pipeline.seams.seam import Seam, count_seam, first_difference
+from pipeline.seams.seam import Seam, count_seam, equal_seam
 
 # what users send and training sets rarely hold
 EDGE_CASES: tuple[list[Message], ...] = (
@@ -22,33 +22,31 @@ EDGE_CASES: tuple[list[Message], ...] = (
 )
 
 
-def template_text(tokenizer: Any, server: Server, conversations: list[list[Message]]) -> Seam:
+Rendered = tuple[list[Message], bool, str]  # turns, with generation prompt, text by training's template
+
+
+def template_text(server: Server, chats: list[Rendered]) -> Seam:
     """The chats' text by training's template against llama-server's `/apply-template`, byte for byte."""
-    first, different, compared = "", 0, 0
-    for messages, prompt, ours in rendered(tokenizer, conversations):
-        theirs = server.post("/apply-template", {"messages": messages, "add_generation_prompt": prompt})["prompt"]
-        compared += 1
-        if ours != theirs:
-            different += 1
-            first = first or first_difference(ours, theirs)
-    return count_seam("Template text", "conversations whose text differs between training and llama-server", different, compared, first)
+    pairs = (
+        (ours, server.post("/apply-template", {"messages": messages, "add_generation_prompt": prompt})["prompt"]) for messages, prompt, ours in chats
+    )
+    return equal_seam("Template text", "conversations whose text differs between training and llama-server", pairs)
 
 
-def token_ids(tokenizer: Any, server: Server, conversations: list[list[Message]]) -> Seam:
+def token_ids(tokenizer: Any, server: Server, chats: list[Rendered]) -> Seam:
     """The chats' token ids by training's tokenizer against llama-server's, tokenised as it does for a chat (BOS included)."""
-    first, different, compared = "", 0, 0
-    for _, _, text in rendered(tokenizer, conversations):
-        ours = tokenizer(text, add_special_tokens=False)["input_ids"]
-        theirs = server.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
-        compared += 1
-        if ours != theirs:
-            different += 1
-            first = first or first_difference(ours, theirs)
-    return count_seam("Token ids", "conversations whose token ids differ between training and llama-server", different, compared, first)
+    pairs = (
+        (
+            tokenizer(text, add_special_tokens=False)["input_ids"],
+            server.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"],
+        )
+        for _, _, text in chats
+    )
+    return equal_seam("Token ids", "conversations whose token ids differ between training and llama-server", pairs)
 
 
-def rendered(tokenizer: Any, conversations: list[list[Message]]) -> Iterator[tuple[list[Message], bool, str]]:
-    """(turns, with generation prompt, text by training's template) of each chat as a question, and whole with one more user turn.
+def rendered(tokenizer: Any, conversations: list[list[Message]]) -> Iterator[Rendered]:
+    """Each chat as a question, and whole with one more user turn.
 
     The further turn keeps llama-server from taking the last answer for one to be continued, so that the trained
     answers are compared too. What the template itself refuses (a system turn, say) is left out.
@@ -92,8 +90,11 @@ def agrees(kind: str, tokenizer_id: int | None, other: Any) -> bool:
 def level_vocabularies(f16: Path, levels: list[Path]) -> Seam:
     """Vocabulary, merges, special ids and chat template of every level against the F16 GGUF's."""
     expected = tokenizer_fields(f16)
-    wrong = [f"{level.name}: {key}" for level in levels for key, value in tokenizer_fields(level).items() if expected.get(key) != value]
-    wrong += [f"{level.name}: {key} is missing" for level in levels for key in expected.keys() - tokenizer_fields(level).keys()]
+    wrong = []
+    for level in levels:
+        found = tokenizer_fields(level)
+        wrong += [f"{level.name}: {key}" for key, value in found.items() if expected.get(key) != value]
+        wrong += [f"{level.name}: {key} is missing" for key in sorted(expected.keys() - found.keys())]
     compared = len(levels) * len(expected)
     return count_seam("Level vocabularies", "tokenizer fields that differ between F16 and a level", len(wrong), compared, "; ".join(wrong[:3]))
 
