@@ -46,23 +46,29 @@ rule base:
 
 rule curate:
     input:
-        code=["pipeline/curate.py", "pipeline/formats.py", "pipeline/jsonl.py"],
+        code=[
+            "pipeline/curate.py",
+            CURATION
+        ],
         raw="data/raw",
+        guard="data/guard",
         lineage="models/base.json",
+        base="models/base",
     output:
-        final=directory("data/final"),
-        rejects="data/rejects.jsonl",
-        report="reports/data.json",
+        final=[f"data/final/{split}.jsonl" for split in ("train", "val", "test")],
+        account=["data/rejects.jsonl", "data/changes.jsonl", "data/clusters.jsonl"],
+        report=["reports/data.json", "reports/data.html"],
     log:
         "logs/curate.log",
+    threads: workflow.cores
     shell:
         "python -m pipeline curate 2>&1 | tee {log}"
 
 
 rule preprocess:
     input:
-        code=["pipeline/preprocess.py", "pipeline/chat.py", "pipeline/jsonl.py"],
-        final="data/final",
+        code=["pipeline/preprocess.py", "pipeline/chat.py", "pipeline/jsonl.py", "pipeline/rows.py"],
+        final=["data/final/train.jsonl", "data/final/val.jsonl"],
         base="models/base",
     output:
         tokens=directory("data/tokens"),
@@ -147,7 +153,7 @@ rule parity:
             "pipeline/seams/text.py",
             "pipeline/training/runtime.py",
         ],
-        final="data/final",
+        final="data/final/test.jsonl",
         adapter="models/adapter",
         base="models/base",
         merged="models/merged",
@@ -174,7 +180,7 @@ rule evaluate:
             "pipeline/scoring.py",
             "pipeline/llamacpp/server.py",
         ],
-        final="data/final",
+        final="data/final/test.jsonl",
         adapter="models/adapter",
         reference=f"models/gguf/{NAME}-F16.gguf",
         gguf=f"models/gguf/{NAME}-{{model}}.gguf",

@@ -18,10 +18,11 @@ PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evalu
 def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True) -> None:
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
 
-    Raises `QuenchError` for what a user can mend.
+    In a job of Snakemake's it takes them from DVC's cache instead where nothing that it depends on has changed. Raises `QuenchError` for what a user can mend.
     """
     from pipeline.params import load_params
     from pipeline.workflow.record import inputs_state, record, running
+    from pipeline.workflow.settle import reuse
 
     name, _, item = stage.partition("@")
     if name not in STAGES:

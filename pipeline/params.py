@@ -20,6 +20,11 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 SplitFraction = Annotated[float, Field(ge=0, le=0.5)]
 Count = Annotated[int, Field(ge=1)]
 Layers = Annotated[int, Field(ge=0)]
+Format = Literal[
+    "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "query_response", "input_output", "text", "preference", "kto", "prompt",
+]
+# a file below data/guard, which the graph watches; so it can't lead out of there
+GuardFile = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*(/[^./\\][^/\\]*)*$")]
 
 
 class Section(BaseModel):
@@ -56,7 +61,27 @@ class Base(Section):
 
 
 class Curate(Section):
-    format: Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion"]
+    formats: dict[str, Format]
+    max_line_bytes: Annotated[int, Field(ge=1024, le=1 << 28)]
+    normalise: bool
+    turns: Literal["mend", "reject"]
+    refusals: Literal["reject", "keep"]
+    languages: list[Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]]
+    garbage: bool
+    control_tokens: Literal["neutralise", "reject"]
+    secrets: Literal["redact", "reject", "keep"]
+    personal: list[Literal["email", "phone", "ip", "iban", "card"]]
+    names: GuardFile | None
+    max_tokens: Annotated[int, Field(ge=16)]
+    overlong: Literal["split", "reject"]
+    drop_duplicates: Literal["near", "exact", "none"]
+    near_threshold: Annotated[float, Field(ge=0.5, le=1)]
+    decontaminate: list[GuardFile]
+    ngram: Annotated[int, Field(ge=8, le=50)]
+    source_weights: dict[str, Fraction]
+    max_rows_per_source: Count | None
+    max_domain_share: Annotated[float, Field(gt=0, le=1)]
+    temperature: Fraction
     val_fraction: SplitFraction
     test_fraction: SplitFraction
     seed: int
@@ -186,6 +211,11 @@ class Params(Section):
             raise ValueError(f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} (quantize.levels, spelt as there)")
         if "F16" not in self.evaluate.models:
             raise ValueError("evaluate.models lacks F16, which every level is compared with: add it")
+        if self.curate.max_tokens > self.preprocess.max_length:
+            raise ValueError(
+                f"curate.max_tokens is {self.curate.max_tokens}, more than preprocess.max_length {self.preprocess.max_length}: "
+                "lower it, or conversations that curate lets pass are rejected there"
+            )
         if self.evaluate.ctx_size < self.preprocess.max_length:
             raise ValueError(
                 f"evaluate.ctx_size is {self.evaluate.ctx_size}, less than preprocess.max_length {self.preprocess.max_length}: "

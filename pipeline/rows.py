@@ -1,20 +1,21 @@
 """The canonical row: what curation writes, and what the stages after it read.
 
 The model here is the source of `docs/row.schema.json` (JSON Schema 2020-12); docs/data-formats.md explains it.
+
+    python -m pipeline.rows > docs/row.schema.json
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NotRequired
+from functools import cache
+from typing import Annotated, Any, Literal, NotRequired
 
+from pydantic import ConfigDict, Discriminator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from pipeline.jsonl import BadLine
 
-# chat: a conversation to learn · preference: `messages` is the prompt, `chosen` and `rejected` its two answers ·
-# feedback: a conversation with a thumb up or down (KTO) · prompt: ends with the user, `answer` is what a checker expects ·
-# text: `segments` without any template
 Kind = Literal["chat", "preference", "feedback", "prompt", "text"]
 Role = Literal["system", "user", "assistant", "tool"]
 Row = dict[str, Any]  # a `CanonicalRow` while it is built
@@ -55,22 +56,63 @@ class Segment(TypedDict):
     train: bool
 
 
-class CanonicalRow(TypedDict):
-    """One line of `data/final/*.jsonl`."""
+Tools = list[dict[str, Any]]
 
-    id: str  # 16 hexadecimal digits, from the content alone
-    source: str  # FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation
-    kind: Kind
+
+class Envelope(TypedDict):
+    """What every row says about itself; no part of its content."""
+
+    id: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description="the start of the content's SHA-256: equal contents, equal ids")]
+    source: Annotated[str, Field(description="FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation")]
     domain: str
-    messages: list[Message]  # empty for kind text
-    tools: NotRequired[list[dict[str, Any]]]
-    chosen: NotRequired[list[Message]]  # preference
-    rejected: NotRequired[list[Message]]  # preference
-    label: NotRequired[bool]  # feedback
-    reward: NotRequired[float]  # a scored chat
-    answer: NotRequired[str]  # prompt
-    segments: NotRequired[list[Segment]]  # text
 
+
+class Chat(Envelope):
+    """A conversation to learn; `reward` is the score it was given."""
+
+    kind: Literal["chat"]
+    messages: list[Message]
+    tools: NotRequired[Tools]
+    reward: NotRequired[Annotated[float, Field(allow_inf_nan=False)]]
+
+
+class Preference(Envelope):
+    """`messages` is the prompt, `chosen` and `rejected` are its better and its worse continuation."""
+
+    kind: Literal["preference"]
+    messages: list[Message]
+    tools: NotRequired[Tools]
+    chosen: list[Message]
+    rejected: list[Message]
+
+
+class Feedback(Envelope):
+    """A conversation with a thumb up (`label: true`) or down, for KTO."""
+
+    kind: Literal["feedback"]
+    messages: list[Message]
+    tools: NotRequired[Tools]
+    label: bool
+
+
+class Prompt(Envelope):
+    """A conversation that ends with the user; `answer` is what a checker of the model's own answers expects."""
+
+    kind: Literal["prompt"]
+    messages: list[Message]
+    tools: NotRequired[Tools]
+    answer: str
+
+
+class Text(Envelope):
+    """`segments` without any template, one after the other; no messages."""
+
+    kind: Literal["text"]
+    messages: Annotated[list[Message], Field(max_length=0)]
+    segments: list[Segment]
+
+
+CanonicalRow = Annotated[Chat | Preference | Feedback | Prompt | Text, Discriminator("kind")]  # one line of `data/final/*.jsonl`
 
 ENVELOPE = ("id", "source", "kind", "domain")  # about the row, no part of its content
 TURN_LISTS = ("messages", "chosen", "rejected")
@@ -78,6 +120,30 @@ TURN_LISTS = ("messages", "chosen", "rejected")
 
 class BadRow(BadLine):
     """A JSON object that is no usable row; `code` is the stable reason, the text says more (never the row's own text)."""
+
+
+@cache
+def _model() -> TypeAdapter[Any]:
+    return TypeAdapter(CanonicalRow, config=ConfigDict(extra="forbid", strict=True))
+
+
+def check_row(row: Row) -> None:
+    """Raise `BadRow` (`not_canonical`, with the place) where `row` is none of the kinds above or its id is not its content's."""
+    try:
+        _model().validate_python(row)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = " ".join(str(part + 1 if isinstance(part, int) else part)[:40] for part in first["loc"][1:])
+        words = first["msg"] if place else f"kind is missing or none of {', '.join(Kind.__args__)}"  # type: ignore[attr-defined]
+        raise BadRow("not_canonical", f"{place or 'row'}: {words}") from None
+    if row["id"] != row_id(row):
+        raise BadRow("not_canonical", f"id: {row['id']} is not its content's: {row_id(row)}")
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a row."""
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A line of Quench's data/final/*.jsonl"}
+    return dialect | _model().json_schema()
 
 
 def row_id(row: Row) -> str:
@@ -100,7 +166,10 @@ def texts(row: Row) -> Iterator[tuple[str, str]]:
 
 
 def edit_texts(row: Row, edit: Callable[[str, str], str]) -> Row:
-    """The row with every text replaced by `edit(place, text)`; the same object where nothing changed."""
+    """The row with every text replaced by `edit(place, text)`; the same object where nothing changed.
+
+    Raises `BadRow` where the edit makes two keys of one object (of a tool's schema, of a call's arguments) the same.
+    """
     changed = dict(row)
     for field in TURN_LISTS:
         if field in row:
@@ -130,8 +199,19 @@ def _edited_turn(turn: dict[str, Any], place: str, edit: Callable[[str, str], st
         if key in turn:
             changed[key] = edit(f"{place} {key}", turn[key])
     if "tool_calls" in turn:
-        changed["tool_calls"] = _edited_tree(turn["tool_calls"], lambda text: edit(f"{place} tool_calls", text))
+        calls = [_edited_call(call, lambda text: edit(f"{place} tool_calls", text)) for call in turn["tool_calls"]]
+        changed["tool_calls"] = _same_or(calls, turn["tool_calls"])
     return turn if all(changed[key] is turn[key] for key in turn) else changed
+
+
+def _edited_call(call: dict[str, Any], edit: Edit) -> dict[str, Any]:
+    """A tool call with name, arguments and id edited; its other strings are the format's own."""
+    function, identity = call["function"], call.get("id")
+    changed = {"name": edit(function["name"]), "arguments": _edited_tree(function["arguments"], edit)}
+    new_id = None if identity is None else edit(identity)
+    if new_id is identity and all(changed[key] is function[key] for key in changed):
+        return call
+    return {**call, "function": changed} | ({} if new_id is None else {"id": new_id})
 
 
 def _edited_segment(segment: dict[str, Any], place: str, edit: Callable[[str, str], str]) -> dict[str, Any]:
@@ -147,6 +227,13 @@ def _edited_tree(value: Any, edit: Edit) -> Any:
         return _same_or([_edited_tree(item, edit) for item in value], value)
     if isinstance(value, dict):
         pairs = [(edit(key), _edited_tree(item, edit)) for key, item in value.items()]
-        same = all(key is old and item is value[old] for (key, item), old in zip(pairs, value, strict=True))
-        return value if same else dict(pairs)
+        if all(key is old and item is value[old] for (key, item), old in zip(pairs, value, strict=True)):
+            return value
+        if len(dict(pairs)) < len(pairs):
+            raise BadRow("duplicate_key", "what the rules change makes two keys of one object the same")
+        return dict(pairs)
     return value
+
+
+if __name__ == "__main__":
+    print(json.dumps(json_schema(), indent=2))

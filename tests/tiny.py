@@ -122,7 +122,7 @@ def tiny_params(base: Path) -> dict[str, Any]:
     params: dict[str, Any] = copy.deepcopy(yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8")))
     small: dict[str, dict[str, Any]] = {
         "base": {"source": "path", "model": str(base), "revision": None, "file": None},
-        "curate": {"val_fraction": 0.1, "test_fraction": 0.2},
+        "curate": {"val_fraction": 0.1, "test_fraction": 0.2, "max_tokens": 128},
         "preprocess": {"max_length": 128},
         "train": {"max_steps": 2, "r": 4, "lora_alpha": 8, "gradient_accumulation_steps": 1, "save_steps": 1, "learning_rate": 1.0e-3},
         "convert": {"name": "tiny"},

@@ -16,10 +16,12 @@ from typing import IO
 from pipeline.errors import DataError, MachineError, QuenchError, ToolError
 from pipeline.params import load_params
 from pipeline.publish import remove
-from pipeline.workflow.settle import Settled, settle
+from pipeline.workflow.settle import REUSE, Settled, settle
 
 # Snakemake has no better sign, before it plans, that it will run nothing
 DRY_RUN = {"--dry-run", "--dryrun", "--dag", "--rulegraph", "--filegraph", "--list", "--summary", "--lint", "--unlock"}
+# flags that mean "run it, whatever its record says", also among others: -f, -F, -R, -pF, -Rtrain, --force, --forceall, --forcerun=train
+FORCED = re.compile(r"-[nktplDS]*[fFR].*|--force(?!-).*")
 _held: list[IO[str]] = []  # the lock's open file: the lock lasts as long as the process
 
 
@@ -31,6 +33,7 @@ def prepare(root: Path = Path()) -> None:
         load_params(root / "params.yaml")
         _be_the_only_one(root)
         _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours
+        _allow_reuse(sys.argv[1:])
         if (root / ".dvc").is_dir():
             settled = settle(root)
             _tell(settled)
@@ -44,6 +47,18 @@ def prepare(root: Path = Path()) -> None:
 
 def _is_dry_run(words: list[str]) -> bool:
     return any(word in DRY_RUN or re.fullmatch(r"-[a-zA-Z]*n[a-zA-Z]*", word) for word in words)
+
+
+def _allow_reuse(words: list[str]) -> None:
+    """Set `QUENCH_REUSE=1` for this run's jobs, which inherit it, unless the command line forces stages to run.
+
+    Snakemake plans once. Where a stage then writes what was there before, those that follow are run all the same; with
+    this variable they look first whether DVC's cache has what they would make (`pipeline.workflow.settle.reuse`). It is
+    not set where a user runs a stage by hand.
+    """
+    os.environ.pop(REUSE, None)
+    if not any(FORCED.fullmatch(word) for word in words):
+        os.environ[REUSE] = "1"
 
 
 def _be_the_only_one(root: Path) -> None:

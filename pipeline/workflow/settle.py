@@ -1,21 +1,27 @@
-"""Give Snakemake, which judges by dates, DVC's verdict on contents, so that both tools plan the same work.
+"""Give Snakemake, which judges by dates, DVC's verdict on contents, so that both tools do the same work.
 
 A stage is stale where its command, a parameter, an input or an output differs from what `dvc.lock` recorded, or where it
 follows a stale one. A fresh stage's outputs are dated no older than its inputs, a stale one's are dated `OLD`. A missing
 output is brought back from DVC's cache where it is there; where it isn't, Snakemake sees that itself.
+
+That is before Snakemake plans. Stages run later, and one may write the bytes that were there before: `reuse` then spares
+those that follow it.
 """
 
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import MachineError, ToolError
-from pipeline.workflow.record import recording
+from pipeline.workflow.record import recording, seems_unchanged
 
+REUSE = "QUENCH_REUSE"  # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
 OLD = 10**9  # nanoseconds since 1970: older than any input
 STAMP = ".snakemake_timestamp"  # Snakemake dates a folder by this file, where a folder holds it
 
@@ -36,20 +42,47 @@ def settle(root: Path) -> Settled:
 
     Raises `MachineError` where DVC is at work here, `ToolError` (with DVC's words) where DVC can't read the project.
     """
+    with _project(root) as repo:
+        with repo.lock:
+            _no_writer(Path(repo.tmp_dir, "rwlock"))
+            _mend_lock(root / "dvc.lock")
+            _sweep(repo)
+        settled = _bring_back(repo)
+        with repo.lock:
+            _date(repo, settled)
+        return settled
+
+
+def reuse(stage: str, root: Path) -> bool:
+    """Bring the outputs of `stage` ("train", "quantize@Q4_K_M") back from DVC's cache; False where it has to run.
+
+    It has to where anything that it depends on differs from its record, where the cache lacks an output, and where nobody
+    said that it may be spared (`REUSE`; DVC itself does the same with its own runs). Raises `ToolError` with DVC's words.
+    """
+    if os.environ.get(REUSE) != "1" or "DVC_STAGE" in os.environ or not seems_unchanged(stage, root):
+        return False
+    with _project(root, wait=True) as repo:
+        from dvc.repo import lock_repo
+
+        with lock_repo(repo):
+            known = repo.stage.load_one(name=stage)
+            if _is_stale(known) or any(out.changed_cache() for out in known.outs):
+                return False
+            repo.checkout(targets=[out.fs_path for out in known.outs], force=True)
+    return True
+
+
+@contextmanager
+def _project(root: Path, *, wait: bool = False) -> Iterator[Any]:
+    """The DVC project at `root` while no stage is being recorded, its errors in plain words; `wait` for its lock, or give up soon."""
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
     from dvc.scm import SCMError
 
     try:
-        with recording(root), Repo(str(root)) as repo:
-            with repo.lock:
-                _no_writer(Path(repo.tmp_dir, "rwlock"))
-                _mend_lock(root / "dvc.lock")
-            settled = _bring_back(repo)
-            with repo.lock:
-                _date(repo, settled)
-            return settled
+        with recording(root), Repo(str(root), _wait_for_lock=wait) as repo:
+            yield repo
     except LockError as error:
         raise MachineError(f"DVC is at work in this folder ({_words(error)}): wait for it, then run again") from error
     except (DvcException, SCMError) as error:
@@ -82,6 +115,13 @@ def _mend_lock(file: Path) -> None:
     except (yaml.YAMLError, Invalid, UnicodeDecodeError):
         broken = file.replace(file.with_name("dvc.lock.broken"))
         print(f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run again", file=sys.stderr)
+
+
+def _sweep(repo: Any) -> None:
+    """Remove what a killed checkout left beside outputs: it would count as content of a folder that others read."""
+    for folder in {Path(out.fs_path).parent for out in repo.index.outs}:
+        for scrap in folder.glob(f".{'?' * 22}.tmp"):  # DVC's temporary name: 16 random bytes as text
+            scrap.unlink()
 
 
 def _bring_back(repo: Any) -> Settled:

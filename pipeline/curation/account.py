@@ -1,0 +1,165 @@
+"""The account of every line: what `reports/data.json` holds, and the checks that it adds up."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.curation.clean import Tally
+from pipeline.curation.decide import FATES, KEPT, Decisions, Table
+from pipeline.curation.duplicates import Clusters
+from pipeline.curation.splits import SPLITS, TRAIN
+from pipeline.errors import DataError
+from pipeline.params import Curate
+
+ROW_RULES = ("read", "format", "normalise", "turns", "refusals", "languages", "garbage", "control_tokens", "secrets", "personal", "length")
+SIZES = ((2, 2), (3, 3), (4, 7), (8, 15), (16, None))  # of clusters, for the histogram
+
+
+@dataclass
+class Account:
+    """What the first phase, line by line, found; grows block by block."""
+
+    tally: Tally = field(default_factory=Tally)
+    rows: int = 0  # clean rows, parts of split conversations counted each
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files_rejected: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str, tally: Tally, rows: int) -> None:
+        """Add one block's counts."""
+        self.tally.add(tally)
+        self.rows += rows
+        file = self.files[name]
+        file["rows"] += tally.lines
+        file["kept"] += tally.accepted
+        file["rejected"] += tally.lines - tally.accepted
+        for format, count in tally.formats.items():
+            file["formats"][format] = file["formats"].get(format, 0) + count
+
+    def summary(
+        self, settings: Curate, decisions: Decisions, table: Table, clusters: Clusters, domains: Sequence[str], extra: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What `reports/data.json` holds; `extra` are the parts that others have counted."""
+        kept = decisions.fate == KEPT
+        lost = {rule: int((decisions.fate == fate).sum()) for fate, (rule, _) in FATES.items()}
+        reasons = {reason: lost[rule] for rule, reason in FATES.values() if lost[rule]}
+        lines_lost = self.tally.lines - self.tally.accepted
+        return {
+            "seed": settings.seed,
+            "rows_read": self.tally.lines,
+            "rows_accepted": self.tally.accepted,
+            "rows_rejected": lines_lost,
+            "parts_added": self.rows - self.tally.accepted,
+            "rows_dropped": sum(lost.values()),
+            "rows_kept": int(kept.sum()),
+            "rules": self.rules(lost),
+            "rejected": dict(self.tally.rejected) | reasons,
+            "files_rejected": dict(self.files_rejected),
+            "changed": dict(self.tally.changed),
+            "redactions": dict(sorted(self.tally.redactions.items())),
+            "formats": dict(self.tally.formats),
+            "kinds": dict(self.kinds),
+            "splits": {split: int((decisions.split[kept] == number).sum()) for number, split in enumerate(SPLITS)},
+            "domains": domain_counts(decisions, table, domains),
+            "balance": balance_counts(decisions, table, domains),
+            "duplicates": duplicate_counts(decisions, clusters, settings),
+            "files": self.files,
+            **extra,
+        }
+
+    def rules(self, lost: Mapping[str, int]) -> list[dict[str, Any]]:
+        """How many rows every rule saw, passed on, rejected and changed, in the order in which they are applied."""
+        table, now = [], self.tally.lines
+        for rule in (*ROW_RULES, *lost):
+            rejected = lost.get(rule, self.tally.rejected_by[rule])
+            after = now - rejected + (self.rows - self.tally.accepted if rule == "length" else 0)
+            table.append({"rule": rule, "rows_in": now, "rows_out": after, "rejected": rejected, "changed": self.tally.rows_changed[rule]})
+            now = after
+        return table
+
+
+def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Clean rows and rows in each split, by domain."""
+    kept = decisions.fate == KEPT
+    read = np.bincount(table.domain, minlength=len(domains))
+    by_split = [np.bincount(table.domain[kept & (decisions.split == number)], minlength=len(domains)) for number in range(len(SPLITS))]
+    return {name: {"read": int(read[i])} | {split: int(by_split[number][i]) for number, split in enumerate(SPLITS)} for i, name in enumerate(domains)}
+
+
+def balance_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Training rows before and after balancing, by domain."""
+    from pipeline.curation.decide import SAMPLED_OUT
+
+    after = (decisions.fate == KEPT) & (decisions.split == TRAIN)
+    before = after | (decisions.fate == SAMPLED_OUT)
+    counts = [np.bincount(table.domain[rows], minlength=len(domains)) for rows in (before, after)]
+    return {name: {"before": int(counts[0][i]), "after": int(counts[1][i])} for i, name in enumerate(domains)}
+
+
+def duplicate_counts(decisions: Decisions, clusters: Clusters, settings: Curate) -> dict[str, Any]:
+    """Sizes of the clusters, and how many rows are copies."""
+    sizes = np.bincount(clusters.cluster, minlength=1)
+    sizes = sizes[sizes > 1]
+    return {
+        "exact_rows": int(clusters.exact.sum()),
+        "near_rows": int(sizes.sum() - len(sizes) - clusters.exact.sum()),
+        "clusters": len(sizes),
+        "largest_cluster": int(sizes.max(initial=0)),
+        "threshold": settings.near_threshold,
+        "histogram": {_size_name(low, high): int(((sizes >= low) & (sizes <= (high or sizes.max(initial=0)))).sum()) for low, high in SIZES},
+    }
+
+
+def group_counts(group: NDArray[np.int32], kept: NDArray[np.bool_]) -> dict[str, int]:
+    """Groups of related kept rows, which the split keeps together."""
+    sizes = np.bincount(group[kept], minlength=1)
+    return {"groups": int((sizes > 1).sum()), "rows_in_groups": int(sizes[sizes > 1].sum())}
+
+
+def _size_name(low: int, high: int | None) -> str:
+    return f"{low}+" if high is None else str(low) if low == high else f"{low}-{high}"
+
+
+def check_account(counts: Mapping[str, Any], folder: Path, rejects: Path) -> None:
+    """Compare the counts with each other and with the files written; a difference is a bug of ours."""
+    written = {split: count_lines(folder / f"{split}.jsonl") for split in SPLITS}
+    entries = counts["rows_rejected"] + counts["rows_dropped"] + sum(counts["files_rejected"].values())
+    whole = (
+        counts["rows_read"] == counts["rows_accepted"] + counts["rows_rejected"]
+        and counts["rows_accepted"] + counts["parts_added"] == counts["rows_kept"] + counts["rows_dropped"]
+        and counts["rules"][-1]["rows_out"] == counts["rows_kept"]
+        and sum(counts["rejected"].values()) == counts["rows_rejected"] + counts["rows_dropped"]
+        and sum(file["rows"] for file in counts["files"].values()) == counts["rows_read"]
+    )
+    if not whole or written != counts["splits"] or count_lines(rejects) != entries:
+        raise RuntimeError(f"curate's account does not balance: {counts}, written {written} and {count_lines(rejects)} rejects")
+
+
+def count_lines(path: Path) -> int:
+    """Newline bytes in a file."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def refuse_empty(counts: Mapping[str, Any], examples: Mapping[str, str], raw: Path, settings: Curate) -> None:
+    """Raise `DataError` where there is nothing to train on, or nothing to measure on though `test_fraction` asks for it.
+
+    `examples` tells for a reason where it was first met.
+    """
+    kept, splits = counts["rows_kept"], counts["splits"]
+    if not kept:
+        commonest = (Counter(counts["rejected"]) + Counter(counts["files_rejected"])).most_common(3)
+        reasons = ", ".join(f"{count} {code}" for code, count in commonest) or "no line in it"
+        example = f"; first {examples[commonest[0][0]]}" if commonest and commonest[0][0] in examples else ""
+        raise DataError(f"none of the {counts['rows_read']} rows in {raw} can be used ({reasons}{example}): docs/data-formats.md shows what is read")
+    for split, wanted in (("train", True), ("test", settings.test_fraction > 0)):
+        if wanted and not splits[split]:
+            raise DataError(
+                f"{kept} rows in {raw} leave no {split} row at val_fraction {settings.val_fraction} and test_fraction {settings.test_fraction} "
+                f"({counts['rows_rejected'] + counts['rows_dropped']} were rejected): add rows or change these fractions"
+            )

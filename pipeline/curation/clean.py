@@ -1,0 +1,213 @@
+"""From a raw line to clean rows: strict reading, one canonical form, the cleaning rules, redaction, the token budget.
+
+Runs in worker processes, on blocks of lines; what a block gives depends on that block alone.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.curation.changes import Change
+from pipeline.curation.cleaning import normalise, turns
+from pipeline.curation.containers import raw_lines, refusal
+from pipeline.curation.control_tokens import ControlTokens
+from pipeline.curation.formats import detect, to_row
+from pipeline.curation.heuristics import garbage, languages, refusals
+from pipeline.curation.length import Length
+from pipeline.curation.redaction import Redactor
+from pipeline.jsonl import BadLine, dump_line, parse_line
+from pipeline.params import Curate
+from pipeline.rows import Row, row_id
+
+SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page
+TEXT_SHOWN = 2000  # characters of a rejected line
+
+
+class RawLine(NamedTuple):
+    """One line, element or record of a raw file."""
+
+    number: int  # from 1
+    offset: int | None  # bytes from the start of the (decompressed) file; None for CSV and Parquet
+    data: bytes | BadLine
+
+
+@dataclass(slots=True)
+class Block:
+    """Neighbouring lines of one file."""
+
+    file: str  # below data/raw
+    lines: list[RawLine]
+
+
+@dataclass
+class Tally:
+    """Counts that add up over blocks."""
+
+    lines: int = 0
+    accepted: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)  # by reason
+    rejected_by: Counter[str] = field(default_factory=Counter)  # by rule
+    changed: Counter[str] = field(default_factory=Counter)  # texts, by rule
+    rows_changed: Counter[str] = field(default_factory=Counter)  # rows, by rule
+    redactions: Counter[str] = field(default_factory=Counter)  # by kind
+    formats: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: "Tally") -> None:
+        """Add another block's counts to these."""
+        self.lines += other.lines
+        self.accepted += other.accepted
+        for mine, theirs in ((getattr(self, name), getattr(other, name)) for name in COUNTERS):
+            mine.update(theirs)
+
+
+COUNTERS = ("rejected", "rejected_by", "changed", "rows_changed", "redactions", "formats")
+
+
+@dataclass
+class Cleaned:
+    """What became of a block; the rows, rejects and changes are JSONL in the order of the lines."""
+
+    file: str
+    tally: Tally
+    rows: list[bytes]
+    ids: list[str]
+    domains: list[str]
+    rejects: list[bytes]
+    changes: list[bytes]
+    samples: dict[str, list[dict[str, Any]]]  # "reject REASON" or "change RULE" → the first few
+
+
+class Cleaner:
+    """All rules that look at one row, made once per process from the settings."""
+
+    def __init__(self, settings: Curate, added_tokens: tuple[str, ...] | None, base: Path | None, names: tuple[str, ...]) -> None:
+        self.settings = settings
+        self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
+        rules = {
+            "normalise": normalise if settings.normalise else None,
+            "turns": turns(settings.turns),
+            "refusals": refusals(settings.refusals),
+            "languages": languages(tuple(settings.languages)) if settings.languages else None,
+            "garbage": garbage() if settings.garbage else None,
+            "control_tokens": ControlTokens(added_tokens, settings.control_tokens) if added_tokens is not None else None,
+            "secrets": self.redactor.rule,
+        }
+        self.rules = [(name, rule) for name, rule in rules.items() if rule]
+        self.length = Length(base, settings.max_tokens, settings.overlong)
+
+    def clean(self, file: str, line: RawLine, tally: Tally, changes: list[Change]) -> list[Row]:
+        """The rows of one line. Raises `BadLine` with the reason where there are none; its `rule` says which rule it was."""
+        rule = "read"
+        try:
+            value = parse_line(_bytes(line.data))
+            rule = "format"
+            wanted = format_of(file, self.settings.formats)
+            tally.formats[detect(value) if wanted == "auto" else wanted] += 1
+            row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=wanted)
+            for rule, apply in self.rules:  # noqa: B007
+                row = apply(row, changes)
+            rule = "length"
+            return self.length.parts(row, changes)
+        except BadLine as why:
+            why.rule = rule
+            raise
+
+    def block(self, block: Block) -> Cleaned:
+        """Every line of a block, accounted for."""
+        tally = Tally(lines=len(block.lines))
+        done = Cleaned(block.file, tally, [], [], [], [], [], {})
+        for line in block.lines:
+            changes: list[Change] = []
+            try:
+                rows = self.clean(block.file, line, tally, changes)
+            except BadLine as why:
+                self.reject(done, line, why)
+                continue
+            tally.accepted += 1
+            for row in rows:
+                identity = row_id(row)
+                done.rows.append(dump_line({"id": identity, **row}))
+                done.ids.append(identity)
+                done.domains.append(row["domain"])
+            if changes:
+                self.note(done, line, done.ids[-len(rows)], changes)
+        tally.redactions.update(self.redactor.take_counts())
+        return done
+
+    def reject(self, done: Cleaned, line: RawLine, why: BadLine) -> None:
+        """Account for a line that gives no row."""
+        entry = self.entry(done.file, line, why)
+        done.tally.rejected[why.code] += 1
+        done.tally.rejected_by[why.rule] += 1
+        done.rejects.append(dump_line(entry))
+        _keep(done.samples, f"reject {why.code}", entry)
+
+    def entry(self, file: str, line: RawLine, why: BadLine) -> dict[str, Any]:
+        """A line of `data/rejects.jsonl`; its text is scrubbed of secrets."""
+        raw = line.data if isinstance(line.data, bytes) else b""
+        shown = self.redactor.scrub(raw[: 8 * TEXT_SHOWN].decode("utf-8", "backslashreplace"))
+        text = shown if len(shown) <= TEXT_SHOWN and len(raw) <= 8 * TEXT_SHOWN else f"{shown[:TEXT_SHOWN]}… ({len(raw)} bytes)"
+        return {"file": file, "line": line.number, "offset": line.offset, "rule": why.rule, "reason": why.code, "detail": str(why), "text": text}
+
+    def note(self, done: Cleaned, line: RawLine, identity: str, changes: list[Change]) -> None:
+        """Account for what the rules changed in a row that was accepted."""
+        for change in changes:
+            entry = {"id": identity, "file": done.file, "line": line.number, "rule": change.rule, "place": change.place,
+                     "before": change.before, "after": change.after}  # fmt: skip
+            done.changes.append(dump_line(entry))
+            done.tally.changed[change.rule] += 1
+            _keep(done.samples, f"change {change.rule}", entry)
+        done.tally.rows_changed.update({change.rule for change in changes})
+
+
+def check_file(
+    path: Path, settings: Curate, added_tokens: tuple[str, ...] | None, base: Path | None, names: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or mended."""
+    cleaner = Cleaner(settings, added_tokens, base, names)
+    if why := refusal(path):
+        yield cleaner.entry(path.name, RawLine(0, None, b""), why) | {"line": None}
+        return
+    for line in raw_lines(path, path.name, max_line_bytes=settings.max_line_bytes, notes=Counter()):
+        try:
+            cleaner.clean(path.name, RawLine(*line), Tally(), [])
+        except BadLine as error:
+            yield cleaner.entry(path.name, RawLine(*line), error)
+
+
+def format_of(file: str, formats: dict[str, str]) -> str:
+    """The format that the first fitting glob demands for a file below data/raw, or auto."""
+    return next((name for glob, name in formats.items() if fnmatchcase(file, glob)), "auto")
+
+
+def domain_of(file: str) -> str:
+    """The domain of rows that don't name their own: the folder below data/raw, or the file's name without endings."""
+    return file.split("/", 1)[0].split(".", 1)[0] or file
+
+
+def blocks(file: str, lines: Iterable[tuple[int, int | None, bytes | BadLine]], size: int) -> Iterator[Block]:
+    """Neighbouring lines in blocks of about `size` bytes, never more than 4,096 lines."""
+    block, held = Block(file, []), 0
+    for line in lines:
+        block.lines.append(RawLine(*line))
+        held += len(line[2]) if isinstance(line[2], bytes) else 64
+        if held >= size or len(block.lines) >= 4096:
+            yield block
+            block, held = Block(file, []), 0
+    if block.lines:
+        yield block
+
+
+def _bytes(data: bytes | BadLine) -> bytes:
+    if isinstance(data, BadLine):
+        raise data
+    return data
+
+
+def _keep(samples: dict[str, list[dict[str, Any]]], key: str, entry: dict[str, Any]) -> None:
+    kept = samples.setdefault(key, [])
+    if len(kept) < SAMPLES:
+        kept.append(entry)

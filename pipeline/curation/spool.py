@@ -1,0 +1,73 @@
+"""Clean rows on disk while the rules that compare rows with each other are at work: in order, any row by its index."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.rows import Row
+
+BLOCK_ROWS = 1024
+
+
+class Spool:
+    """Rows as JSON lines in one file; only their offsets are in memory (8 bytes a row)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path.open("w+b")
+        self.lengths: list[NDArray[np.int32]] = []
+        self.offsets: NDArray[np.int64] = np.zeros(1, np.int64)
+
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Add rows, each a line with its newline."""
+        self.file.writelines(lines)
+        self.lengths.append(np.fromiter(map(len, lines), np.int32, len(lines)))
+
+    def finish(self) -> None:
+        """No row comes any more; from now on they can be read."""
+        self.file.flush()
+        lengths = np.concatenate([*self.lengths, np.zeros(0, np.int32)])
+        self.offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=self.offsets[1:])
+        self.lengths.clear()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def row(self, index: int) -> Row:
+        """One row, decoded."""
+        import orjson
+
+        self.file.seek(int(self.offsets[index]))
+        row: Row = orjson.loads(self.file.read(int(self.offsets[index + 1] - self.offsets[index])))
+        return row
+
+    def lines(self) -> Iterator[bytes]:
+        """Every row's line, in order."""
+        with self.path.open("rb", buffering=1 << 20) as file:
+            yield from file
+
+    def ranges(self) -> Iterator[tuple[int, int, int]]:
+        """(index of the first row, offset, bytes) of neighbouring rows, for workers that read them by `read_rows_at`."""
+        for first in range(0, len(self), BLOCK_ROWS):
+            last = min(first + BLOCK_ROWS, len(self))
+            yield first, int(self.offsets[first]), int(self.offsets[last] - self.offsets[first])
+
+    def sample(self, count: int) -> NDArray[np.int64]:
+        """Indices of at most `count` rows, spread evenly."""
+        return np.unique(np.linspace(0, max(len(self) - 1, 0), min(count, len(self))).astype(np.int64))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.file.close()
+
+
+def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:
+    """The rows in that part of a spool's file."""
+    import orjson
+
+    with path.open("rb") as file:
+        file.seek(offset)
+        return [orjson.loads(line) for line in file.read(size).splitlines(keepends=False)]

@@ -1,0 +1,43 @@
+"""Two texts and what differs between them, as words marked in HTML."""
+
+import re
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+LONGEST = 2000  # characters of a text that are shown
+NEAR = 10  # words shown on either side of a difference
+# a run of letters, of digits, or one other character (code differs in less than what lies between two blanks), with the blanks before it
+WORD = re.compile(r"\s*(?:[^\W\d_]+|\d+|\S)|\s+")
+
+
+def clipped(text: object, longest: int = LONGEST) -> str:
+    """The text's beginning, and how much more there is."""
+    whole = str(text)
+    return whole if len(whole) <= longest else f"{whole[:longest]}… ({len(whole) - longest:,} more characters)"
+
+
+def marked(before: str, after: str) -> "Markup":
+    """`after` with its own words in `<ins>` and those only in `before` in `<del>`; long runs of equal words are shortened. Everything is escaped."""
+    from markupsafe import Markup, escape
+
+    old, new = WORD.findall(clipped(before)), WORD.findall(clipped(after))
+    parts: list[str] = []
+    steps = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    for place, (kind, i, j, k, m) in enumerate(steps):
+        if kind == "equal":
+            parts.append(escape(_shortened(new[k:m], first=place == 0, last=place == len(steps) - 1)))
+            continue
+        parts += [f"<del>{escape(''.join(old[i:j]))}</del>"] if i < j else []
+        parts += [f"<ins>{escape(''.join(new[k:m]))}</ins>"] if k < m else []
+    return Markup("").join(Markup(part) for part in parts)  # noqa: S704 (each part is escaped above)
+
+
+def _shortened(words: list[str], *, first: bool, last: bool) -> str:
+    """Equal words: those near a difference, … for the rest."""
+    head, tail = (0 if first else NEAR), (0 if last else NEAR)
+    if len(words) <= head + tail + NEAR or first and last:
+        return "".join(words)
+    return "".join(words[:head]) + " … " + "".join(words[len(words) - tail :])
