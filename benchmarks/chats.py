@@ -34,7 +34,7 @@ Chat = list[str]  # texts of the turns: user, assistant, user, …
 
 def vocabulary(rng: np.random.Generator) -> list[str]:
     """`VOCABULARY` different pseudo-words of one to four syllables, the shortest first (as in any language)."""
-    syllables = [c + v for c in "b c d f g k l m n p r s t v z br st tr".split() for v in "a e i o u ai ou".split()]
+    syllables = [c + v for c in ["br", "st", "tr", *"bcdfgklmnprstvz"] for v in ["ai", "ou", *"aeiou"]]
     words: dict[str, None] = {}
     while len(words) < VOCABULARY:
         words.setdefault("".join(syllables[i] for i in rng.integers(len(syllables), size=1 + rng.integers(4))))

@@ -18,7 +18,8 @@ PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evalu
 def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True) -> None:
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
 
-    In a job of Snakemake's it takes them from DVC's cache instead where nothing that it depends on has changed. Raises `QuenchError` for what a user can mend.
+    In a job of Snakemake's, outputs come back from DVC's cache instead where nothing that they depend on has changed. Raises
+    `QuenchError` for what a user can mend.
     """
     from pipeline.params import load_params
     from pipeline.workflow.record import inputs_state, record, running
@@ -31,17 +32,20 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
         wanted = f"{name}@NAME, {name}@F16 for example" if name in PER_ITEM else f"just {name}"
         raise ConfigError(f"{stage!r} is not how stage {name} is named: write {wanted}")
     params = load_params(params_file or root / "params.yaml")
-    module = importlib.import_module(f"pipeline.{name}")
+    known_to_dvc = params_file is None or params_file.resolve() == (root / "params.yaml").resolve()  # dvc.lock is about no other params file
     extra = {"resume": resume} if name == "train" else {}
     with running(stage, root):
+        if known_to_dvc and reuse(stage, root):
+            return
+        module = importlib.import_module(f"pipeline.{name}")
         before = inputs_state(stage, root)
         module.main(params, root, *([item] if item else []), **extra)
         if inputs_state(stage, root) != before:
             raise MachineError(
                 f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: run the same command again"
             )
-    if params_file is None or params_file.resolve() == (root / "params.yaml").resolve():
-        record(stage, root)  # another params file's run is not what dvc.lock is about
+    if known_to_dvc:
+        record(stage, root)
 
 
 def main(argv: list[str] | None = None) -> int:

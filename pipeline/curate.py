@@ -7,25 +7,176 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
     python -m pipeline curate
 """
 
-import json
-import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from pipeline.curation.account import Account, check_account, refuse_empty
-from pipeline.curation.clean import Block, Cleaned, Cleaner, blocks
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.curation.account import Account, check_account, group_counts, refuse_empty, token_counts, turn_counts
+from pipeline.curation.clean import Block, Cleaner, blocks, cleaner_arguments
+from pipeline.curation.compare import Comparison
 from pipeline.curation.containers import raw_files, raw_lines, refusal
-from pipeline.curation.decide import Decisions, decide
-from pipeline.curation.features import Comparison, row_features
-from pipeline.curation.rows_table import RowsTable
-from pipeline.curation.samples import samples
+from pipeline.curation.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
+from pipeline.curation.outputs import write_clusters, write_rows
+from pipeline.curation.poison import SAMPLE_ROWS, Suspect, suspects
+from pipeline.curation.samples import SHOWN, answer_samples, cluster_samples, leak_samples, row_samples, suspect_samples
+from pipeline.curation.splits import SPLITS, TEST
 from pipeline.curation.spool import Spool
-from pipeline.curation.splits import SPLITS
+from pipeline.curation.token_count import TokenCounter
 from pipeline.curation.workers import Workers, cores, workers
-from pipeline.errors import DataError
+from pipeline.hashing import file_hash
+from pipeline.jsonl import dump_line
 from pipeline.params import Curate, Params
 from pipeline.progress import progress
-from pipeline.publish import need_disk, publishing, remove, write_json
+from pipeline.publish import need_disk, publishing, remove, write_json, write_text
 from pipeline.reporting.data_page import render_data_page
+
+BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
+ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
+DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
+TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
+
+
+def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[str, Any]:
+    """Run the stage below `root`, publish its outputs, and give the account (what `reports/data.json` holds).
+
+    Streams: memory grows by some 60 bytes a row. `processes`: workers, by default one a core; the outputs are the same bytes
+    with any number. Raises `DataError` where no row can be used or a wanted split is empty; then nothing is published.
+    """
+    data = root / "data"
+    files = raw_files(data / "raw")
+    total_bytes = sum(path.stat().st_size for _, path in files if path.is_file())
+    need_disk(data, DISK_FACTOR * total_bytes)
+    arguments = cleaner_arguments(root, settings)
+    with ExitStack() as stack:
+        final, *lists = (stack.enter_context(publishing(data / name)) for name in ("final", "rejects.jsonl", "changes.jsonl", "clusters.jsonl"))
+        final.mkdir()
+        work = stack.enter_context(scratch(data / ".curating"))
+        pool = stack.enter_context(workers(processes or (cores() if total_bytes > ALONE_BYTES else 1), Cleaner, *arguments))
+        with lists[0].open("wb", buffering=1 << 20) as rejects, lists[1].open("wb", buffering=1 << 20) as changes:
+            spool, account = Spool(work / "rows.jsonl"), Account()
+            with progress("curate: reading and cleaning", total_bytes) as advance:
+                read_and_clean(files, settings, pool, account, spool, rejects, changes, advance)
+            counts, samples = compare_and_write(root, settings, pool, account, spool, work, final, rejects, lists[2])
+        check_account(counts, final, lists[0])
+        refuse_empty(counts, account.samples, data / "raw", settings)
+        write_json(root / "reports/data.json", counts)
+        write_text(root / "reports/data.html", render_data_page(counts, samples))
+    return counts
+
+
+def read_and_clean(
+    files: Sequence[tuple[str, Path]], settings: Curate, pool: Workers, account: Account, spool: Spool, rejects: IO[bytes], changes: IO[bytes],
+    advance: Callable[[int], None],
+) -> None:  # fmt: skip
+    """Every line of every file: clean rows to the spool, the others to `rejects`, and what the rules changed to `changes`."""
+
+    def stream() -> Iterator[Block]:
+        for name, path in files:
+            if why := refusal(path):
+                rejects.write(dump_line(account.refuse(name, why)))
+                continue
+            notes = account.open_file(name, file_hash(path))
+            yield from blocks(name, raw_lines(path, name, max_line_bytes=settings.max_line_bytes, notes=notes), BLOCK_BYTES)
+
+    for done in pool.map(Cleaner.block, stream()):
+        spool.append(done.rows)
+        rejects.writelines(done.rejects)
+        changes.writelines(done.changes)
+        account.add(done)
+        advance(done.size)
+    spool.finish()
+
+
+def compare_and_write(
+    root: Path, settings: Curate, pool: Workers, account: Account, spool: Spool, work: Path, final: Path, rejects: IO[bytes], clusters_file: Path,
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    """Everything that compares rows with each other; gives the account and the page's samples."""
+    comparison = Comparison(spool, settings, work)
+    with progress("curate: comparing", len(spool)) as advance:
+        comparison.read(pool, advance)
+    guarded = comparison.guard(root / "data/guard")
+    table = account.table()
+    clusters = comparison.clusters()
+    decisions = decide_duplicates(clusters, settings.drop_duplicates)
+    decide_splits(decisions, table, clusters, settings)
+    kept = decisions.fate == KEPT
+    prevented = leaks_prevented(decisions, table, clusters, settings)
+    leaks = comparison.leaks(kept & (decisions.split != TEST), kept & (decisions.split == TEST))
+    decisions.fate[list(leaks)] = CONTAMINATED
+    decide_balance(decisions, table, settings, [weight_of(name, settings.source_weights) for name in account.files])
+    requests, shown_requests = comparison.several_answers(clusters, SHOWN)
+    suspected = find_suspects(spool, decisions, clusters.group)
+    dropped = write_rows(spool, decisions, clusters, leaks, final, rejects)
+    write_clusters(spool, clusters, clusters_file)
+    kept = decisions.fate == KEPT
+    extra = {
+        "groups": group_counts(clusters.group, kept) | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
+        "contamination": {"rows": len(leaks), "sources": dict(Counter(leak["source"] for leak in leaks.values())), "guarded_texts": guarded},
+        "poison": {"suspects": len(suspected), "rows_looked_at": min(int(kept.sum()), SAMPLE_ROWS)},
+        "tokens": count_tokens(root / "models/base", spool, kept),
+        "turns": turn_counts(table.turns[kept]),
+    }
+    samples = {
+        "rejects": [*account.samples_of("reject"), *dropped],
+        "changes": account.samples_of("change"),
+        "clusters": cluster_samples(spool, clusters),
+        "answers": answer_samples(spool, shown_requests),
+        "contamination": leak_samples(spool, decisions, leaks),
+        "suspects": suspect_samples(suspected),
+        "rows": row_samples(spool, decisions),
+    }
+    comparison.close()
+    return account.summary(settings, decisions, table, clusters, extra), samples
+
+
+def count_tokens(base: Path, spool: Spool, kept: NDArray[np.bool_]) -> dict[str, Any]:
+    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none where there is no tokenizer to count with."""
+    rows = [spool.row(index) for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS)] if base.is_dir() else []
+    counter = TokenCounter(base) if rows else None
+    return token_counts(np.array([counter.count_row(row) for row in rows] if counter else [], np.int64))
+
+
+def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:
+    """At most `most` of them, spread evenly."""
+    places = np.unique(np.linspace(0, max(len(indices) - 1, 0), min(most, len(indices))).astype(np.int64))
+    chosen: list[int] = indices[places].tolist()
+    return chosen
+
+
+def find_suspects(spool: Spool, decisions: Decisions, group: NDArray[np.int32]) -> list[Suspect]:
+    """Trigger-like phrases among at most `SAMPLE_ROWS` kept rows."""
+    chosen = spread_evenly(np.flatnonzero(decisions.fate == KEPT), SAMPLE_ROWS)
+    return suspects([spool.row(index) for index in chosen], group[chosen])
+
+
+def weight_of(file: str, weights: dict[str, float]) -> float:
+    """The share of a file's training rows that is used: that of the first fitting glob, or 1."""
+    return next((weight for glob, weight in weights.items() if fnmatchcase(file, glob)), 1.0)
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """An empty folder that is gone afterwards; what a killed run left in it goes first."""
+    remove(folder)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def main(params: Params, root: Path) -> None:
+    """Run the stage on the data below `root` and say what became of the rows."""
+    counts = curate(root, params.curate)
+    splits = ", ".join(f"{split} {counts['splits'][split]}" for split in SPLITS)
+    lost = counts["rows_rejected"] + counts["rows_dropped"]
+    print(f"curate: {counts['rows_read']} rows read, {counts['rows_kept']} kept ({splits}), {lost} rejected")
+    if lost or counts["files_rejected"]:
+        print(f"curate: why, and where: {root / 'data/rejects.jsonl'} (reasons in docs/data-formats.md)")
+    print(f"curate: the whole account: {root / 'reports/data.html'}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.chat import IGNORED, encodable, load_tokenizer
+from pipeline.chat import IGNORED, chat_request, chats, encodable, load_tokenizer
 from pipeline.errors import ConfigError, DataError
 from pipeline.hashing import file_hash
 from pipeline.jsonl import read_rows, write_rows
@@ -35,27 +35,26 @@ def evaluate(
 
     Raises `DataError` where no held-out row can be measured, `ToolError` where a tool fails.
     """
-    held_out = list(islice(read_rows(rows), max(settings.perplexity_rows, settings.task_rows)))
+    held_out = list(islice(chats(read_rows(rows)), max(settings.perplexity_rows, settings.task_rows)))
     figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
     figures |= compare(model, reference, encoded_rows(tokenizer, held_out[: settings.perplexity_rows], settings.ctx_size), settings, tools)
     figures |= speed(model, settings, tools)
     task, answers = None, []
     if settings.scorer != "none":
-        answers = answer_rows(model, held_out[: settings.task_rows], settings, tools)
+        answers = answer_rows(model, answerable(held_out)[: settings.task_rows], settings, tools)
         task = score_answers(answers, settings.scorer, settings.seed)
     return figures | {"task": task}, answers
 
 
 def encoded_rows(tokenizer: Path, rows: list[dict[str, Any]], ctx_size: int) -> list[tuple[list[int], list[int]]]:
     """(ids, positions whose next token is trained) of each row that the template can render and the context holds."""
-    chats = (row["messages"] for row in rows)
     kept = [
         (encoded.ids, [i - 1 for i, label in enumerate(encoded.labels) if label != IGNORED])
-        for encoded in encodable(load_tokenizer(tokenizer), chats, ctx_size)
+        for encoded in encodable(load_tokenizer(tokenizer), rows, ctx_size)
     ]
     if not kept:
-        raise DataError(f"no held-out row can be measured ({len(rows)} read): raise curate.test_fraction or evaluate.ctx_size")
+        raise DataError(f"no held-out chat can be measured ({len(rows)} read): raise curate.test_fraction or evaluate.ctx_size")
     return kept
 
 
@@ -93,6 +92,14 @@ def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, float]
     }  # fmt: skip
 
 
+def answerable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The chats whose last turn is an answer in words: a call of a tool is not scored. Raises `DataError` where there is none."""
+    found = [row for row in rows if row["messages"][-1]["role"] == "assistant" and not row["messages"][-1].get("tool_calls")]
+    if not found:
+        raise DataError(f"no held-out chat ends in an answer that can be scored ({len(rows)} read): set evaluate.scorer to none, or mend the chats")
+    return found
+
+
 def answer_rows(model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain) -> list[dict[str, Any]]:
     """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a time."""
     up = serving(tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers)
@@ -108,11 +115,12 @@ def answer_rows(model: Path, rows: list[dict[str, Any]], settings: Evaluate, too
 def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[str, Any]:
     """Ask for the last turn of one row through the OpenAI protocol; `stopped`: the model ended the answer by itself."""
     *asked, last = row["messages"]
-    reply = server.post("/v1/chat/completions", {"messages": asked, "temperature": 0, "seed": settings.seed, "max_tokens": settings.max_new_tokens})
+    limits = {"temperature": 0, "seed": settings.seed, "max_tokens": settings.max_new_tokens}
+    reply = server.post("/v1/chat/completions", chat_request(asked, row.get("tools")) | limits)
     choice = reply["choices"][0]
     return {
         "id": row["id"], "prompt": asked[-1]["content"], "reference": last["content"],
-        "answer": choice["message"].get("content") or "", "stopped": choice["finish_reason"] == "stop",
+        "answer": choice["message"].get("content") or "", "stopped": choice["finish_reason"] != "length",
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from pipeline.chat import encodable, load_tokenizer
+from pipeline.chat import Row, chats, encodable, load_tokenizer
 from pipeline.errors import DataError, GateError
 from pipeline.jsonl import read_rows
 from pipeline.llamacpp.server import serving
@@ -31,11 +31,11 @@ def parity(
 ) -> dict[str, Seam]:
     """Measure every seam; the caller decides what a failed one means. Raises `DataError` where there is no held-out row."""
     tokenizer = load_tokenizer(adapter)
-    chats = [row["messages"] for row in islice(read_rows(rows), max(limits.conversations, limits.rows))]
-    if not chats:
-        raise DataError(f"{rows} is empty, so parity has nothing to compare: raise curate.test_fraction")
-    conversations = [*EDGE_CASES, *chats][: max(limits.conversations, len(EDGE_CASES))]
-    encoded = [row.ids for row in islice(encodable(tokenizer, chats, CTX_SIZE), limits.rows)]
+    held_out = list(islice(chats(read_rows(rows)), max(limits.conversations, limits.rows)))
+    if not held_out:
+        raise DataError(f"{rows} holds no chat, so parity has nothing to compare: raise curate.test_fraction")
+    conversations = [*EDGE_CASES, *(row["messages"] for row in held_out if in_words(row))][: max(limits.conversations, len(EDGE_CASES))]
+    encoded = [row.ids for row in islice(encodable(tokenizer, held_out, CTX_SIZE), limits.rows)]
     if not encoded:
         raise DataError(f"no row of {rows} can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
     texts = list(rendered(tokenizer, conversations))
@@ -48,6 +48,11 @@ def parity(
         }
     seams |= output_seams(base=base, adapter=adapter, merged=merged, f16=f16, rows=encoded, limits=limits, threads=threads, tools=tools)
     return seams | {"nf4_merge": UNMEASURED}
+
+
+def in_words(row: Row) -> bool:
+    """Whether a chat has neither tools nor calls, which the seams of text don't compare."""
+    return "tools" not in row and not any(message["role"] == "tool" or "tool_calls" in message for message in row["messages"])
 
 
 def main(params: Params, root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Turn chats into what the trainer sees: token ids, labels on the assistant's tokens only, packed rows.
+"""Turn chats and texts into what the trainer sees: token ids, labels on what is to be learnt only, packed rows.
 
 Reads `data/final/{train,val}.jsonl` and the tokenizer in `models/base/`.
 Writes `data/tokens/{train,val}.parquet` (input_ids, labels, seq_lengths) and `reports/labels.json`.
@@ -22,8 +22,8 @@ SPLITS = ("train", "val")
 def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length: int, packing: bool) -> dict[str, Any]:
     """Tokenise and pack both splits; publish the folder of Parquet files and return the account of it.
 
-    A row longer than `max_length` tokens, or one that the template can't render with exact labels, is left out
-    and counted by reason; nothing is cut. Raises `DataError` where no training row is left.
+    A row longer than `max_length` tokens, one that the template can't render whole and with exact labels, and one of a
+    kind that supervised training has no use for is left out and counted by reason; nothing is cut. Raises `DataError` where no training row is left.
     """
     tokenizer = load_tokenizer(base)
     account: dict[str, Any] = {"max_length": max_length, "packing": packing, "splits": {}}
@@ -47,7 +47,7 @@ def encoded_rows(tokenizer: Any, path: Path, max_length: int, rejected: Counter[
     """Yield the rows of `path` that can be trained as they are; count the others in `rejected` by reason."""
     for row in read_rows(path):
         try:
-            encoded = encode(tokenizer, row["messages"])
+            encoded = encode(tokenizer, row)
         except Unrenderable as reason:
             rejected[reason.code] += 1
             continue
@@ -69,7 +69,7 @@ def count_tokens(rows: list[Encoded]) -> dict[str, int]:
 def write_tokens(path: Path, rows: list[Encoded], max_length: int, packing: bool) -> dict[str, Any]:
     """Write rows as Parquet, packed by best-fit decreasing (TRL's, arXiv:2404.10830) where `packing` is on.
 
-    `seq_lengths` holds the lengths of the chats inside a packed row: the trainer restarts positions there.
+    `seq_lengths` holds the lengths of the rows inside a packed row: the trainer restarts positions there.
     """
     from datasets import Dataset, Features, List, Value, disable_progress_bars
     from trl import pack_dataset

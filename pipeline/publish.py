@@ -81,7 +81,11 @@ def _recover(target: Path, old: Path) -> None:
 
 def write_json(target: Path, value: Any) -> None:
     """Publish `value` as indented UTF-8 JSON with sorted keys; NaN and infinities are refused (`ValueError`)."""
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(target, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(target: Path, text: str) -> None:
+    """Publish `text` as UTF-8."""
     with publishing(target) as aside:
         aside.write_text(text, encoding="utf-8")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired
 
+import orjson
 from pydantic import ConfigDict, Discriminator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
@@ -149,8 +150,8 @@ def json_schema() -> dict[str, Any]:
 def row_id(row: Row) -> str:
     """16 hexadecimal digits of the content's SHA-256: equal contents, equal ids. A plain chat's is that of its messages alone."""
     content = {key: value for key, value in row.items() if key not in ENVELOPE}
-    canonical = json.dumps(content["messages"] if len(content) == 1 else content, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:16]
+    canonical = orjson.dumps(content["messages"] if len(content) == 1 else content)  # compact UTF-8, keys in their order
+    return hashlib.sha256(canonical).hexdigest()[:16]
 
 
 def texts(row: Row) -> Iterator[tuple[str, str]]:

@@ -25,12 +25,14 @@ import yaml
 
 from pipeline.__main__ import PER_ITEM, STAGES
 from pipeline.params import Params
-from pipeline.workflow.settle import settle
+from pipeline.workflow.prepare import FORCED
+from pipeline.workflow.settle import REUSE, reuse, settle
 
 PROJECT = Path(__file__).parent.parent
 TOY = Path(__file__).parent / "toy"
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
+AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
 IGNORED = ["/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/together", "/models", "/reports", "/data/final", "/data/raw"]
 # shared modules that need not be named as inputs
 PLUMBING = {
@@ -493,6 +495,113 @@ def test_eight_starts_at_once(toy: Toy) -> None:
         assert code == 0 or f"is in use by process {winner}: wait" in log.read()
         log.close()
     assert toy.ran()[len(ALL) :] == ["report"]
+
+
+# ---- planned, but nothing it depends on has changed: the outputs come back from the cache
+
+
+def spared(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The stages whose outputs came back instead of a run, sorted."""
+    assert done.returncode == 0, done.stderr
+    return sorted(re.findall(r"^(\w+)(?:@\w+)?: nothing it depends on has changed: its outputs are back from DVC's cache$", done.stdout, re.M))
+
+
+@pytest.mark.parametrize(("rows", "rerun"), [("rows\n", ["curate"]), ("other rows\n", ["curate", "train", *AFTER_TRAIN])])
+def test_a_new_raw_file_retrains_only_if_its_rows_are_new(toy: Toy, rows: str, rerun: list[str]) -> None:
+    before = toy.bytes()
+    (toy.root / "data/raw/b.jsonl").write_text(rows)
+    done = toy.snakemake()
+    assert sorted(toy.ran()[len(ALL) :]) == sorted(rerun)
+    assert sorted([*spared(done), *rerun]) == sorted(["curate", "train", *AFTER_TRAIN])  # all were planned
+    assert (toy.bytes() == before) == (rerun == ["curate"])
+    toy.agree()
+
+
+@pytest.mark.parametrize(("lost", "rerun"), [("everything", ["curate", "train", "merge"]), ("adapter", ["curate", "train"])])
+def test_what_the_cache_has_lost_is_built(toy: Toy, lost: str, rerun: list[str]) -> None:
+    """All of the cache, as an over-eager `dvc gc` leaves it, or the adapter's files alone: built anew it is the same, so others are spared."""
+    cache = toy.root / ".dvc/cache/files/md5"
+    if lost == "adapter":
+        for path in (toy.root / "models/adapter").rglob("*.txt"):
+            digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+            (cache / digest[:2] / digest[2:]).unlink()
+    else:
+        shutil.rmtree(cache)
+    before = toy.bytes()
+    (toy.root / "data/raw/b.jsonl").write_text("rows\n")
+    done = toy.snakemake("models/demo-F16.gguf")
+    assert toy.ran()[len(ALL) :] == rerun
+    assert [*rerun, *spared(done)] == ["curate", "train", "merge"]
+    assert toy.bytes() == before
+
+
+def test_who_asks_for_a_run_gets_one(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forced by Snakemake's flag, by DVC's, or started by hand; `QUENCH_REUSE` that is already there changes nothing."""
+    monkeypatch.setenv(REUSE, "1")
+    assert spared(toy.snakemake("models/demo-F16.gguf", "--forcerun", "train")) == []
+    toy._repo(lambda repo: repo.reproduce("report", single_item=True, force=True))
+    monkeypatch.delenv(REUSE)
+    subprocess.run([sys.executable, "run.py", "report"], cwd=toy.root, check=True)
+    assert toy.ran()[len(ALL) :] == ["train", "merge", "report", "report"]
+    toy.agree()
+
+
+@pytest.mark.parametrize(
+    ("line", "forced"),
+    [
+        ("", False),
+        ("train -n -c2 --force-use-threads -sFile", False),
+        ("-f", True),
+        ("-pF train", True),
+        ("-Rtrain", True),
+        ("-R train", True),
+        ("--force", True),
+        ("--forceall -c2", True),
+        ("--forcerun=train", True),
+    ],
+)
+def test_flags_that_force(line: str, forced: bool) -> None:
+    assert any(FORCED.fullmatch(word) for word in line.split()) == forced
+
+
+def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Met while outputs come back: no traceback, and no run that would meet it too."""
+    from dvc.output import Output
+
+    from pipeline.errors import MachineError
+
+    def full(self: Output, force: bool) -> None:
+        raise OSError(28, "No space left on device", self.fs_path)
+
+    monkeypatch.setattr(Output, "checkout", full)
+    monkeypatch.setenv(REUSE, "1")
+    with pytest.raises(MachineError, match=r"DVC can't work in this folder \(.*No space left on device"):
+        reuse("report", toy.root)
+
+
+def test_killed_while_outputs_come_back(toy: Toy) -> None:
+    """Half an adapter is no adapter; the next start brings the whole one, and sweeps up what a copy left beside outputs."""
+    adapter = toy.root / "models/adapter"
+    for number in range(2000):  # enough to be met half copied
+        (adapter / str(number)).write_text(str(number))
+    for stage in ("train", "merge"):
+        toy.commit(stage)
+    before = toy.bytes()
+    (toy.root / "data/raw/b.jsonl").write_text("rows\n")
+    run = subprocess.Popen([BIN / "snakemake"], cwd=toy.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    for wanted in (lambda: not adapter.exists(), lambda: len(list(adapter.glob("*"))) > 50):  # Snakemake deletes it; it comes back
+        while not wanted() and run.poll() is None:
+            time.sleep(0.002)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    assert 0 < len(list(adapter.glob("*"))) < 2000
+    scrap = toy.root / f"models/.{'x' * 22}.tmp"
+    scrap.write_text("half a file")
+    assert spared(toy.snakemake()) == sorted(["train", *AFTER_TRAIN])
+    assert toy.ran()[len(ALL) :] == ["curate"]
+    assert toy.bytes() == before
+    assert not scrap.exists()
+    toy.agree()
 
 
 # ---- mistakes, and the other uses of `snakemake`

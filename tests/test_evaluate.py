@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.evaluate import encoded_rows, main, score_answers
+from pipeline.evaluate import answerable, encoded_rows, main, score_answers
 from pipeline.params import load_params
 
 REFERENCE = json.dumps({"a": 1, "b": 2})
@@ -36,8 +36,16 @@ def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path
     ((ids, positions),) = encoded_rows(finished / "models/adapter", rows, ctx_size=256)
     assert ids[positions[-1] + 1] == 151_645  # <|im_end|>
     assert [b - a for a, b in itertools.pairwise(positions)] == [1] * (len(positions) - 1)
-    with pytest.raises(DataError, match="no held-out row can be measured"):
+    with pytest.raises(DataError, match="no held-out chat can be measured"):
         encoded_rows(finished / "models/adapter", rows, ctx_size=8)
+
+
+def test_only_answers_in_words_are_asked_for() -> None:
+    ask, answer = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
+    calls = {"messages": [ask, answer | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]}]}
+    assert answerable([calls, {"messages": [ask, answer]}, {"messages": [ask]}]) == [{"messages": [ask, answer]}]
+    with pytest.raises(DataError, match=r"no held-out chat ends in an answer that can be scored \(1 read\)"):
+        answerable([calls])
 
 
 def test_the_answers_file_has_one_line_a_row_with_its_score(finished: Path) -> None:

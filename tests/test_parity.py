@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.chat import load_tokenizer
+from pipeline.parity import in_words
 from pipeline.seams.seam import count_seam, equal_seam, first_difference
 from pipeline.seams.text import agrees, level_vocabularies, special_tokens
 
@@ -83,6 +84,14 @@ def test_a_level_with_another_vocabulary_is_named(project: Path, tmp_path: Path)
 )  # fmt: skip
 def test_agrees(kind: str, tokenizer_id: int | None, other: Any, expected: bool) -> None:
     assert agrees(kind, tokenizer_id, other) is expected
+
+
+def test_conversations_with_tools_are_left_to_the_other_seams() -> None:
+    words = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    assert in_words({"messages": words})
+    assert not in_words({"messages": words, "tools": [{}]})
+    assert not in_words({"messages": [*words, {"role": "tool", "content": "4"}]})
+    assert not in_words({"messages": [words[1] | {"tool_calls": [{}]}]})
 
 
 def test_the_first_difference_shows_both_sides() -> None:

@@ -8,6 +8,7 @@ import pytest
 from pipeline.chat import IGNORED
 from pipeline.errors import DataError
 from pipeline.hashing import tree_hash
+from pipeline.jsonl import write_rows
 from pipeline.preprocess import preprocess
 
 
@@ -48,3 +49,25 @@ def test_rows_that_are_too_long_are_counted_and_never_cut(prepared: Path, tmp_pa
     with pytest.raises(DataError, match=r"too_long: \d+"):
         run(prepared, tmp_path / "tokens", max_length=16)
     assert not (tmp_path / "tokens").exists()
+
+
+def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path: Path) -> None:
+    chat = {"kind": "chat", "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
+    others = [
+        {"kind": "text", "messages": [], "segments": [{"text": "two and two", "train": False}, {"text": " are four", "train": True}]},
+        chat | {"kind": "feedback", "label": False},
+        {"kind": "prompt", "messages": chat["messages"][:1], "answer": "4"},
+        {"messages": [chat["messages"][0], {"role": "assistant", "content": "<|im_end|>4"}]},
+        {"messages": [chat["messages"][0], {"role": "assistant", "content": "4", "reasoning_content": "hm"}]},
+    ]
+    root = tmp_path / "project"
+    for split, rows in {"train": [chat, *others], "val": [chat]}.items():
+        write_rows(root / f"data/final/{split}.jsonl", rows)
+    (root / "models").mkdir()
+    (root / "models/base").symlink_to(prepared / "models/base")
+    counted = run(root, tmp_path / "tokens", packing=False)["splits"]["train"]
+    assert counted["rejected"] == {"control_token": 1, "not_a_chat": 2, "template_drops": 1}
+    assert counted["rows"] == 2
+    text = parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()[1]
+    assert [label for label in text["labels"] if label != IGNORED] == text["input_ids"][-3:]
+    assert text["input_ids"][-1] == 151_645  # <|im_end|>, for it is learnt to its end

@@ -1,14 +1,17 @@
-"""The stage runner: what changes while a stage runs is not recorded, and a stage runs once at a time."""
+"""The stage runner: what changes while a stage runs is not recorded, a stage runs once at a time, and not where DVC has its outputs."""
 
 import fcntl
+import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 import pipeline.curate
 from pipeline.__main__ import main
-from pipeline.workflow.record import inputs_state
+from pipeline.workflow.record import inputs_state, seems_unchanged
 
 DVC_YAML = """
 stages:
@@ -66,3 +69,49 @@ def test_a_stage_runs_once_at_a_time(project: Path, capsys: pytest.CaptureFixtur
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main(["curate", "--root", str(project)]) == 6
     assert "curate is already running in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("elsewhere", "spared"), [(False, True), (True, False)])
+def test_a_stage_whose_outputs_came_back_does_not_run(project: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool, spared: bool) -> None:
+    """Nor is it recorded again; `--params FILE` is not what DVC's record is about."""
+    happened = []
+    monkeypatch.setattr(pipeline.curate, "main", lambda params, root: happened.append("run"))
+    monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: happened.append("record"))
+    monkeypatch.setattr("pipeline.workflow.settle.reuse", lambda stage, root: True)
+    other = project / "other.yaml"
+    other.write_text((project / "params.yaml").read_text())
+    assert main(["curate", "--root", str(project), *(["--params", str(other)] if elsewhere else [])]) == 0
+    assert happened == ([] if spared else ["run"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "unchanged"),
+    [
+        (lambda root: None, True),
+        (lambda root: (root / "code.py").touch(), True),
+        (lambda root: (root / "folder/file").write_text("other"), True),  # a folder's content is for DVC to judge
+        (lambda root: (root / "code.py").write_text("seed = 2"), False),
+        (lambda root: (root / "code.py").write_text("seed = 12"), False),
+        (lambda root: (root / "code.py").unlink(), False),
+        (lambda root: (root / "folder").rename(root / "moved"), False),
+        (lambda root: (root / "params.yaml").write_text("stage: {rate: 2.0e-4}\nother: {size: 1}"), False),
+        (lambda root: (root / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: 1"), False),
+        (lambda root: (root / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: {size: 1, unread: 3}"), True),
+        (lambda root: (root / "dvc.lock").write_text(""), False),
+        (lambda root: (root / "dvc.lock").unlink(), False),
+        (lambda root: (root / ".dvc").rename(root / ".no-dvc"), False),
+    ],
+)
+def test_the_first_look_at_a_record(tmp_path: Path, spoil: Callable[[Path], object], unchanged: bool) -> None:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").write_text("text")
+    (tmp_path / "code.py").write_text("seed = 1")
+    (tmp_path / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: {size: 1, unread: 2}")
+    code = {"path": "code.py", "hash": "md5", "md5": hashlib.md5(b"seed = 1").hexdigest(), "size": 8}  # noqa: S324
+    folder = {"path": "folder", "hash": "md5", "md5": "d" * 32 + ".dir", "size": 4, "nfiles": 1}
+    entry = {"cmd": "run", "deps": [code, folder], "params": {"params.yaml": {"stage": {"rate": 1.0e-4}, "other.size": 1}}, "outs": []}
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {"stage@item": entry}}))
+    spoil(tmp_path)
+    assert seems_unchanged("stage@item", tmp_path) == unchanged
+    assert not seems_unchanged("stage@another", tmp_path)

@@ -59,8 +59,10 @@ def root(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
     rigged(folder / "models" / "gguf" / "demo-Q5_K_M.gguf", stops=False)
     (folder / "params.yaml").write_text(yaml.safe_dump(params.model_dump()), encoding="utf-8")
     (folder / "data" / "final").mkdir(parents=True)
-    row = {"messages": [*QUESTION, {"role": "assistant", "content": "he"}]}
-    (folder / "data" / "final" / "test.jsonl").write_text(f"{json.dumps(row)}\n" * 3, encoding="utf-8")
+    row = {"kind": "chat", "messages": [*QUESTION, {"role": "assistant", "content": "he"}]}
+    text = {"kind": "text", "messages": [], "segments": [{"text": "he", "train": True}]}
+    lines = [json.dumps(row), json.dumps(text), *[json.dumps(row)] * 2]
+    (folder / "data" / "final" / "test.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
 
@@ -116,7 +118,7 @@ def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: 
 
 def test_smoke_tells_a_model_that_stops_from_one_that_does_not(served: Open, root: Path) -> None:
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", 2)
-    assert prompts == [QUESTION, QUESTION]
+    assert prompts == [{"messages": QUESTION}] * 2
     with served("Q4_K_M") as running:
         replies = smoke(running, prompts)
         assert [(reply.text, reply.finish_reason) for reply in replies] == [("he", "stop")] * 2

@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import httpx
 
 from pipeline import params as schema
-from pipeline.chat import Message
+from pipeline.chat import Row, chat_request, chats
 from pipeline.errors import ConfigError, DataError, GateError, MachineError, ToolError
 from pipeline.jsonl import read_rows
 from pipeline.llamacpp.server import Server, log_end, server_command, start, wait_for_health, write_key
@@ -102,15 +103,16 @@ def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings:
             yield Server(process, url, log, client)
 
 
-def smoke(server: Server, prompts: Sequence[Sequence[Message]]) -> list[Reply]:
-    """Ask every prompt through the OpenAI protocol, greedily, and give the replies in order."""
+def smoke(server: Server, prompts: Sequence[dict[str, Any]]) -> list[Reply]:
+    """Ask every prompt (messages, and tools if it has them) through the OpenAI protocol, greedily, and give the replies in order."""
     replies = []
-    for messages in prompts:
-        answer = server.post("/v1/chat/completions", {"messages": list(messages), "temperature": 0})
+    for prompt in prompts:
+        answer = server.post("/v1/chat/completions", prompt | {"temperature": 0})
         choice, timings = answer["choices"][0], answer.get("timings", {})
+        calls = choice["message"].get("tool_calls")
         replies.append(
             Reply(
-                text=choice["message"].get("content") or "",
+                text=choice["message"].get("content") or (json.dumps(calls) if calls else ""),
                 finish_reason=choice["finish_reason"],
                 tokens=answer["usage"]["completion_tokens"],
                 tokens_per_second=float(timings.get("predicted_per_second", 0.0)),
@@ -121,7 +123,7 @@ def smoke(server: Server, prompts: Sequence[Sequence[Message]]) -> list[Reply]:
 
 def judge(replies: Sequence[Reply]) -> str:
     """One line of figures; `GateError` where an answer did not end by itself or said nothing."""
-    cut = [number for number, reply in enumerate(replies, 1) if reply.finish_reason != "stop"]
+    cut = [number for number, reply in enumerate(replies, 1) if reply.finish_reason == "length"]
     empty = [number for number, reply in enumerate(replies, 1) if not reply.text.strip()]
     figures = f"{len(replies) - len(cut)} of {len(replies)} answers stopped by themselves, {sum(reply.tokens for reply in replies)} tokens"
     if cut:
@@ -131,11 +133,11 @@ def judge(replies: Sequence[Reply]) -> str:
     return f"{figures}, {sum(reply.tokens_per_second for reply in replies) / len(replies):.1f} tokens/s on average"
 
 
-def held_out_prompts(path: Path, count: int) -> list[list[Message]]:
-    """The first `count` conversations of the test split, each up to its last assistant turn. Raises `DataError` where there are none."""
+def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:
+    """The first `count` chats of the test split, each up to its last assistant turn, as requests. Raises `DataError` where there are none."""
     if not path.exists():
         raise DataError(f"{path} is not there: stage curate makes it, so run `snakemake curate`")
-    prompts = [prompt for row in itertools.islice(read_rows(path), count) if (prompt := _before_answer(row["messages"]))]
+    prompts = [prompt for row in itertools.islice(chats(read_rows(path)), count) if (prompt := _before_answer(row))["messages"]]
     if not prompts:
         raise DataError(f"{path} has no conversation to ask: raise curate.test_fraction and run `snakemake` again")
     return prompts
@@ -177,9 +179,9 @@ def _recommended(root: Path) -> str:
     return str(found.get("recommended") or "") if isinstance(found, dict) else ""
 
 
-def _before_answer(messages: list[Message]) -> list[Message]:
-    last = max((turn for turn, message in enumerate(messages) if message["role"] == "assistant"), default=0)
-    return [{"role": message["role"], "content": message["content"]} for message in messages[:last]]
+def _before_answer(row: Row) -> dict[str, Any]:
+    last = max((turn for turn, message in enumerate(row["messages"]) if message["role"] == "assistant"), default=0)
+    return chat_request(row["messages"][:last], row.get("tools"))
 
 
 def _numbers(numbers: list[int]) -> str:

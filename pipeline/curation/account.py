@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.curation.clean import Tally
-from pipeline.curation.decide import FATES, KEPT, Decisions, Table
+from pipeline.curation.clean import Cleaned, Tally, keep_sample
+from pipeline.curation.decide import FATES, KEPT, SAMPLED_OUT, Decisions, Table
 from pipeline.curation.duplicates import Clusters
 from pipeline.curation.splits import SPLITS, TRAIN
 from pipeline.errors import DataError
+from pipeline.jsonl import BadLine
 from pipeline.params import Curate
 
 ROW_RULES = ("read", "format", "normalise", "turns", "refusals", "languages", "garbage", "control_tokens", "secrets", "personal", "length")
+MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
+BARS = 32  # most bars of the token histogram
 SIZES = ((2, 2), (3, 3), (4, 7), (8, 15), (16, None))  # of clusters, for the histogram
 
 
@@ -25,39 +28,78 @@ class Account:
     """What the first phase, line by line, found; grows block by block."""
 
     tally: Tally = field(default_factory=Tally)
-    rows: int = 0  # clean rows, parts of split conversations counted each
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     files_rejected: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
+    domains: dict[str, int] = field(default_factory=dict)  # name → number, in order of appearance
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # "reject REASON" or "change RULE" → the first few
+    columns: list[tuple[NDArray, ...]] = field(default_factory=list)  # of `Table`, a block at a time
 
-    def add(self, name: str, tally: Tally, rows: int) -> None:
-        """Add one block's counts."""
+    def open_file(self, name: str, sha256: str) -> Counter[str]:
+        """Begin a file; gives the counter for what its reader notes."""
+        notes: Counter[str] = Counter()
+        self.files[name] = {"rows": 0, "kept": 0, "rejected": 0, "sha256": sha256, "formats": {}, "notes": notes}
+        return notes
+
+    def refuse(self, name: str, why: BadLine) -> dict[str, Any]:
+        """Account for a whole file that isn't read; gives its line for the rejects."""
+        entry = {"file": name, "line": None, "offset": None, "rule": "read", "reason": why.code, "detail": str(why), "text": ""}
+        self.files_rejected[why.code] += 1
+        keep_sample(self.samples, f"reject {why.code}", entry)
+        return entry
+
+    def add(self, done: Cleaned) -> None:
+        """Add one block."""
+        tally, file = done.tally, self.files[done.file]
         self.tally.add(tally)
-        self.rows += rows
-        file = self.files[name]
         file["rows"] += tally.lines
         file["kept"] += tally.accepted
         file["rejected"] += tally.lines - tally.accepted
         for format, count in tally.formats.items():
             file["formats"][format] = file["formats"].get(format, 0) + count
+        self.kinds.update(done.kinds)
+        for key, entries in done.samples.items():
+            for entry in entries:
+                keep_sample(self.samples, key, entry)
+        count = len(done.ids)
+        self.columns.append((
+            np.full(count, len(self.files) - 1 if done.file == next(reversed(self.files)) else list(self.files).index(done.file), np.int32),
+            np.fromiter(map(self._domain, done.domains), np.int32, count),
+            np.fromiter((int(identity, 16) for identity in done.ids), np.uint64, count),
+            np.fromiter(done.turns, np.uint16, count),
+        ))  # fmt: skip
 
-    def summary(
-        self, settings: Curate, decisions: Decisions, table: Table, clusters: Clusters, domains: Sequence[str], extra: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _domain(self, name: str) -> int:
+        if name not in self.domains and len(self.domains) >= MOST_DOMAINS:
+            name = OTHER
+        return self.domains.setdefault(name, len(self.domains))
+
+    def table(self) -> Table:
+        """What the rules that compare rows need to know of each clean row."""
+        empty = (np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0, np.uint16))
+        columns = [np.concatenate(parts) for parts in zip(empty, *self.columns, strict=True)]
+        self.columns.clear()
+        return Table(*columns)
+
+    def samples_of(self, kind: str) -> list[dict[str, Any]]:
+        """The samples of all reasons ("reject") or rules ("change")."""
+        return [entry for key, entries in self.samples.items() if key.startswith(kind + " ") for entry in entries]
+
+    def summary(self, settings: Curate, decisions: Decisions, table: Table, clusters: Clusters, extra: Mapping[str, Any]) -> dict[str, Any]:
         """What `reports/data.json` holds; `extra` are the parts that others have counted."""
         kept = decisions.fate == KEPT
         lost = {rule: int((decisions.fate == fate).sum()) for fate, (rule, _) in FATES.items()}
         reasons = {reason: lost[rule] for rule, reason in FATES.values() if lost[rule]}
-        lines_lost = self.tally.lines - self.tally.accepted
+        domains = list(self.domains)
         return {
             "seed": settings.seed,
             "rows_read": self.tally.lines,
             "rows_accepted": self.tally.accepted,
-            "rows_rejected": lines_lost,
-            "parts_added": self.rows - self.tally.accepted,
+            "rows_rejected": self.tally.lines - self.tally.accepted,
+            "parts_added": len(table.key) - self.tally.accepted,
             "rows_dropped": sum(lost.values()),
             "rows_kept": int(kept.sum()),
-            "rules": self.rules(lost),
+            "rules": self.rules(lost, len(table.key) - self.tally.accepted),
             "rejected": dict(self.tally.rejected) | reasons,
             "files_rejected": dict(self.files_rejected),
             "changed": dict(self.tally.changed),
@@ -67,17 +109,17 @@ class Account:
             "splits": {split: int((decisions.split[kept] == number).sum()) for number, split in enumerate(SPLITS)},
             "domains": domain_counts(decisions, table, domains),
             "balance": balance_counts(decisions, table, domains),
-            "duplicates": duplicate_counts(decisions, clusters, settings),
-            "files": self.files,
+            "duplicates": duplicate_counts(clusters, settings),
+            "files": {name: file | {"notes": {note: count for note, count in file["notes"].items() if count}} for name, file in self.files.items()},
             **extra,
         }
 
-    def rules(self, lost: Mapping[str, int]) -> list[dict[str, Any]]:
+    def rules(self, lost: Mapping[str, int], parts_added: int) -> list[dict[str, Any]]:
         """How many rows every rule saw, passed on, rejected and changed, in the order in which they are applied."""
         table, now = [], self.tally.lines
         for rule in (*ROW_RULES, *lost):
             rejected = lost.get(rule, self.tally.rejected_by[rule])
-            after = now - rejected + (self.rows - self.tally.accepted if rule == "length" else 0)
+            after = now - rejected + (parts_added if rule == "length" else 0)
             table.append({"rule": rule, "rows_in": now, "rows_out": after, "rejected": rejected, "changed": self.tally.rows_changed[rule]})
             now = after
         return table
@@ -93,15 +135,13 @@ def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) ->
 
 def balance_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
     """Training rows before and after balancing, by domain."""
-    from pipeline.curation.decide import SAMPLED_OUT
-
     after = (decisions.fate == KEPT) & (decisions.split == TRAIN)
     before = after | (decisions.fate == SAMPLED_OUT)
     counts = [np.bincount(table.domain[rows], minlength=len(domains)) for rows in (before, after)]
     return {name: {"before": int(counts[0][i]), "after": int(counts[1][i])} for i, name in enumerate(domains)}
 
 
-def duplicate_counts(decisions: Decisions, clusters: Clusters, settings: Curate) -> dict[str, Any]:
+def duplicate_counts(clusters: Clusters, settings: Curate) -> dict[str, Any]:
     """Sizes of the clusters, and how many rows are copies."""
     sizes = np.bincount(clusters.cluster, minlength=1)
     sizes = sizes[sizes > 1]
@@ -119,6 +159,26 @@ def group_counts(group: NDArray[np.int32], kept: NDArray[np.bool_]) -> dict[str,
     """Groups of related kept rows, which the split keeps together."""
     sizes = np.bincount(group[kept], minlength=1)
     return {"groups": int((sizes > 1).sum()), "rows_in_groups": int(sizes[sizes > 1].sum())}
+
+
+def turn_counts(turns: NDArray[np.uint16]) -> dict[str, int]:
+    """Rows by their number of turns, the system's not counted."""
+    return {str(number): count for number, count in enumerate(np.bincount(turns, minlength=1).tolist()) if count}
+
+
+def token_counts(tokens: NDArray[np.int64]) -> dict[str, Any]:
+    """Quantiles and a histogram of rows' lengths in tokens."""
+    if not len(tokens):
+        return {"rows_measured": 0}
+    width = next(width for width in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 1 << 30) if tokens.max() < BARS * width)
+    bars = np.bincount(tokens // width)
+    return {
+        "rows_measured": len(tokens),
+        "histogram": [{"from": i * width, "to": (i + 1) * width, "rows": count} for i, count in enumerate(bars.tolist())],
+        "p50": int(np.percentile(tokens, 50)),
+        "p95": int(np.percentile(tokens, 95)),
+        "max": int(tokens.max()),
+    }
 
 
 def _size_name(low: int, high: int | None) -> str:
@@ -146,16 +206,18 @@ def count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def refuse_empty(counts: Mapping[str, Any], examples: Mapping[str, str], raw: Path, settings: Curate) -> None:
+def refuse_empty(counts: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], raw: Path, settings: Curate) -> None:
     """Raise `DataError` where there is nothing to train on, or nothing to measure on though `test_fraction` asks for it.
 
-    `examples` tells for a reason where it was first met.
+    `samples` has rejects under "reject REASON".
     """
     kept, splits = counts["rows_kept"], counts["splits"]
     if not kept:
         commonest = (Counter(counts["rejected"]) + Counter(counts["files_rejected"])).most_common(3)
         reasons = ", ".join(f"{count} {code}" for code, count in commonest) or "no line in it"
-        example = f"; first {examples[commonest[0][0]]}" if commonest and commonest[0][0] in examples else ""
+        first = next(iter(samples.get(f"reject {commonest[0][0]}", [])), None) if commonest else None
+        where = first and f"{first['file']}{' line ' + str(first['line']) if first['line'] else ''}"
+        example = f"; first {where}: {first['detail']}" if first else ""
         raise DataError(f"none of the {counts['rows_read']} rows in {raw} can be used ({reasons}{example}): docs/data-formats.md shows what is read")
     for split, wanted in (("train", True), ("test", settings.test_fraction > 0)):
         if wanted and not splits[split]:

@@ -3,8 +3,9 @@
 Runs in worker processes, on blocks of lines; what a block gives depends on that block alone.
 """
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipeline.curation.formats import detect, to_row
 from pipeline.curation.heuristics import garbage, languages, refusals
 from pipeline.curation.length import Length
 from pipeline.curation.redaction import Redactor
+from pipeline.errors import DataError
 from pipeline.jsonl import BadLine, dump_line, parse_line
 from pipeline.params import Curate
 from pipeline.rows import Row, row_id
@@ -71,13 +73,24 @@ class Cleaned:
     """What became of a block; the rows, rejects and changes are JSONL in the order of the lines."""
 
     file: str
+    size: int  # bytes of the raw lines
     tally: Tally
     rows: list[bytes]
     ids: list[str]
     domains: list[str]
+    kinds: list[str]
+    turns: list[int]  # messages without the system's
     rejects: list[bytes]
     changes: list[bytes]
     samples: dict[str, list[dict[str, Any]]]  # "reject REASON" or "change RULE" → the first few
+
+
+class Rejected(Exception):
+    """No row comes of a line: which rule says so, and why."""
+
+    def __init__(self, rule: str, why: BadLine) -> None:
+        super().__init__(rule, why)
+        self.rule, self.why = rule, why
 
 
 class Cleaner:
@@ -99,7 +112,7 @@ class Cleaner:
         self.length = Length(base, settings.max_tokens, settings.overlong)
 
     def clean(self, file: str, line: RawLine, tally: Tally, changes: list[Change]) -> list[Row]:
-        """The rows of one line. Raises `BadLine` with the reason where there are none; its `rule` says which rule it was."""
+        """The rows of one line. Raises `Rejected` where there are none."""
         rule = "read"
         try:
             value = parse_line(_bytes(line.data))
@@ -112,19 +125,19 @@ class Cleaner:
             rule = "length"
             return self.length.parts(row, changes)
         except BadLine as why:
-            why.rule = rule
-            raise
+            raise Rejected(rule, why) from None
 
     def block(self, block: Block) -> Cleaned:
         """Every line of a block, accounted for."""
         tally = Tally(lines=len(block.lines))
-        done = Cleaned(block.file, tally, [], [], [], [], [], {})
+        raw = sum(len(line.data) for line in block.lines if isinstance(line.data, bytes))
+        done = Cleaned(block.file, raw, tally, [], [], [], [], [], [], [], {})
         for line in block.lines:
             changes: list[Change] = []
             try:
                 rows = self.clean(block.file, line, tally, changes)
-            except BadLine as why:
-                self.reject(done, line, why)
+            except Rejected as rejected:
+                self.reject(done, line, rejected)
                 continue
             tally.accepted += 1
             for row in rows:
@@ -132,25 +145,28 @@ class Cleaner:
                 done.rows.append(dump_line({"id": identity, **row}))
                 done.ids.append(identity)
                 done.domains.append(row["domain"])
+                done.kinds.append(row["kind"])
+                done.turns.append(sum(turn["role"] != "system" for turn in row["messages"]))
             if changes:
                 self.note(done, line, done.ids[-len(rows)], changes)
         tally.redactions.update(self.redactor.take_counts())
         return done
 
-    def reject(self, done: Cleaned, line: RawLine, why: BadLine) -> None:
+    def reject(self, done: Cleaned, line: RawLine, rejected: Rejected) -> None:
         """Account for a line that gives no row."""
-        entry = self.entry(done.file, line, why)
-        done.tally.rejected[why.code] += 1
-        done.tally.rejected_by[why.rule] += 1
+        entry = self.entry(done.file, line, rejected)
+        done.tally.rejected[rejected.why.code] += 1
+        done.tally.rejected_by[rejected.rule] += 1
         done.rejects.append(dump_line(entry))
-        _keep(done.samples, f"reject {why.code}", entry)
+        keep_sample(done.samples, f"reject {rejected.why.code}", entry)
 
-    def entry(self, file: str, line: RawLine, why: BadLine) -> dict[str, Any]:
+    def entry(self, file: str, line: RawLine, rejected: Rejected) -> dict[str, Any]:
         """A line of `data/rejects.jsonl`; its text is scrubbed of secrets."""
         raw = line.data if isinstance(line.data, bytes) else b""
         shown = self.redactor.scrub(raw[: 8 * TEXT_SHOWN].decode("utf-8", "backslashreplace"))
         text = shown if len(shown) <= TEXT_SHOWN and len(raw) <= 8 * TEXT_SHOWN else f"{shown[:TEXT_SHOWN]}… ({len(raw)} bytes)"
-        return {"file": file, "line": line.number, "offset": line.offset, "rule": why.rule, "reason": why.code, "detail": str(why), "text": text}
+        return {"file": file, "line": line.number, "offset": line.offset, "rule": rejected.rule, "reason": rejected.why.code,
+                "detail": str(rejected.why), "text": text}  # fmt: skip
 
     def note(self, done: Cleaned, line: RawLine, identity: str, changes: list[Change]) -> None:
         """Account for what the rules changed in a row that was accepted."""
@@ -159,8 +175,32 @@ class Cleaner:
                      "before": change.before, "after": change.after}  # fmt: skip
             done.changes.append(dump_line(entry))
             done.tally.changed[change.rule] += 1
-            _keep(done.samples, f"change {change.rule}", entry)
+            keep_sample(done.samples, f"change {change.rule}", entry)
         done.tally.rows_changed.update({change.rule for change in changes})
+
+
+def cleaner_arguments(root: Path, settings: Curate) -> tuple[Curate, tuple[str, ...], Path | None, tuple[str, ...]]:
+    """What a `Cleaner` is made from in the project below `root`. Raises `DataError`."""
+    base = root / "models/base"
+    names = read_names(root / "data/guard" / settings.names) if settings.names else ()
+    return settings, added_tokens(root / "models/base.json"), base if base.is_dir() else None, names
+
+
+def added_tokens(lineage: Path) -> tuple[str, ...]:
+    """The tokenizer's added tokens, which no text may hold (they would become control tokens); those of white space alone are harmless."""
+    try:
+        tokens = json.loads(lineage.read_text(encoding="utf-8"))["added_tokens"]
+        return tuple(token for token in tokens if token.strip())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{lineage} is missing or has no list added_tokens: run `python -m pipeline base` first") from None
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    """The names to redact, one a line. Raises `DataError` where the file can't be read."""
+    try:
+        return tuple(name.strip() for name in path.read_text(encoding="utf-8").splitlines() if name.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}, which curate.names asks for, can't be read ({error}): mend the file, or set curate.names to null") from error
 
 
 def check_file(
@@ -169,16 +209,16 @@ def check_file(
     """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or mended."""
     cleaner = Cleaner(settings, added_tokens, base, names)
     if why := refusal(path):
-        yield cleaner.entry(path.name, RawLine(0, None, b""), why) | {"line": None}
+        yield cleaner.entry(path.name, RawLine(0, None, b""), Rejected("read", why)) | {"line": None}
         return
     for line in raw_lines(path, path.name, max_line_bytes=settings.max_line_bytes, notes=Counter()):
         try:
             cleaner.clean(path.name, RawLine(*line), Tally(), [])
-        except BadLine as error:
-            yield cleaner.entry(path.name, RawLine(*line), error)
+        except Rejected as rejected:
+            yield cleaner.entry(path.name, RawLine(*line), rejected)
 
 
-def format_of(file: str, formats: dict[str, str]) -> str:
+def format_of(file: str, formats: Mapping[str, str]) -> str:
     """The format that the first fitting glob demands for a file below data/raw, or auto."""
     return next((name for glob, name in formats.items() if fnmatchcase(file, glob)), "auto")
 
@@ -207,7 +247,8 @@ def _bytes(data: bytes | BadLine) -> bytes:
     return data
 
 
-def _keep(samples: dict[str, list[dict[str, Any]]], key: str, entry: dict[str, Any]) -> None:
+def keep_sample(samples: dict[str, list[dict[str, Any]]], key: str, entry: dict[str, Any]) -> None:
+    """Keep the first few entries of every key."""
     kept = samples.setdefault(key, [])
     if len(kept) < SAMPLES:
         kept.append(entry)

@@ -26,11 +26,12 @@ FATES = {
 
 @dataclass(frozen=True)
 class Table:
-    """The clean rows in order: which file, which domain, and 64 bits of the row's id."""
+    """The clean rows in order: which file, which domain, 64 bits of the row's id, how many turns."""
 
     file: NDArray[np.int32]
     domain: NDArray[np.int32]
     key: NDArray[np.uint64]
+    turns: NDArray[np.uint16]
 
 
 @dataclass
@@ -68,7 +69,7 @@ def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settin
     )  # fmt: skip
 
 
-def decide_balance(decisions: Decisions, table: Table, files: Sequence[str], settings: Curate, weights: Sequence[float]) -> None:
+def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights: Sequence[float]) -> None:
     """Leave training rows out by source and by domain."""
     train = (decisions.fate == KEPT) & (decisions.split == TRAIN)
     stay = sample_rows(

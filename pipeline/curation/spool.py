@@ -1,14 +1,18 @@
 """Clean rows on disk while the rules that compare rows with each other are at work: in order, any row by its index."""
 
+import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from pipeline.rows import Row
 
 BLOCK_ROWS = 1024
+_SOURCE = re.compile(rb'\{"id":"[0-9a-f]{16}","source":("(?:[^"\\]|\\.)*")')
 
 
 class Spool:
@@ -36,12 +40,17 @@ class Spool:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def line(self, index: int) -> bytes:
+        """One row's line."""
+        return os.pread(self.file.fileno(), int(self.offsets[index + 1] - self.offsets[index]), int(self.offsets[index]))
+
+    def source(self, index: int) -> str:
+        """FILE:LINE of one row."""
+        return source_of(self.line(index))
+
     def row(self, index: int) -> Row:
         """One row, decoded."""
-        import orjson
-
-        self.file.seek(int(self.offsets[index]))
-        row: Row = orjson.loads(self.file.read(int(self.offsets[index + 1] - self.offsets[index])))
+        row: Row = orjson.loads(self.line(index))
         return row
 
     def lines(self) -> Iterator[bytes]:
@@ -64,10 +73,17 @@ class Spool:
         self.file.close()
 
 
+def source_of(line: bytes) -> str:
+    """FILE:LINE of a spooled row, without decoding the rest of it."""
+    found = _SOURCE.match(line)
+    if not found:
+        raise RuntimeError(f"a spooled row begins with {line[:60]!r}")  # a bug of ours
+    source: str = orjson.loads(found[1])
+    return source
+
+
 def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:
     """The rows in that part of a spool's file."""
-    import orjson
-
     with path.open("rb") as file:
         file.seek(offset)
-        return [orjson.loads(line) for line in file.read(size).splitlines(keepends=False)]
+        return [orjson.loads(line) for line in file.read(size).split(b"\n")[:-1]]

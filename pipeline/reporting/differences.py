@@ -38,6 +38,6 @@ def marked(before: str, after: str) -> "Markup":
 def _shortened(words: list[str], *, first: bool, last: bool) -> str:
     """Equal words: those near a difference, … for the rest."""
     head, tail = (0 if first else NEAR), (0 if last else NEAR)
-    if len(words) <= head + tail + NEAR or first and last:
+    if len(words) <= head + tail + NEAR or (first and last):
         return "".join(words)
     return "".join(words[:head]) + " … " + "".join(words[len(words) - tail :])

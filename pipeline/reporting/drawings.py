@@ -19,32 +19,38 @@ BARS_LEFT, BARS_RIGHT = 8, 552
 
 @dataclass(frozen=True)
 class Step:
-    """One rule of the flow: rows in and out, those it took out (`lost`) and those it added; `words` and `reasons` stand at the branch."""
+    """What a rule did: it took `lost` rows out or put `added` ones in (neither: it changed some); `words` and, smaller, `more` say so."""
 
     name: str
     rows_in: int
-    rows_out: int
     lost: int = 0
     added: int = 0
     words: str = ""
-    reasons: str = ""
+    more: str = ""
+
+    @property
+    def rows_out(self) -> int:
+        """Rows that go on to the next step."""
+        return self.rows_in - self.lost + self.added
 
 
-def flow(description: str, rows_in: str, rows_out: str, steps: Sequence[Step], splits: Mapping[str, int]) -> str:
+def flow(description: str, ends: tuple[str, str], steps: Sequence[Step], splits: Mapping[str, int]) -> str:
     """A stream from top to bottom, as wide as it has rows; what a step takes out branches off to the right, at the end it parts into `splits`.
 
-    `rows_in` and `rows_out` are the words at its two ends. Returns SVG.
+    `ends` are the words at its two ends. Returns SVG.
     """
-    unit = WIDTH / max(1, *(max(step.rows_in, step.rows_out) for step in steps), sum(splits.values()))
-    parts = [_text(LEFT, 16, rows_in, "flow-end")]
-    y = 28.0
-    stays = (steps[0].rows_in if steps else sum(splits.values())) * unit
+    unit = WIDTH / max(1, sum(splits.values()), *(max(step.rows_in, step.rows_out) for step in steps))
+    parts, y = [_text(LEFT, 16, ends[0], "flow-end")], 28.0
+    edge = []  # the stream's right edge, from top to bottom
     for step in steps:
-        y, stays = _step(parts, step, unit, y)
-    parts.append(_rect(LEFT, y, stays, 22, "flow-stream"))
-    parts.append(_text(LEFT - 12, y + 26, rows_out, "flow-end", anchor="end"))
-    bottom = _fan(parts, splits, unit, y + 22)
-    return _svg("flow", "flow", RIGHT, bottom, "What became of the rows", description, parts)
+        edge.append((LEFT + step.rows_in * unit, y))
+        y = _step(parts, edge, step, unit, y)
+    wide = (steps[-1].rows_out if steps else sum(splits.values())) * unit
+    edge += [(LEFT + wide, y), (LEFT + wide, y + 30)]
+    outline = " L".join(f"{_n(max(x, LEFT + THIN))} {_n(at)}" for x, at in edge)
+    parts.append(f'<path class="flow-stream" d="M{LEFT} 28 L{outline} L{LEFT} {_n(y + 30)} Z"/>')
+    parts.append(_text(LEFT - 12, y + 26, ends[1], "flow-end", anchor="end"))
+    return _svg("flow", "flow", RIGHT, _fan(parts, splits, unit, y + 29.5), "What became of the rows", description, parts)
 
 
 def bars(name: str, title: str, description: str, items: Sequence[tuple[str, int]], *,
@@ -80,43 +86,35 @@ def bars(name: str, title: str, description: str, items: Sequence[tuple[str, int
     return _svg(name, "bars", BARS_WIDTH, BARS_HEIGHT, title, description, parts)
 
 
-def _step(parts: list[str], step: Step, unit: float, y: float) -> tuple[float, float]:
-    """Draw one step from `y` down; gives where it ends and how wide the stream then is."""
-    before, stays, after = step.rows_in * unit, (step.rows_in - step.lost) * unit, step.rows_out * unit
-    if not step.lost and not step.added:  # it only changed rows: a short piece with a note
-        parts.append(_rect(LEFT, y, before, 30, "flow-stream"))
-        parts.append(f'<line class="flow-leader" x1="{_n(LEFT + before + 6)}" x2="{WORDS - 8}" y1="{_n(y + 15)}" y2="{_n(y + 15)}"/>')
+def _step(parts: list[str], edge: list[tuple[float, float]], step: Step, unit: float, y: float) -> float:
+    """Draw one step's branch and words from `y` down, add to the stream's right edge; gives where the step ends."""
+    rows = step.lost or step.added
+    if not rows:  # it only changed some: a short piece with a note
+        start = LEFT + step.rows_in * unit + 6
+        parts.append(f'<line class="flow-leader" x1="{_n(start)}" x2="{WORDS - 8}" y1="{_n(y + 15)}" y2="{_n(y + 15)}"/>')
         _words(parts, step, y + 15, quiet=True)
-        return y + 30, after
-    for rows, kind in ((step.lost, "flow-lost"), (step.added, "flow-added")):
-        if not rows:
-            continue
-        thick = max(rows * unit, THIN)
-        bottom = y + 14 + max(thick, 26)
-        middle = y + 14 + max(thick, 26) / 2
-        parts.append(_rect(LEFT, y, stays, bottom - y, "flow-stream"))
-        high, low = middle - thick / 2, middle + thick / 2
-        if kind == "flow-lost":  # turns right: starts at the stream's right part, on top
-            inner, outer, edge = LEFT + stays, LEFT + stays + thick, y
-            low, high = high, low  # the inner edge of the turn ends below
-        else:  # comes in from the right and joins below
-            inner, outer, edge = LEFT + stays, LEFT + stays + thick, bottom
-        corner_outer = f"Q{_n(outer)} {_n(low)} {BRANCH} {_n(low)}"
-        corner_inner = f"L{BRANCH} {_n(high)} Q{_n(inner)} {_n(high)} {_n(inner)} {_n(edge)}"
-        parts.append(f'<path class="{kind}" d="M{_n(outer)} {_n(edge)} {corner_outer} {corner_inner} Z"/>')
-        if kind == "flow-lost" or not step.lost:
-            _words(parts, step, middle)
-        y, stays = bottom, after if kind == "flow-added" else stays
-    parts.append(_rect(LEFT, y, after, 6, "flow-stream"))
-    return y + 6, after
+        return y + 30
+    thick = max(rows * unit, THIN)
+    middle = y + 14 + max(thick, 26) / 2
+    bottom = y + 14 + max(thick, 26) + 6
+    inner = LEFT + min(step.rows_in, step.rows_out) * unit
+    # lost rows leave at the top and turn right: the inner side of the turn ends below; added ones come in and join at the bottom
+    (turn, outer_y, inner_y), kind = ((y, -thick / 2, thick / 2), "flow-lost") if step.lost else ((bottom, thick / 2, -thick / 2), "flow-added")
+    outer, outer_y, inner_y = inner + thick, middle + outer_y, middle + inner_y
+    there = f"M{_n(outer)} {_n(turn)} Q{_n(outer)} {_n(outer_y)} {BRANCH} {_n(outer_y)}"
+    back = f"L{BRANCH} {_n(inner_y)} Q{_n(inner)} {_n(inner_y)} {_n(inner)} {_n(turn)}"
+    parts.append(f'<path class="{kind}" d="{there} {back} Z"/>')
+    edge += [(LEFT + step.rows_out * unit, y)] if step.lost else [(LEFT + step.rows_in * unit, bottom)]
+    _words(parts, step, middle)
+    return bottom
 
 
 def _words(parts: list[str], step: Step, y: float, *, quiet: bool = False) -> None:
     """The step's name on the left, what it did on the right."""
     parts.append(_text(LEFT - 12, y + 4, step.name, "flow-quiet" if quiet else "flow-name", anchor="end"))
-    parts.append(_text(WORDS, y + (4 if quiet or not step.reasons else -3), step.words, "flow-quiet" if quiet else "flow-words"))
-    if step.reasons and not quiet:
-        parts.append(_text(WORDS, y + 13, step.reasons, "flow-quiet"))
+    parts.append(_text(WORDS, y + (-3 if step.more else 4), step.words, "flow-quiet" if quiet else "flow-words"))
+    if step.more:
+        parts.append(_text(WORDS, y + 13, step.more, "flow-quiet"))
 
 
 def _fan(parts: list[str], splits: Mapping[str, int], unit: float, y: float) -> float:
@@ -140,11 +138,6 @@ def _svg(name: str, kind: str, width: float, height: float, title: str, descript
     head = f'<svg class="drawing {kind}" viewBox="0 0 {_n(width)} {_n(height)}" role="img" aria-labelledby="{name}-title {name}-description">'
     words = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-description">{escape(description)}</desc>'
     return "\n".join([head, words, *parts, "</svg>"])
-
-
-def _rect(x: float, y: float, width: float, height: float, kind: str) -> str:
-    # half a unit of overlap: no hairline between two pieces
-    return f'<rect class="{kind}" x="{_n(x)}" y="{_n(y)}" width="{_n(max(width, THIN) if width else 0)}" height="{_n(height + 0.5)}"/>'
 
 
 def _text(x: float, y: float, words: str, kind: str, *, anchor: str = "start") -> str:

@@ -19,6 +19,7 @@ from pipeline.errors import MachineError, ToolError
 
 LARGE = 2**20  # bytes
 
+
 def record(stage: str, root: Path) -> None:
     """Have DVC record `stage` ("train", "quantize@Q4_K_M") as it now lies below `root`.
 
@@ -123,4 +124,4 @@ def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:
     if not path.is_file():
         return not path.is_dir() or "nfiles" not in recorded
     size = path.stat().st_size
-    return size != recorded["size"] or (size < LARGE and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != recorded["md5"])
+    return size != recorded.get("size") or (size < LARGE and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != recorded.get("md5"))

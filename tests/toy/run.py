@@ -1,4 +1,4 @@
-"""Run one toy stage and record it like the real runner; every run adds a line to `counter`, which no tool tracks."""
+"""Reuse or run one toy stage and record it like the real runner; every run adds a line to `counter`, which no tool tracks."""
 
 import hashlib
 import shutil
@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.workflow.record import record
+from pipeline.workflow.settle import reuse
 
 PARAMS = yaml.safe_load(Path("params.yaml").read_text())
 NAME = PARAMS["convert"]["name"]
@@ -40,7 +41,8 @@ def base() -> None:
 
 
 def curate() -> None:
-    folder("data/final", f"{read('data/raw')}{Path('models/base.json').read_text()}{PARAMS['curate']['seed']}")
+    rows = "".join(sorted(set(read("data/raw").splitlines(keepends=True))))  # a row that is there twice is kept once
+    folder("data/final", f"{rows}{Path('models/base.json').read_text()}{PARAMS['curate']['seed']}")
 
 
 def train() -> None:
@@ -74,6 +76,8 @@ def wait(reason: Callable[[], bool]) -> None:
 
 if __name__ == "__main__":
     stage, _, item = sys.argv[1].partition("@")
+    if reuse(sys.argv[1], Path()):
+        sys.exit()
     with Path("counter").open("a") as counter:
         counter.write(sys.argv[1] + "\n")
     globals()[stage](*[item] if item else [])

@@ -1,0 +1,67 @@
+"""Can every row of these files be used? For anyone's CI: reads and cleans like stage curate, writes nothing.
+
+quench data check data/raw
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.data import one_line
+from pipeline.errors import DataError
+from pipeline.params import Curate, Params
+
+SHOWN = 50  # rejected rows that are named one by one
+
+
+def files(paths: Sequence[Path]) -> Iterator[Path]:
+    """The files named, and those below the folders named, without hidden ones. Raises `DataError` for a path that is not there."""
+    for path in paths:
+        if path.is_dir():
+            found = sorted(one for one in path.rglob("*") if one.is_file() and not any(part.startswith(".") for part in one.relative_to(path).parts))
+            if not found:
+                raise DataError(f"{path} holds no file: name a file or a folder with chat logs")
+            yield from found
+        elif path.exists():
+            yield path
+        else:
+            raise DataError(f"{path} is not there: name a file or a folder with chat logs")
+
+
+def rejects(settings: Curate, root: Path, paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the path as the user named it."""
+    from pipeline.curate import added_tokens, read_names
+    from pipeline.curation.clean import check_file
+
+    lineage, base = root / "models" / "base.json", root / "models" / "base"
+    tokens = added_tokens(lineage) if lineage.exists() else None
+    names = read_names(root / "data" / "guard" / settings.names) if settings.names else ()
+    for path in files(paths):
+        for entry in check_file(path, settings, tokens, base if base.is_dir() else None, names):
+            yield entry | {"file": str(path)}
+
+
+def main(params: Params, root: Path, paths: Sequence[Path], *, everything: bool, as_json: bool) -> int:
+    """Name the rows that can't be used; gives the exit code: 3 if there is any."""
+    for file, what in (("models/base.json", "control tokens are"), ("models/base", "lengths are")):
+        if not (root / file).exists():
+            print(f"check: {file} is not there, so {what} not measured: `snakemake base` makes it", file=sys.stderr)
+    reasons: Counter[str] = Counter()
+    for entry in rejects(params.curate, root, paths):
+        reasons[entry["reason"]] += 1
+        if as_json:
+            print(json.dumps(entry, ensure_ascii=False))
+        elif everything or reasons.total() <= SHOWN:
+            place = entry["file"] if entry["line"] is None else f"{entry['file']}:{entry['line']}"
+            print(f"{one_line(place, 1000)}: {entry['reason']}: {one_line(entry['detail'], 300)}")
+    out = sys.stderr if as_json else sys.stdout  # what a machine reads stays clean
+    if not reasons:
+        print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
+        return 0
+    if reasons.total() > SHOWN and not everything and not as_json:
+        print(f"… and {reasons.total() - SHOWN:,} more: --all names them")
+    print(f"check: {reasons.total():,} rejected: {', '.join(f'{number:,} {reason}' for reason, number in reasons.most_common())}", file=out)
+    return 3

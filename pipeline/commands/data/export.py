@@ -1,0 +1,60 @@
+"""Write a split in another tool's format.
+
+quench data export train.json --to sharegpt
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pipeline.commands.data import one_line
+from pipeline.errors import DataError
+from pipeline.jsonl import read_rows, write_rows
+from pipeline.rows import BadRow, Row
+
+NAMED = 20  # rows left out that are named one by one
+FORMATS = ("sharegpt", "alpaca", "messages")
+
+
+def writer(format: str) -> Callable[[Row], Row]:
+    """The function that says a canonical row in `format`; it raises `BadRow` where that can't be done."""
+    from pipeline.curation.export import to_alpaca, to_sharegpt
+
+    return {"sharegpt": to_sharegpt, "alpaca": to_alpaca, "messages": to_messages}[format]
+
+
+def to_messages(row: Row) -> Row:
+    """The row's content and domain, as stage curate reads them again."""
+    return {key: value for key, value in row.items() if key not in ("id", "source", "kind") and value != []}
+
+
+def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str, BadRow]]]:
+    """Write the rows of `source` to `target`; gives how many, and which could not be said in `format` and why."""
+    left: list[tuple[str, BadRow]] = []
+    say = writer(format)
+
+    def said() -> Iterator[Row]:
+        for row in read_rows(source):
+            try:
+                yield say(row)
+            except BadRow as why:
+                left.append((str(row["source"]), why))
+
+    return write_rows(target, said()), left
+
+
+def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force: bool) -> int:
+    """Export and say what was left out; gives the exit code: 3 where something was and `skip` does not allow it."""
+    source = root / "data" / "final" / f"{split}.jsonl"
+    if not source.exists():
+        raise DataError(f"{source} is not there: stage curate writes it, so run `snakemake curate`")
+    if target.exists() and not force:
+        raise DataError(f"{target} is there already: name another file, or overwrite it with --force")
+    written, left = export(source, target, format)
+    print(f"{target}: {written:,} rows of {split} as {format}")
+    for place, why in left[:NAMED]:
+        print(f"left out: {one_line(place)}: {why.code}: {one_line(str(why))}")
+    if left:
+        reasons = ", ".join(f"{number} {code}" for code, number in Counter(why.code for _, why in left).most_common())
+        print(f"{len(left):,} rows left out, which {format} can't say: {reasons}")
+    return 3 if left and not skip else 0

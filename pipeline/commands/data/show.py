@@ -1,0 +1,168 @@
+"""Rows as the model will see them: rendered by the base's own template, with the text that is trained told apart.
+
+    quench data show --split test --row 3
+
+Without `models/base` the messages are shown plainly.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.data import one_line, plain
+from pipeline.errors import DataError
+from pipeline.jsonl import read_rows
+from pipeline.rows import Row
+
+TRAINED, MASKED = "bold green", "dim"
+BRACKETS = "⟦⟧"  # around trained text where there are no colours
+
+
+@dataclass(frozen=True)
+class View:
+    """One rendering of a row: pieces of text, each trained or not, and what is said of it (token counts, or why it can't be rendered)."""
+
+    title: str
+    pieces: list[tuple[str, bool]]
+    note: str
+
+
+def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, Row]]:
+    """(number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. Raises `DataError` where there is none."""
+    rows = enumerate(read_rows(source), start=1)
+    if wanted is not None:
+        number = int(wanted) if re.fullmatch(r"[0-9]{1,15}", wanted) else None  # an id has 16 digits
+        found = next(((at, row) for at, row in rows if at == number or wanted in (row["id"], row["source"])), None)
+        if found is None:
+            raise DataError(f"{source} has no row {wanted!r}: name an id, a source (FILE:LINE) or a number from 1 to the number of its rows")
+        yield found
+        count -= 1
+    yield from islice(rows, count)
+
+
+def views(row: Row, tokenizer: Any) -> list[View]:
+    """What the model sees of a row: one text, or two for a preference. `tokenizer` None: the messages as they stand."""
+    if row["kind"] == "text":
+        return [_segments(row, tokenizer)]
+    if tokenizer is None:
+        return [View(title, list(_messages(turns)), "") for title, turns in _sides(row)]
+    return [_rendered(title, turns, row, tokenizer) for title, turns in _sides(row)]
+
+
+def main(root: Path, split: str, wanted: str | None, count: int) -> None:
+    """Print rows of a split of `data/final`."""
+    from rich.console import Console
+    from rich.text import Text
+
+    source = root / "data" / "final" / f"{split}.jsonl"
+    if not source.exists():
+        raise DataError(f"{source} is not there: stage curate writes it, so run `snakemake curate`")
+    rows = chosen(source, wanted, count)
+    first = next(rows, None)
+    if first is None:
+        print(f"{split} has no rows")
+        return
+    tokenizer = _tokenizer(root)
+    console = Console(highlight=False, soft_wrap=True)
+    colours = console.color_system is not None and not console.no_color
+    console.print(Text.assemble("what is trained: ", *_styled([("green text", True)] if colours else [("text in brackets", True)], colours)))
+    for number, row in (first, *rows):
+        about = (f"row {number} of {split}", row["id"], row["source"], row["kind"], row.get("domain", ""))
+        console.print()
+        console.rule(Text(" · ".join(one_line(str(word)) for word in about if word)), align="left", style="dim")
+        for view in views(row, tokenizer):
+            said = ": ".join(filter(None, (view.title, view.note)))
+            if said:
+                console.print(Text(said, style="italic"))
+            console.print(Text.assemble(*_styled(view.pieces, colours)))
+        if "answer" in row:
+            console.print(Text(f"a checker expects: {plain(row['answer'])}", style="italic"))
+
+
+def _tokenizer(root: Path) -> Any:
+    folder = root / "models" / "base"
+    if not (folder / "tokenizer.json").exists():
+        print(
+            "show: models/base is not there, so the messages are shown without template and token counts: `snakemake base` makes it", file=sys.stderr
+        )
+        return None
+    from pipeline.chat import load_tokenizer
+
+    return load_tokenizer(folder)
+
+
+def _sides(row: Row) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(title, messages) of each text that comes of a row."""
+    if row["kind"] == "preference":
+        return [(side, row["messages"] + row[side]) for side in ("chosen", "rejected")]
+    if row["kind"] == "feedback":
+        return [("thumb up" if row["label"] else "thumb down", row["messages"])]
+    return [("", row["messages"])]
+
+
+def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any) -> View:
+    from pipeline.chat import Unrenderable, encode_chat, render, trained_spans
+
+    tools = row.get("tools")
+    try:
+        if row["kind"] == "prompt":  # the model goes on from here: nothing in it is trained
+            text = render(tokenizer, turns, tools, add_generation_prompt=True)
+            return View(title, [(text, False)], f"{len(tokenizer(text, add_special_tokens=False)['input_ids']):,} tokens")
+        text, spans = trained_spans(tokenizer, turns, tools)
+        return View(title, list(_parted(text, spans)), _counted(encode_chat(tokenizer, turns, tools)))
+    except Unrenderable as why:
+        return View(title, list(_messages(turns)), _refused(why))
+
+
+def _segments(row: Row, tokenizer: Any) -> View:
+    from pipeline.chat import Unrenderable, encode_segments
+
+    try:
+        note = _counted(encode_segments(tokenizer, row["segments"])) if tokenizer else ""
+    except Unrenderable as why:
+        note = _refused(why)
+    return View("no template", [(segment["text"], segment["train"]) for segment in row["segments"]], note)
+
+
+def _counted(encoded: Any) -> str:
+    from pipeline.chat import IGNORED
+
+    return f"{len(encoded.ids):,} tokens, {sum(label != IGNORED for label in encoded.labels):,} trained"
+
+
+def _refused(why: Any) -> str:
+    return f"stage preprocess will reject it ({why.code}): {one_line(str(why), 200)}"
+
+
+def _messages(turns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
+    """Roles and contents, everything else of a turn as JSON."""
+    import json
+
+    for turn in turns:
+        rest = {key: value for key, value in turn.items() if key not in ("role", "content", "train")}
+        yield f"{turn['role']}: ", False
+        words = " ".join(filter(None, (turn["content"], json.dumps(rest, ensure_ascii=False) if rest else "")))
+        yield words, turn["role"] == "assistant" and turn.get("train", True)
+        yield "\n", False
+
+
+def _parted(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[str, bool]]:
+    """The text in pieces, those within `spans` trained."""
+    at = 0
+    for start, end in spans:
+        yield text[at:start], False
+        yield text[start:end], True
+        at = end
+    yield text[at:], False
+
+
+def _styled(pieces: Iterable[tuple[str, bool]], colours: bool) -> Iterator[tuple[str, str]]:
+    """Pieces for Rich: coloured, or in brackets."""
+    for text, trained in pieces:
+        shown = plain(text)
+        if shown:
+            yield (f"{BRACKETS[0]}{shown}{BRACKETS[1]}" if trained and not colours else shown), TRAINED if trained else MASKED

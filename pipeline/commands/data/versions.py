@@ -1,0 +1,105 @@
+"""The versions of a project's data: what lies in the workspace, and what a git revision's `dvc.lock` names.
+
+An old version is read through DVC, from its cache or its remote; nothing is checked out.
+"""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+import yaml
+
+from pipeline.errors import ConfigError, DataError, ToolError
+from pipeline.rows import Row
+
+SPLITS = ("train", "val", "test")
+FINAL = "data/final"
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of the data; `name` is what the user calls it."""
+
+    name: str
+    open: Callable[[str], BinaryIO]  # raises DataError where the file can't be had
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        """(split, row) of every row, one at a time."""
+        for split in SPLITS:
+            with self.open(f"{FINAL}/{split}.jsonl") as file:
+                for number, line in enumerate(file, start=1):
+                    try:
+                        yield split, orjson.loads(line)
+                    except ValueError:
+                        raise DataError(f"{FINAL}/{split}.jsonl of {self.name} is no JSONL at line {number}: run stage curate again") from None
+
+    def account(self) -> dict[str, Any]:
+        """`reports/data.json`, {} where this version has none."""
+        try:
+            with self.open("reports/data.json") as file:
+                account: dict[str, Any] = orjson.loads(file.read())
+        except (DataError, ValueError):
+            return {}
+        return account
+
+
+def workspace(root: Path) -> Version:
+    """What lies below `root` now."""
+
+    def opened(path: str) -> BinaryIO:
+        try:
+            return (root / path).open("rb")
+        except OSError as error:
+            raise DataError(f"{root / path} can't be read ({error.strerror}): stage curate writes it, so run `snakemake curate`") from None
+
+    return Version("the workspace", opened)
+
+
+def revision(root: Path, name: str) -> Version:
+    """The data of the git revision `name`. Raises `ConfigError` where there is no such revision, `DataError` where it has no data."""
+    commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    if commit is None:
+        raise ConfigError(f"git knows no revision {name!r} in {root.resolve()}: `git log --oneline -- dvc.lock` lists those with data")
+    lock = _git(root, "show", f"{commit.strip()}:./dvc.lock")
+    if lock is None:
+        raise DataError(f"{name} has no dvc.lock, so no data was recorded with it: `git log --oneline -- dvc.lock` lists the revisions that have one")
+    if FINAL not in _outputs(lock):
+        raise DataError(f"dvc.lock of {name} names no {FINAL}: stage curate had not run there, so choose a later revision")
+    from dvc.api import DVCFileSystem
+    from dvc.exceptions import DvcException
+    from dvc_data.index import DataIndexDirError
+    from dvc_objects.fs.errors import AuthError, RemoteMissingDepsError
+
+    def opened(path: str) -> BinaryIO:
+        try:
+            file: BinaryIO = DVCFileSystem(repo=str(root), rev=commit.strip()).open(path, "rb")
+        except (OSError, DataIndexDirError):
+            raise DataError(
+                f"{path} of {name} is neither in DVC's cache nor in a remote: `dvc push` it where it was made, then `dvc fetch -A` here"
+            ) from None
+        except (DvcException, ImportError, AuthError, RemoteMissingDepsError) as error:
+            raise ToolError(f"DVC can't read {path} of {name} ({error}): mend that, then run the same command again") from None
+        return file
+
+    return Version(name, opened)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git says, None where it fails."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ToolError(f"git can't be run in {root} ({error.strerror}): install it, or mend --root") from None
+    return None if done.returncode else done.stdout
+
+
+def _outputs(lock: str) -> set[str]:
+    """The paths that a dvc.lock names as outputs."""
+    try:
+        stages = (yaml.safe_load(lock) or {}).get("stages") or {}
+        return {output["path"] for stage in stages.values() for output in stage.get("outs") or []}
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError):
+        return set()

@@ -1,0 +1,107 @@
+"""Compares the clean rows with each other and with the user's guarded texts: features in workers, decisions here."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.curation.contamination import Leak, Overlaps, Span
+from pipeline.curation.duplicates import Clusters, Index
+from pipeline.curation.features import SAMPLE_ROWS, Boilerplate, Features, boilerplate, features
+from pipeline.curation.spill import starts
+from pipeline.curation.spool import Spool, read_rows_at
+from pipeline.curation.workers import Workers
+from pipeline.params import Curate
+from pipeline.rows import Row, texts
+
+EXCERPT = 300  # characters of a shared span that the account shows
+
+
+class Part(NamedTuple):
+    """Some rows of the spool, and what they are compared by."""
+
+    path: Path
+    offset: int
+    size: int
+    boilerplate: Boilerplate
+    threshold: float
+    ngram: int
+
+
+def part_features(_: Any, part: Part) -> Features:
+    """The features of one part (in a worker)."""
+    rows = read_rows_at(part.path, part.offset, part.size)
+    return features(rows, part.boilerplate, threshold=part.threshold, ngram=part.ngram)
+
+
+class Comparison:
+    """The features of all rows of a spool, on disk below `folder`."""
+
+    def __init__(self, spool: Spool, settings: Curate, folder: Path) -> None:
+        self.spool, self.settings = spool, settings
+        sample = (spool.row(index) for index in spool.sample(SAMPLE_ROWS).tolist())
+        self.boilerplate = boilerplate(sample, folder, ngram=settings.ngram)
+        self.index = Index(folder, settings.near_threshold)
+        self.overlaps = Overlaps(folder, settings.ngram, self.boilerplate)
+
+    def read(self, pool: Workers, advance: Callable[[int], None]) -> None:
+        """Have the workers compute every row's features; `advance` is told the rows."""
+        settings = self.settings
+        parts = (
+            Part(self.spool.path, offset, size, self.boilerplate, settings.near_threshold, settings.ngram) for _, offset, size in self.spool.ranges()
+        )
+        for found in pool.map(part_features, parts):
+            self.index.add(found)
+            self.overlaps.add(found.fingerprints, len(found.exact))
+            advance(len(found.exact))
+
+    def guard(self, folder: Path) -> dict[str, int]:
+        """Add the files that training must not overlap with; how many texts of each are long enough to be found."""
+        return {name: self.overlaps.add_file(folder / name, name) for name in self.settings.decontaminate}
+
+    def clusters(self) -> Clusters:
+        """The duplicates and groups among all rows."""
+        return self.index.clusters()
+
+    def several_answers(self, clusters: Clusters, most: int) -> tuple[int, list[list[int]]]:
+        """How many requests have different answers, and of the first `most` of them the rows; the same answer twice counts once."""
+        count, shown = 0, []
+        for keys, rows in self.index.groups.groups():
+            begins = starts(keys)
+            for own in np.split(rows, begins[1:]) if len(begins) else []:
+                different = np.unique(clusters.first[own])
+                if len(different) > 1 and not self._are_parts(different):
+                    count += 1
+                    shown.append(different.tolist())
+            shown = sorted(shown)[:most]
+        return count, shown
+
+    def _are_parts(self, rows: NDArray[np.int32]) -> bool:
+        """Whether the rows are parts of one long conversation, which are in one group without asking the same."""
+        whole = {self.spool.source(row).rpartition("#")[0] for row in rows[:2].tolist()}  # empty where a row is no part
+        return whole != {""} and len(whole) == 1
+
+    def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> dict[int, dict[str, Any]]:
+        """Training rows that share a run of words with a test row or a guarded text: `detail` and `spans` for the rejects, and `source`."""
+        return {leak.row: self._told(leak) for leak in self.overlaps.leaks(train, test, self.spool.row)}
+
+    def _told(self, leak: Leak) -> dict[str, Any]:
+        where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {self.spool.source(leak.other)}"
+        row = self.spool.row(leak.row)
+        return {
+            "detail": f"shares {self.settings.ngram} words or more with {where}",
+            "source": leak.file or "test",
+            "spans": [_shown(row, span) for span in leak.spans],
+        }
+
+    def close(self) -> None:
+        """Remove the files."""
+        self.index.close()
+        self.overlaps.close()
+
+
+def _shown(row: Row, span: Span) -> dict[str, Any]:
+    text = next(text for place, text in texts(row) if place == span.place)[span.start : span.end]
+    return {"place": span.place, "start": span.start, "end": span.end, "text": text if len(text) <= EXCERPT else text[:EXCERPT] + "…"}

@@ -1,0 +1,219 @@
+"""Training rows that share text with what the model is to be measured on: the test split, and files the user names.
+
+Two texts share text if they have a run of n tokens in common (n = 13 as in GPT-3, arXiv:2005.14165, appendix C). Runs of boilerplate,
+runs in system turns, and runs that stand in more than `MOST_ROWS` training rows (GPT-3's rule: common phrases and legal
+boilerplate) don't count. A row of fewer than n tokens shares none: such rows can only be caught as duplicates.
+
+Winnowed fingerprints (`pipeline.curation.features`) are joined on disk and give candidates; `spans` then looks at the texts.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.curation.features import WINDOW, Boilerplate, fingerprints, parts
+from pipeline.curation.shingles import Hashes, ngrams, tokenise
+from pipeline.curation.spill import Keys, Rows, Spill, starts
+from pipeline.errors import DataError
+from pipeline.jsonl import BadLine, parse_line, read_raw_lines
+from pipeline.rows import Row
+
+MOST_ROWS = 10
+PARTNERS = 4  # of one training row for one key
+CHECKED = 32  # candidates looked at for one training row
+SPANS = 3  # shown of one training row
+DOCUMENT = 1 << 31  # added to the number of a named file's text; smaller numbers are rows
+CANDIDATE = np.dtype([("row", "u4"), ("other", "u4"), ("key", "u8")])
+Candidates = NDArray  # of CANDIDATE
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters `start` to `end` of a row's text, which stand in another text too; `place` as in `pipeline.rows.texts`."""
+
+    place: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A training row that shares text with a test row, or with a text in line `line` of a named file."""
+
+    row: int
+    other: int | None  # the test row
+    file: str | None
+    line: int | None
+    spans: list[Span]
+
+
+class Overlaps:
+    """Finds training rows that share a run of `ngram` tokens with others; `folder` takes its files."""
+
+    def __init__(self, folder: Path, ngram: int, boilerplate: Boilerplate) -> None:
+        self.spill = Spill(folder / "fingerprints")
+        self.ngram, self.boilerplate = ngram, boilerplate
+        self.rows = 0
+        self.path = folder / "documents"
+        self.texts = self.path.open("w+b")
+        self.documents: list[tuple[str, int, int, int]] = []  # file, line, and where the text is in `texts`: offset and bytes
+
+    def add(self, found: tuple[Keys, Rows], count: int) -> None:
+        """Add the fingerprints of the next `count` rows."""
+        self.spill.add(found[0], found[1] + np.uint32(self.rows))
+        self.rows += count
+
+    def add_file(self, path: Path, name: str) -> int:
+        """Add the texts of a named file, and give the number of those of n tokens or more: no other can be found. Raises `DataError`."""
+        before = len(self.documents)
+        texts = read_texts(path)
+        while block := list(islice(texts, 256)):
+            tokens = tokenise([text for _, text in block])
+            long = np.flatnonzero(np.diff(tokens.offsets) >= self.ngram)
+            number = np.zeros(len(block), np.uint32)
+            number[long] = np.arange(len(long)) + (len(self.documents) + DOCUMENT)
+            keys, rows = fingerprints(tokens, np.arange(len(block) + 1), self.boilerplate, self.ngram)
+            self.spill.add(keys, number[rows])
+            for line, text in (block[i] for i in long):
+                data = text.encode("utf-8", "surrogatepass")
+                self.documents.append((name, line, self.texts.seek(0, 2), len(data)))
+                self.texts.write(data)
+        return len(self.documents) - before
+
+    def candidates(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Candidates:
+        """(training row, test row or `DOCUMENT` + number of a text, shared key), sorted; `train` and `test` have an entry per row.
+
+        At most `MOST_ROWS` rows and `PARTNERS` others per key and `CHECKED` candidates per row: work grows with the rows, not their pairs.
+        """
+        found = np.zeros(0, CANDIDATE)
+        for keys, rows in self.spill.groups():
+            document = rows >= DOCUMENT
+            number = np.where(document, 0, rows)
+            ours, theirs = train[number] & ~document, test[number] | document
+            found = _checked(np.concatenate([found, *_joined(keys, rows, ours, theirs)]))
+        return found
+
+    def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_], row_at: Callable[[int], Row]) -> Iterator[Leak]:
+        """The training rows that share text, in order, each with the first text it shares some with. `row_at` gives a row by its number."""
+        found = self.candidates(train, test)
+        begins = starts(found["row"])
+        for first, last in zip(begins.tolist(), [*begins[1:].tolist(), len(found)], strict=True):
+            row = row_at(int(found["row"][first]))
+            for other in np.unique(found["other"][first:last]).tolist():
+                keys = found["key"][first:last][found["other"][first:last] == other]
+                spans = shared_spans(row, self._texts_of(other, row_at), keys, self.ngram)
+                if spans:
+                    file, line = self.documents[other - DOCUMENT][:2] if other >= DOCUMENT else (None, None)
+                    yield Leak(int(found["row"][first]), None if file else other, file, line, spans)
+                    break
+
+    def _texts_of(self, other: int, row_at: Callable[[int], Row]) -> list[str]:
+        if other < DOCUMENT:
+            return [part.text for part in parts(row_at(other)) if part.role != "system"]
+        _, _, offset, size = self.documents[other - DOCUMENT]
+        self.texts.seek(offset)
+        return [self.texts.read(size).decode("utf-8", "surrogatepass")]
+
+    def close(self) -> None:
+        """Remove the files."""
+        self.spill.close()
+        self.texts.close()
+        self.path.unlink(missing_ok=True)
+
+
+def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Iterator[Candidates]:
+    """The pairs of a training row (`ours`) and another (`theirs`) with the same key, for grouped records."""
+    wanted = (ours | theirs) & np.append(True, (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1]))  # a row may have a key twice
+    keys, rows, ours = keys[wanted], rows[wanted], ours[wanted]
+    begins = starts(keys)
+    if not len(begins):
+        return
+    sizes = np.diff(np.append(begins, len(keys)))
+    trained = np.add.reduceat(ours.astype(np.int64), begins)
+    good = (trained > 0) & (trained <= MOST_ROWS) & (trained < sizes)
+    group = np.repeat(np.arange(len(begins)), sizes)
+    left = np.flatnonzero(ours & good[group])
+    right = np.flatnonzero(~ours & good[group])
+    first = np.searchsorted(group[right], group[left])  # the first of the others with the same key
+    for partner in range(PARTNERS):
+        at = first + partner
+        inside = np.flatnonzero(at < len(right))
+        inside = inside[group[right[at[inside]]] == group[left[inside]]]
+        pairs = np.zeros(len(inside), CANDIDATE)
+        pairs["row"], pairs["other"], pairs["key"] = rows[left[inside]], rows[right[at[inside]]], keys[left[inside]]
+        yield pairs
+
+
+def _checked(found: Candidates) -> Candidates:
+    """Sorted, and no more than `CHECKED` per row."""
+    found = found[np.lexsort((found["key"], found["other"], found["row"]))]
+    begins = starts(found["row"])
+    rank = np.arange(len(found)) - np.repeat(begins, np.diff(np.append(begins, len(found))))
+    return found[rank < CHECKED]
+
+
+def shared_spans(row: Row, others: Sequence[str], keys: Hashes, ngram: int) -> list[Span]:
+    """The runs of `ngram` or more tokens that stand in the row and in one of `others`, and hold an n-gram of `keys`; at most `SPANS`."""
+    theirs = tokenise(others)
+    shared = np.unique(ngrams(theirs.hashes, theirs.offsets, ngram)[0])
+    return list(islice(chain.from_iterable(_runs(part.place, part.text, shared, keys, ngram) for part in parts(row) if part.role != "system"), SPANS))
+
+
+def _runs(place: str, text: str, shared: Hashes, keys: Hashes, ngram: int) -> Iterator[Span]:
+    own = tokenise([text])
+    hits = np.isin(ngrams(own.hashes, own.offsets, ngram)[0], shared)
+    marked = np.isin(ngrams(own.hashes, own.offsets, ngram - WINDOW + 1)[0], keys)
+    edges = np.flatnonzero(np.diff(hits, prepend=False, append=False))
+    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):  # n-grams [first, last) are shared
+        if marked[first : last + WINDOW - 1].any():
+            start, after = int(own.at[first]), last - 1 + ngram
+            end = int(own.at[after]) if after < len(own.at) else len(text)
+            yield Span(place, start, start + len(text[start:end].rstrip()))
+
+
+def read_texts(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text): every string of a JSONL file (`*.jsonl`), every paragraph of any other. Raises `DataError`."""
+    if not path.is_file():
+        raise DataError(f"{path}, which curate.decontaminate names, is no file: correct the name or take it out")
+    with path.open("rb") as file:
+        lines = ((number, line or b"") for number, _, line in read_raw_lines(file, max_bytes=1 << 30))
+        yield from _json_texts(path, lines) if path.suffix == ".jsonl" else _paragraphs(lines)
+
+
+def _json_texts(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            value = parse_line(line)
+        except BadLine as error:
+            raise DataError(f"{path}, line {number}: {error}: curate.decontaminate needs one JSON object a line in a .jsonl file") from error
+        yield from ((number, text) for text in _strings(value))
+
+
+def _paragraphs(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+    first, paragraph = 0, bytearray()
+    for number, line in chain(lines, [(0, b"")]):
+        if line.strip():
+            first = first or number
+            paragraph += line + b"\n"
+        elif paragraph:
+            yield first, paragraph.decode("utf-8", "replace")
+            first, paragraph = 0, bytearray()
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, keys not."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)

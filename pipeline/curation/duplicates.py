@@ -1,0 +1,194 @@
+"""Exact and near duplicates, and rows that make the same request, found in flat memory among any number of rows.
+
+Rows whose MinHash signatures agree in an LSH band (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, ch. 3) are
+candidates; a candidate counts if the similarity that the whole signatures show reaches the threshold. Keys and signatures are
+on disk; in memory are some 20 bytes a row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.curation.features import RELATED, Features
+from pipeline.curation.minhash import PERMUTATIONS, Sketch, similarity
+from pipeline.curation.spill import Keys, Spill, sizes, starts
+
+NEIGHBOURS = 4  # in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not pairs
+_BATCH = 1 << 14  # pairs compared at a time
+Labels = NDArray[np.int32]
+Pairs = tuple[Labels, Labels]
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """One entry per row, in the order in which they were added.
+
+    Of each cluster the row with the most trained characters is kept; of equals the one with the fewest redactions, then the first.
+    """
+
+    cluster: Labels  # smallest index of a row in the same cluster of exact and near duplicates
+    first: Labels  # index of the first row with exactly the same content
+    group: Labels  # smallest index of a row in the same group: of clusters, and of rows that make the same or nearly the same request
+    keep: NDArray[np.bool_]
+    similarity: NDArray[np.float32]  # estimated Jaccard similarity to the cluster's kept row; 1 for that row
+
+    @property
+    def exact(self) -> NDArray[np.bool_]:
+        """Rows that repeat an earlier one."""
+        repeats: NDArray[np.bool_] = self.first != np.arange(len(self.first), dtype=np.int32)
+        return repeats
+
+
+class Index:
+    """Takes the features of all rows, block by block, and finds the clusters; `folder` takes its files."""
+
+    def __init__(self, folder: Path, threshold: float) -> None:
+        self.exact, self.groups = Spill(folder / "exact"), Spill(folder / "groups")
+        self.whole, self.request = Similar(folder / "whole"), Similar(folder / "request")
+        self.threshold, self.related = threshold, min(threshold, RELATED)
+        self.quality: list[NDArray[np.uint32]] = []
+        self.rows = 0
+
+    def add(self, block: Features) -> None:
+        """Add the next rows."""
+        first = np.uint32(self.rows)
+        count = len(block.exact)
+        self.exact.add(block.exact, np.arange(count, dtype=np.uint32) + first)
+        self.groups.add(block.groups[0], block.groups[1] + first)
+        self.whole.add(block.whole, first)
+        self.request.add(block.request, first)
+        self.quality.append(block.quality)
+        self.rows += count
+
+    def clusters(self) -> Clusters:
+        """The clusters and groups of all rows added."""
+        parent = np.arange(self.rows, dtype=np.int32)
+        for keys, rows in self.exact.groups():
+            unite(parent, *_to_first(keys, rows.astype(np.int32)))
+        first = labels(parent)
+        related = first.copy()
+        for keys, rows in self.groups.groups():
+            unite(related, *_to_first(keys, rows.astype(np.int32)))
+        for a, b, alike in self.whole.pairs(parent, first):
+            unite(parent, a[alike >= self.threshold], b[alike >= self.threshold])
+            unite(related, a[alike >= self.related], b[alike >= self.related])
+        for a, b, alike in self.request.pairs(related, first):
+            unite(related, a[alike >= self.related], b[alike >= self.related])
+        cluster, group = labels(parent), labels(related)
+        best = best_of(cluster, np.concatenate([np.zeros(0, np.uint32), *self.quality]))
+        likeness = np.ones(self.rows, np.float32)
+        near = np.flatnonzero((first != first[best]) & (best != np.arange(self.rows))).astype(np.int32)
+        for at in range(0, len(near), _BATCH):
+            some = near[at : at + _BATCH]
+            likeness[some] = self.whole.similarity(first[some], first[best[some]])
+        return Clusters(cluster, first, group, best == np.arange(self.rows), likeness)
+
+    def close(self) -> None:
+        """Remove the files."""
+        for part in (self.exact, self.groups, self.whole, self.request):
+            part.close()
+
+
+class Similar:
+    """Finds rows with similar sketches."""
+
+    def __init__(self, path: Path) -> None:
+        self.bands = Spill(path.with_suffix(".bands"))
+        self.path = path.with_suffix(".signatures")
+        self.signatures = self.path.open("w+b")
+
+    def add(self, sketch: Sketch, first: np.uint32) -> None:
+        """Add the sketches of the next rows, counted from `first`."""
+        self.signatures.write(np.ascontiguousarray(sketch.signatures).data)
+        some = np.flatnonzero(sketch.some).astype(np.uint32)
+        self.bands.add(sketch.bands[some].ravel(), np.repeat(some + first, sketch.bands.shape[1]))
+
+    def pairs(self, parent: Labels, first: Labels) -> Iterator[tuple[Labels, Labels, NDArray[np.float32]]]:
+        """Candidates that `parent` doesn't have in one set (yet), and their similarity; of exact duplicates only the first is compared."""
+        for keys, rows in self.bands.groups():
+            single = first[rows] == rows
+            for a, b in _pairs(keys[single], rows[single].astype(np.int32)):
+                apart = roots(parent, a) != roots(parent, b)
+                packed = np.unique(a[apart].astype(np.int64) << 32 | b[apart])  # a pair may share more than one band
+                for at in range(0, len(packed), _BATCH):
+                    left, right = (packed[at : at + _BATCH] >> 32).astype(np.int32), packed[at : at + _BATCH].astype(np.int32)
+                    yield left, right, self.similarity(left, right)
+
+    def similarity(self, a: Labels, b: Labels) -> NDArray[np.float32]:
+        """Estimated Jaccard similarity of the rows `a[i]` and `b[i]`."""
+        return similarity(self._signatures_of(a), self._signatures_of(b))
+
+    def _signatures_of(self, rows: Labels) -> NDArray[np.uint8]:
+        found = np.empty((len(rows), PERMUTATIONS), np.uint8)
+        for i, row in enumerate(rows.tolist()):
+            self.signatures.seek(row * PERMUTATIONS)
+            self.signatures.readinto(found[i].data)
+        return found
+
+    def close(self) -> None:
+        """Remove the files."""
+        self.bands.close()
+        self.signatures.close()
+        self.path.unlink(missing_ok=True)
+
+
+def labels(parent: Labels) -> Labels:
+    """The smallest row of every row's set."""
+    return roots(parent, np.arange(len(parent), dtype=np.int32))
+
+
+def roots(parent: Labels, rows: Labels) -> Labels:
+    """The smallest row of each row's set; paths get shorter by being walked."""
+    while True:
+        up = parent[rows]
+        higher = parent[up]
+        if np.array_equal(up, higher):
+            return up
+        parent[rows] = higher
+
+
+def unite(parent: Labels, a: Labels, b: Labels) -> None:
+    """Put the rows `a[i]` and `b[i]` into one set, whose root is its smallest row."""
+    while True:
+        a, b = roots(parent, a), roots(parent, b)
+        apart = a != b
+        if not apart.any():
+            return
+        a, b = a[apart], b[apart]
+        np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))  # of several smaller roots the smallest; the others come next time round
+
+
+def best_of(cluster: Labels, quality: NDArray[np.uint32]) -> Labels:
+    """For every row the row of its cluster with the highest quality, of equals the first."""
+    best = np.arange(len(cluster), dtype=np.int32)
+    several = np.zeros(len(cluster), np.bool_)
+    several[cluster[cluster != best]] = True
+    members = np.flatnonzero(several[cluster])
+    order = members[np.lexsort((members, ~quality[members], cluster[members]))]
+    begins = starts(cluster[order])
+    if len(begins):
+        best[order] = np.repeat(order[begins], np.diff(np.append(begins, len(order))))
+    return best
+
+
+def _to_first(keys: Keys, rows: NDArray) -> Pairs:
+    """(first row with the key, row) for all records, which are grouped by key."""
+    begins = starts(keys)
+    return np.repeat(rows[begins], np.diff(np.append(begins, len(keys)))), rows
+
+
+def _pairs(keys: Keys, rows: Labels) -> Iterator[Pairs]:
+    """Pairs of rows that share a key: each with the `NEIGHBOURS` before it, and with the first of its group."""
+    if not len(keys):
+        return
+    several = sizes(keys) > 1
+    keys, rows = keys[several], rows[several]
+    for distance in range(1, NEIGHBOURS + 1):
+        same = np.flatnonzero(keys[distance:] == keys[:-distance])
+        yield rows[same], rows[same + distance]
+    first, own = _to_first(keys, rows)
+    far = sizes(keys) > NEIGHBOURS + 1
+    yield first[far], own[far]

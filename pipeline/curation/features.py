@@ -1,0 +1,227 @@
+"""What is compared of a block of rows: hashes, MinHash signatures and fingerprints. Runs in worker processes.
+
+Two texts of a row are compared. The whole conversation, without system turns, finds duplicates; the user's turns before the last
+answer find variants of one request, which belong on one side of the split. N-grams that are in 5 % of the rows are the data
+set's template and count for nothing, or all rows of one template would be near-duplicates of each other.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+import xxhash
+from numpy.typing import NDArray
+
+from pipeline.curation.minhash import Sketch, bands_for, sketch
+from pipeline.curation.shingles import Common, Hashes, Offsets, Tokens, filtered, ngrams, shingles, spread, tokenise
+from pipeline.curation.spill import Keys, Rows, Spill
+from pipeline.rows import TURN_LISTS, Row
+
+SHINGLE = 3  # tokens; see benchmarks/near_duplicates.py
+RELATED = 0.7  # rows (or requests) of this similarity stay on one side of the split, though only those over the threshold are duplicates
+SAMPLE_ROWS = 5000  # rows that are looked at for boilerplate
+COMMON_SHARE, COMMON_ROWS = 0.05, 20  # of the sample: what is in as many rows is boilerplate
+WINDOW = 5  # n-grams of WINDOW fewer tokens plus one, of which winnowing takes the smallest
+NEVER = np.uint64(2**64 - 1)  # no fingerprint
+_PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*_\d+\]")
+_MOST = (1 << 20) - 1
+
+
+@dataclass(frozen=True)
+class Boilerplate:
+    """What is in so many rows that it tells nothing: shingles, n-grams, and whole requests (by their key)."""
+
+    shingles: Common
+    grams: Common
+    requests: Common
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a block of rows is compared by; rows are counted from the block's first. Every pair of arrays is (keys, rows)."""
+
+    exact: Keys  # (rows): rows with the same key have the same normalised content
+    quality: NDArray[np.uint32]  # (rows): of near-duplicates the highest is kept
+    whole: Sketch
+    request: Sketch
+    groups: tuple[Keys, Rows]  # rows with the same key make the same request, or are parts of one conversation
+    fingerprints: tuple[Keys, Rows]  # for `pipeline.curation.contamination`
+
+
+class Part(NamedTuple):
+    """Something said in a row; `asked`: it belongs to the request. The place is that of `pipeline.rows.texts`."""
+
+    role: str
+    text: str
+    asked: bool
+    field: str
+    number: int = 0
+    key: str = ""
+
+    @property
+    def place(self) -> str:
+        """`messages 2`, `messages 2 tool_calls`, `answer`."""
+        return " ".join(filter(None, (self.field, str(self.number or ""), self.key)))
+
+
+def parts(row: Row) -> list[Part]:
+    """All that is said in a row, in order: contents, reasoning, tool calls (as JSON), segments, the expected answer.
+
+    The request is what the user says, of a chat only before the last answer.
+    """
+    said: list[Part] = []
+    roles = [turn["role"] for turn in row["messages"]]
+    answered = row["kind"] not in ("preference", "prompt") and "assistant" in roles
+    last = len(roles) - roles[::-1].index("assistant") if answered else len(roles) + 1
+    for field in TURN_LISTS:
+        if field not in row:
+            continue
+        for number, turn in enumerate(row[field], start=1):
+            role = turn["role"]
+            said.append(Part(role, turn["content"], role == "user" and number < last and field == "messages", field, number))
+            if len(turn) > 2:
+                if "reasoning_content" in turn:
+                    said.append(Part(role, turn["reasoning_content"], False, field, number, "reasoning_content"))
+                if "tool_calls" in turn:
+                    said.append(Part(role, orjson.dumps(turn["tool_calls"]).decode(), False, field, number, "tool_calls"))
+    for number, segment in enumerate(row.get("segments", ()), start=1):
+        said.append(Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number))
+    if "answer" in row:
+        said.append(Part("assistant", row["answer"], False, "answer"))
+    return said
+
+
+def key_of(texts: Iterable[str]) -> int:
+    """64-bit hash of texts, whatever their case and white space."""
+    return xxhash.xxh3_64_intdigest(" ".join("\0".join(texts).casefold().split()).encode("utf-8", "surrogatepass"))
+
+
+def quality(row: Row) -> int:
+    """The more trained characters the better, then the fewer redaction placeholders; 20 and 12 bits."""
+    turns = [*row["messages"], *row.get("chosen", ())]
+    trained = [turn["content"] for turn in turns if turn["role"] == "assistant" and turn.get("train", True)]
+    trained += [segment["text"] for segment in row.get("segments", ()) if segment["train"]]
+    placeholders = sum(len(_PLACEHOLDER.findall(text)) for text in trained if "[" in text)
+    return min(sum(map(len, trained)), _MOST) << 12 | 4095 - min(placeholders, 4095)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The texts of a block but its system turns, one row's after the other's, as tokens."""
+
+    tokens: Tokens
+    begins: Offsets  # (rows + 1): where each row's texts begin
+    asked: NDArray[np.bool_]  # per text: it is part of the request
+    exact: Keys  # (rows)
+    requests: Keys  # (rows), 0 for none
+
+    def documents(self) -> tuple[Hashes, Offsets]:
+        """The tokens of every row."""
+        return self.tokens.hashes, self.tokens.offsets[self.begins]
+
+    def request_documents(self) -> tuple[Hashes, Offsets]:
+        """The tokens of every row's request."""
+        asked = np.repeat(self.asked, np.diff(self.tokens.offsets))
+        return filtered(self.tokens.hashes, self.tokens.offsets[self.begins], asked)
+
+
+def _read(rows: Sequence[Row]) -> _Texts:
+    texts: list[str] = []
+    asked: list[bool] = []
+    begins, exact, requests = [0], [], []
+    for row in rows:
+        said = parts(row)
+        extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
+        exact.append(key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in said), extra)))
+        request = [part.text for part in said if part.asked]
+        requests.append(key_of(request) if request else 0)
+        texts += [part.text for part in said if part.role != "system"]
+        asked += [part.asked for part in said if part.role != "system"]
+        begins.append(len(texts))
+    return _Texts(tokenise(texts), np.array(begins), np.array(asked, np.bool_), np.array(exact, np.uint64), np.array(requests, np.uint64))
+
+
+def features(rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float, ngram: int) -> Features:
+    """The features of a block of rows, for duplicates of at least that similarity, and for shared runs of at least `ngram` tokens."""
+    bands = bands_for(min(threshold, RELATED))
+    read = _read(rows)
+    hashes, offsets = shingles(*read.documents(), SHINGLE)
+    special = ~boilerplate.shingles.has(hashes)
+    # a row of nothing but boilerplate is compared by it all the same
+    special |= np.repeat(_none_of(special, offsets), np.diff(offsets))
+    kinds = np.array([key_of((row["kind"],)) for row in rows], np.uint64)
+    asked, asked_offsets = shingles(*read.request_documents(), SHINGLE)
+    known = (read.requests != 0) & ~boilerplate.requests.has(read.requests)
+    return Features(
+        exact=read.exact,
+        quality=np.array([quality(row) for row in rows], np.uint32),
+        whole=sketch(*filtered(hashes, offsets, special), kinds, bands),
+        request=sketch(*filtered(asked, asked_offsets, ~boilerplate.shingles.has(asked)), np.zeros(len(rows), np.uint64), bands),
+        groups=_groups(rows, np.where(known, read.requests, np.uint64(0))),
+        fingerprints=fingerprints(read.tokens, read.begins, boilerplate, ngram),
+    )
+
+
+def _none_of(keep: NDArray[np.bool_], offsets: Offsets) -> NDArray[np.bool_]:
+    empty: NDArray[np.bool_] = np.diff(np.concatenate([[0], np.cumsum(keep)])[offsets]) == 0
+    return empty
+
+
+def _groups(rows: Sequence[Row], requests: Keys) -> tuple[Keys, Rows]:
+    """Rows that ask the same, and rows that are parts of one conversation (FILE:LINE#PART)."""
+    asking = np.flatnonzero(requests).astype(np.uint32)
+    divided = np.array([i for i, row in enumerate(rows) if "#" in row["source"]], np.uint32)
+    conversations = np.array([key_of(("#", rows[i]["source"].rpartition("#")[0])) for i in divided], np.uint64)
+    return np.concatenate([requests[asking], conversations]), np.concatenate([asking, divided])
+
+
+def fingerprints(tokens: Tokens, begins: Offsets, boilerplate: Boilerplate, ngram: int) -> tuple[Keys, Rows]:
+    """(key, row): any two texts that share a run of `ngram` tokens which is not all boilerplate have a key in common.
+
+    Winnowing (Schleimer, Wilkerson, Aiken 2003): of every `WINDOW` successive n-grams of `ngram` − `WINDOW` + 1 tokens the smallest
+    hash. Only some 2/(WINDOW + 1) of the n-grams are ever the smallest. Runs don't go from one text into the next.
+    """
+    grams, offsets = ngrams(tokens.hashes, tokens.offsets, ngram - WINDOW + 1)
+    grams[boilerplate.grams.has(grams)] = NEVER
+    windows = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
+    if not windows.sum():
+        return np.zeros(0, np.uint64), np.zeros(0, np.uint32)
+    smallest = grams[: len(grams) - WINDOW + 1].copy()
+    for i in range(1, WINDOW):
+        np.minimum(smallest, grams[i : len(grams) - WINDOW + 1 + i], out=smallest)
+    smallest = smallest[spread(offsets[:-1], windows)]
+    per_row = np.diff(np.concatenate([[0], np.cumsum(windows)])[begins])
+    rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), per_row)
+    new = smallest != NEVER
+    new[1:] &= (smallest[1:] != smallest[:-1]) | (rows[1:] != rows[:-1])
+    return smallest[new], rows[new]
+
+
+def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate:
+    """What is common among `rows`, a sample of at most `SAMPLE_ROWS` spread evenly over all; `folder` takes temporary files."""
+    spills = [Spill(folder / f"common-{name}") for name in ("shingles", "grams", "requests")]
+    count = 0
+    for block in _blocks(rows, 256):
+        read = _read(block)
+        owners = np.arange(count, count + len(block), dtype=np.uint32)
+        for spill, (hashes, offsets) in zip(spills, (
+            shingles(*read.documents(), SHINGLE), ngrams(*read.documents(), ngram - WINDOW + 1), (read.requests, np.arange(len(block) + 1)),
+        ), strict=True):  # fmt: skip
+            spill.add(hashes, np.repeat(owners, np.diff(offsets)))
+        count += len(block)
+    least = max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count)))
+    found = [Common.of(spill, least) for spill in spills]
+    for spill in spills:
+        spill.close()
+    return Boilerplate(*found)
+
+
+def _blocks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    rows = iter(rows)
+    while block := list(islice(rows, size)):
+        yield block

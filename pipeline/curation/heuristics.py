@@ -1,0 +1,210 @@
+"""Rules that judge what a row says: stock refusals, the language of answers, garbage. Each is made from its setting."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from pipeline.curation.changes import Changes, Rule
+from pipeline.errors import ConfigError, ToolError
+from pipeline.rows import BadRow, Row
+
+# --- refusals: all of these look at sentences in small letters, with straight apostrophes and contractions written out ---
+
+LONGEST_REFUSAL = 400  # characters; who says more says something
+CONTRACTIONS = (("’", "'"), ("can't", "cannot"), ("can not", "cannot"), ("won't", "will not"), ("n't", " not"), ("'m ", " am "), ("'re ", " are "))
+# what an answer that is nothing but a refusal starts with: a look at one word spares nearly all answers the rest
+OPENERS = frozenset(
+    "i i'm i’m im we we're we’re sorry unfortunately regrettably apologies my as being since because no thank thanks it that this your the".split()
+)
+SORRY = re.compile(
+    r"(?:(?:i am|we are) (?:\w+ )?sorry|sorry|(?:my )?(?:sincere |deepest )?apologies|i apologi[sz]e(?: for [\w ]+)?|unfortunately|regrettably"
+    r"|i am afraid|no)(?: about that)?(?:[,.:;]? (?:but|that|however,)\b)?[,.:;]?(?: |$)"
+)
+AN_AI = (
+    r"(?:as|being|since i am|because i am|i am(?: just| only| merely)?) an? (?:[\w-]+ ){0,4}?(?:ai|artificial intelligence|language model|assistant|chatbot)"
+    r"(?: [\w-]+){0,6}?,? (?:and |so )?"
+)
+CANNOT = (
+    r"(?:i|we)(?: simply| just)? (?:cannot|could not|will not|(?:am|are) (?:unable|not (?:able|allowed|permitted|programmed|comfortable))|must decline)"
+    r"(?: to| with| of)?"
+)
+ASKED = r"(?:that|this|it|such|your|the|any|these|those)(?: [\w-]+){0,3}"  # "that", "your request", "such content"
+REFUSAL = re.compile("|".join((
+    rf"(?:{AN_AI})?{CANNOT} (?:assist|help)(?:ing)?(?: you)?(?: (?:with|in|on) .{{1,120}}| out)?",
+    rf"(?:{AN_AI})?{CANNOT} (?:do|doing|comply with|fulfil+|satisfy|accommodate|process|complete|answer|respond to|discuss|engage in|participate in|"
+    rf"provide|providing|generate|generating|create|creating|write|writing|produce|support|share|continue(?: with)?|proceed(?: with)?) {ASKED}",
+    rf"{AN_AI}(?:{CANNOT}|(?:i|we) (?:do not|am not|lack|have no)\b).{{0,200}}",
+    rf"(?:your|this|that|the) (?:request|question|prompt|content) (?:violates|goes against|is against) .{{1,120}}",
+)))  # fmt: skip
+# a sentence that gives something after all
+GIVES = re.compile(r"\b(?:but|however|instead|because|until|unless|today|tonight|tomorrow|here (?:is|are)|you (?:can|could|should|may|might))\b|:")
+POLITE = re.compile("|".join((
+    r"(?:is there|do you have|would you like) .*", r"(?:how|what) (?:else )?(?:can|may) i (?:help|assist|do)\b.*", r"(?:i hope|thank you|thanks|please|let me know)\b.*",
+    r"if (?:you|there)\b.*", r"i am (?:here|happy|always happy|designed|programmed|just|only|an? )\b.*", r"my (?:purpose|goal|guidelines|programming|primary)\b.*",
+    r"(?:it|that|this|doing so) (?:is|would be|goes|violates)(?: \w+)? (?:illegal|unethical|inappropriate|against|harmful)\b.*",
+)))  # fmt: skip
+
+
+def refusals(mode: Literal["reject", "keep"]) -> Rule | None:
+    """The rule that rejects rows whose last answer is nothing but a stock refusal in English; None where they are kept.
+
+    Only answers that are trained to be given count: not those with `train: false` or a thumb down.
+    """
+    if mode == "keep":
+        return None
+
+    def rule(row: Row, changes: Changes) -> Row:
+        field = "chosen" if row["kind"] == "preference" else "messages"
+        last = row[field][-1] if row[field] else {}
+        if row["kind"] in ("chat", "feedback", "preference") and last.get("role") == "assistant" and len(last["content"]) <= LONGEST_REFUSAL:
+            trained = last.get("train", True) and row.get("label", True) and not last.get("tool_calls")
+            if trained and is_refusal(last["content"]):
+                raise BadRow("refusal", f"{field} {len(row[field])} is nothing but a stock refusal")
+        return row
+
+    return rule
+
+
+def is_refusal(answer: str) -> bool:
+    """Whether each sentence is a stock refusal or a courtesy around it, and one at least is a refusal."""
+    start = answer[:40].split(maxsplit=1)
+    if not start or start[0].lower().rstrip(",.!:;") not in OPENERS or len(answer) > LONGEST_REFUSAL:
+        return False
+    plain = answer.lower()
+    for short, long in CONTRACTIONS:
+        plain = plain.replace(short, long)
+    refused = False
+    for sentence in re.split(r"(?<=[.!?])\s+|\n+", plain.strip()):
+        words = " ".join(sentence.split()).strip(" .!?\"'*_")
+        said = SORRY.sub("", words, count=1) if SORRY.match(words) else words
+        if REFUSAL.fullmatch(said) and not GIVES.search(said):
+            refused = True
+        elif said and not POLITE.fullmatch(said):
+            return False
+    return refused
+
+
+# --- language ---
+
+FEWEST_LETTERS = 40  # below, a language is a guess
+SUREST_DOUBT = 0.6  # probability from which on another language counts as found (py3langid's, which are calibrated)
+CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]+`|https?://\S+", re.DOTALL)
+NO_LANGUAGE = "zxx"  # ISO 639: no linguistic content
+
+
+def languages(wanted: tuple[str, ...]) -> Rule:
+    """The rule that rejects rows with an answer surely in none of the languages `wanted` (ISO 639-1 codes).
+
+    Short texts and code pass. Raises `ToolError` where py3langid is missing, `ConfigError` for a language it doesn't know.
+    """
+    identify = _identifier(wanted)
+
+    def rule(row: Row, changes: Changes) -> Row:
+        for place, text in answers(row):
+            prose = CODE.sub(" ", text)
+            if sum(map(str.isalpha, prose)) >= FEWEST_LETTERS:
+                code, probability = identify(prose)
+                if code not in (*wanted, NO_LANGUAGE) and probability >= SUREST_DOUBT:
+                    raise BadRow("language", f"{place} is in {code}, curate.languages has {', '.join(wanted)}")
+        return row
+
+    return rule
+
+
+def _identifier(wanted: tuple[str, ...]) -> Callable[[str], tuple[str, float]]:
+    """py3langid: 97 languages and code in one file of 5 MB that comes with it, numpy alone below it."""
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ToolError("curate.languages needs the package py3langid: run `pip install 'quench[languages]'`, or set it to []") from error
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    unknown = sorted(set(wanted) - set(identifier.labels))
+    if unknown:
+        raise ConfigError(f"curate.languages has {', '.join(unknown)}, which py3langid can't tell: it knows {', '.join(sorted(identifier.labels))}")
+    identify: Callable[[str], tuple[str, float]] = identifier.classify
+    return identify
+
+
+def answers(row: Row) -> Iterator[tuple[str, str]]:
+    """(place, text) of what is to be learnt: trained assistant turns, chosen answers, trained segments."""
+    field = "chosen" if row["kind"] == "preference" else "messages"
+    for number, turn in enumerate(row[field], start=1):
+        if turn["role"] == "assistant" and turn.get("train", True):
+            yield f"{field} {number}", turn["content"]
+    for number, segment in enumerate(row.get("segments", ()), start=1):
+        if segment["train"]:
+            yield f"segments {number}", segment["text"]
+
+
+# --- garbage ---
+
+SHORTEST_JUDGED = 100  # characters
+RUN = 10  # words, or characters of scripts without spaces
+# UTF-8 that was read as Windows-1252 or Latin-1: "Ã©", "â€™", "Â ", "ðŸ˜€", "Ð¿Ñ€", "ï»¿"
+MOJIBAKE = re.compile(
+    "[Ã-ß][\u0080-\u00bfŒœŠšŸŽžƒˆ˜–—‘’‚“”„†‡•…‰‹›€™]|[àáâãäåæçèéêëìíîï][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]{2}|Â[\u0080-\u00bf]|ð[Ÿ\u009f].{2}"
+)
+MOST_REPEATED, FEWEST_READABLE, MOST_BROKEN = 0.6, 0.25, 0.01  # shares of a text
+
+
+def garbage() -> Rule:
+    """The rule that rejects rows in which a user's or assistant's text, or a segment, is hardly one; `garbage_in` says what that is."""
+
+    def rule(row: Row, changes: Changes) -> Row:
+        turns = ((f"{field} {i}", turn["content"]) for field in ("messages", "chosen", "rejected") for i, turn in enumerate(row.get(field, ()), start=1)
+                 if turn["role"] in ("user", "assistant"))  # fmt: skip
+        segments = ((f"segments {i}", segment["text"]) for i, segment in enumerate(row.get("segments", ()), start=1))
+        for place, text in (*turns, *segments):
+            if found := garbage_in(text):
+                raise BadRow("garbage", f"{place}: {found}")
+        return row
+
+    return rule
+
+
+def garbage_in(text: str) -> str | None:
+    """What makes a text garbage, with the figure and its limit; None where nothing does.
+
+    After the rules that MassiveText was filtered by (Rae et al. 2021, arXiv:2112.11446, table A1): the share of words with
+    letters, and of n-grams that come again. The limits are far looser: theirs are for long prose, and chats hold code,
+    tables and songs. Broken encoding is our own.
+    """
+    if len(text) < SHORTEST_JUDGED:
+        return None
+    shares = (
+        ("of its characters are broken encoding", _broken(text), MOST_BROKEN, True),
+        ("of its characters are letters or digits", _readable(text), FEWEST_READABLE, False),
+        (f"of it stands in runs of {RUN} words that come again", _repeated(text), MOST_REPEATED, True),
+    )
+    for what, share, limit, most in shares:
+        if share > limit if most else share < limit:
+            return f"{share:.0%} {what}, the {'most' if most else 'least'} is {limit:.0%}"
+    return None
+
+
+def _broken(text: str) -> float:
+    if text.isascii():
+        return 0.0
+    return (text.count("\ufffd") + sum(len(found[0]) for found in MOJIBAKE.finditer(text))) / len(text)
+
+
+def _readable(text: str) -> float:
+    """Letters, digits and what sits on them (marks of Indic scripts are no letters to Python) among what is no white space."""
+    shown = "".join(text.split())
+    return sum(map(str.isalnum, shown)) / len(shown) if shown else 0.0
+
+
+def _repeated(text: str) -> float:
+    """The share of words (of characters, where words are long: no spaces) in runs of `RUN` that occur twice or more."""
+    units: Any = text.split()
+    if len(text) > 20 * len(units):
+        units = text
+    runs = [tuple(units[i : i + RUN]) for i in range(len(units) - RUN + 1)]
+    counts = Counter(runs)
+    covered, end = 0, 0
+    for start, run in enumerate(runs):
+        if counts[run] > 1:
+            covered += start + RUN - max(start, end)
+            end = start + RUN
+    return covered / len(units) if units else 0.0

@@ -1,0 +1,190 @@
+"""Puts typed placeholders such as `[EMAIL_1]` in the place of secrets and personal data.
+
+The same value gets the same placeholder everywhere in its row; numbers count per kind, in order of appearance. A redacted
+row has nothing left to redact: the search is repeated on its result until it finds nothing.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from ahocorasick_rs import AhoCorasick
+
+from pipeline.curation.changes import Change, Changes
+from pipeline.curation.personal import KINDS, find_personal, identity
+from pipeline.curation.secrets import FORMATS, Span, find_secrets
+from pipeline.rows import TURN_LISTS, BadRow, Row, edit_texts, texts
+
+SHOWN = 5  # finds that the change of one text names
+_ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")  # in JSON and code: the `n` of `\nghp_…` is no letter before the key
+_NUMBERED = re.compile(r"\[([A-Z][A-Z0-9_]*)_(\d{1,9})\]")
+Namer = Callable[[str, str], str]  # (kind, value) → placeholder
+
+
+def kinds() -> list[tuple[str, str, str]]:
+    """(rule, kind, what it goes by: who published its form, or what checks it) of every kind that can be redacted."""
+    checks = ("its form", "phonenumbers", "ipaddress", "its country's form and checksum (stdnum)", "issuer's digits and Luhn's checksum (stdnum)")
+    secrets = {each.kind: each.source for each in FORMATS}
+    personal = {**dict(zip(KINDS, checks, strict=True)), "name": "the list in params.yaml"}
+    return [("secrets", *each) for each in sorted(secrets.items())] + [("personal", *each) for each in personal.items()]
+
+
+class Redactor:
+    """Redacts rows by its settings and counts the occurrences per kind; pickles as its settings alone."""
+
+    def __init__(self, secrets: Literal["redact", "reject", "keep"] = "redact", personal: tuple[str, ...] = KINDS, names: tuple[str, ...] = ()) -> None:
+        self._settings = (secrets, tuple(personal), tuple(names))
+        spellings = [spelling for name in names if name.strip() for spelling in (name, name.upper())]
+        self._names = AhoCorasick(spellings) if spellings else None
+        self.counts: Counter[str] = Counter()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Redactor, self._settings
+
+    def take_counts(self) -> Counter[str]:
+        """Occurrences replaced per kind since the last call."""
+        counts, self.counts = self.counts, Counter()
+        return counts
+
+    def rule(self, row: Row, changes: Changes) -> Row:
+        """The row with placeholders, and a change per altered text and rule; `BadRow` for a secret where the settings say reject."""
+        secrets = self._settings[0] != "keep"
+        pairs = list(_argument_pairs(row)) if secrets else []
+        content = [text for _, text in texts(row)] + pairs
+        whole = "\n".join(content)
+        if next(self._found(whole, secrets), None) is None:
+            return row
+        if self._settings[0] == "reject":
+            self._refuse(row, pairs)
+        repeated = _repeated(content) if secrets else {}
+        again = re.compile("|".join(rf"(?<![A-Za-z0-9\[]){re.escape(value)}(?![A-Za-z0-9])" for value in sorted(repeated, key=len, reverse=True)))
+        name = _namer(whole)
+
+        def edit(place: str, text: str) -> str:
+            spans = _apart([*self._found(text, secrets), *(Span(*match.span(), repeated[match[0]], 1) for match in again.finditer(text) if match[0])])
+            if not spans:
+                return text
+            self.counts.update(span.kind for span in spans)
+            changes.extend(_changes(place, text, spans, name))
+            return _replaced(text, spans, name)
+
+        while (edited := edit_texts(row, edit)) is not row:
+            row = edited
+        return row
+
+    def scrub(self, text: str) -> str:
+        """A text fit for any report: `[KIND]` for its secrets, whatever the settings, and for personal data, by the settings."""
+        text = self._scrubbed(text.encode("utf-8", "replace").decode())  # without halves of surrogate pairs
+        if "\\u" in text or "\\/" in text:  # JSON's escapes can hide an @ or a slash
+            try:
+                plain = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace").decode()
+            except (ValueError, RecursionError):
+                return text
+            if (hidden := self._scrubbed(plain)) is not plain:
+                return hidden
+        return text
+
+    def _scrubbed(self, text: str) -> str:
+        while spans := _apart(self._found(text, secrets=True)):
+            text = _replaced(text, spans, lambda kind, _: f"[{kind.upper()}]")
+        return text
+
+    def _found(self, text: str, secrets: bool) -> Iterator[Span]:
+        text = _unescaped(text)
+        if secrets:
+            yield from find_secrets(text)
+        if self._settings[1]:
+            yield from find_personal(text, self._settings[1])
+        if self._names:
+            for _, start, end in self._names.find_matches_as_indexes(text, overlapping=True):
+                bracketed = text[start - 1 : start] == "[" and text[end : end + 1] == "]"  # perhaps a placeholder
+                if not (bracketed or _one_word(text[start], text[start - 1 : start]) or _one_word(text[end - 1], text[end : end + 1])):
+                    yield Span(start, end, "name", 0)
+
+    def _refuse(self, row: Row, pairs: list[str]) -> None:
+        for place, text in [*texts(row), *(("tool_calls", pair) for pair in pairs)]:
+            for span in find_secrets(_unescaped(text)):
+                raise BadRow("secret", f"{place} holds a secret of kind {span.kind}")
+
+
+def _unescaped(text: str) -> str:
+    """The text with blanks for escapes: as long as before."""
+    return _ESCAPE.sub(lambda match: " " * len(match[0]), text) if "\\" in text else text
+
+
+def _one_word(edge: str, beyond: str) -> bool:
+    """Does a name's last character go on into the next? Scripts that write no spaces (from U+2E80) never do."""
+    return edge < "\u2e80" and (edge.isalnum() or edge == "_") and (beyond.isalnum() or beyond == "_")
+
+
+def _argument_pairs(row: Row) -> Iterator[str]:
+    """`"key": "value"` of the strings in the arguments of tool calls: there the key alone may tell that the value is a secret."""
+    pending = [turn["tool_calls"] for field in TURN_LISTS for turn in row.get(field, ()) if "tool_calls" in turn]
+    while pending:
+        value = pending.pop()
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, (dict, list)):
+                pending.append(item)
+            elif isinstance(item, str) and isinstance(key, str):
+                yield f'"{key}": "{item}"'
+
+
+def _repeated(content: Iterable[str]) -> dict[str, str]:
+    """Value → kind of the secrets that are told from words, and so are secrets wherever the row repeats them."""
+    found = {text[span.start : span.end]: span.kind for text in content for span in find_secrets(_unescaped(text))}
+    return {value: kind for value, kind in found.items() if len(value) > 5 and not value.isalpha() and not value.isdigit()}
+
+
+def _apart(spans: Iterable[Span]) -> list[Span]:
+    """The spans in order; of those that overlap, the one of higher rank, then the longer one."""
+    kept: list[Span] = []
+    for span in sorted(spans, key=lambda each: (each.start, -each.end, -each.rank)):
+        if kept and span.start < kept[-1].end:
+            if _precedence(span) > _precedence(kept[-1]):
+                kept[-1] = span
+        else:
+            kept.append(span)
+    return kept
+
+
+def _precedence(span: Span) -> tuple[bool, int, int]:
+    return span.rank > 0, span.end - span.start, span.rank
+
+
+def _namer(whole: str) -> Namer:
+    """Numbers the values of a row per kind, from 1 or after the highest number that its text already holds."""
+    last: Counter[str] = Counter()
+    for kind, number in _NUMBERED.findall(whole):
+        last[kind] = max(last[kind], int(number))
+    placeholders: dict[tuple[str, str], str] = {}
+
+    def name(kind: str, value: str) -> str:
+        key = (kind, identity(kind, value))
+        if key not in placeholders:
+            last[kind.upper()] += 1
+            placeholders[key] = f"[{kind.upper()}_{last[kind.upper()]}]"
+        return placeholders[key]
+
+    return name
+
+
+def _replaced(text: str, spans: list[Span], name: Namer) -> str:
+    """The text with placeholders; `spans` are in order and apart."""
+    pieces, end = [], 0
+    for span in spans:
+        pieces += [text[end : span.start], name(span.kind, text[span.start : span.end])]
+        end = span.end
+    return "".join(pieces) + text[end:]
+
+
+def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[Change]:
+    """What became of one text, per rule: kinds and lengths before, placeholders after, never the text itself."""
+    for rule in ("secrets", "personal"):
+        own = [span for span in spans if (span.rank > 0) == (rule == "secrets")]
+        if own:
+            more = f" and {len(own) - SHOWN} more" if len(own) > SHOWN else ""
+            before = ", ".join(f"‹{span.kind}, {span.end - span.start} characters›" for span in own[:SHOWN])
+            after = ", ".join(name(span.kind, text[span.start : span.end]) for span in own[:SHOWN])
+            yield Change(rule, place, before + more, after + more)

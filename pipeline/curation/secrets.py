@@ -1,0 +1,215 @@
+"""Finds keys, tokens and passwords in a text: the rules of detect-secrets, and a table of what it lacks.
+
+One pass of Aho-Corasick looks for the needles of all formats (`ghp_`, `-----BEGIN` …); a regular expression is tried only
+at a needle, so a text without any costs microseconds and no text takes more than linear time.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ahocorasick_rs import AhoCorasick, Implementation
+from detect_secrets.filters.heuristic import is_sequential_string
+from detect_secrets.plugins.aws import AWSKeyDetector
+from detect_secrets.plugins.azure_storage_key import AzureStorageKeyDetector
+from detect_secrets.plugins.base import RegexBasedDetector
+from detect_secrets.plugins.discord import DiscordBotTokenDetector
+from detect_secrets.plugins.github_token import GitHubTokenDetector
+from detect_secrets.plugins.mailchimp import MailchimpDetector
+from detect_secrets.plugins.pypi_token import PypiTokenDetector
+from detect_secrets.plugins.sendgrid import SendGridDetector
+from detect_secrets.plugins.slack import SlackDetector
+from detect_secrets.plugins.square_oauth import SquareOAuthDetector
+from detect_secrets.plugins.stripe import StripeDetector
+from detect_secrets.plugins.telegram_token import TelegramBotTokenDetector
+from detect_secrets.plugins.twilio import TwilioKeyDetector
+
+PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*\]")  # what redaction leaves: no part of a secret
+
+
+class Span(NamedTuple):
+    """A find: text[start:end]; of two that overlap the higher rank wins, then the longer one."""
+
+    start: int
+    end: int
+    kind: str
+    rank: int  # 2: a key of a known format · 1: a secret by its surroundings · 0: personal data
+
+
+class Format(NamedTuple):
+    """What a kind of secret looks like."""
+
+    kind: str
+    needles: tuple[str, ...]  # no such secret without one of these in the text
+    pattern: re.Pattern[str]  # its group `value` is the secret where there is one, else the whole match
+    source: str  # where the format is published
+    reach: int = 0  # characters that a match may begin before its needle
+    valid: Callable[[str], bool] = lambda value: len(set(value)) > 7 and "EXAMPLE" not in value  # not `ghp_xxxxxxxx`
+    rank: int = 2
+
+
+def _key(kind: str, prefixes: str, tail: str, source: str) -> Format:
+    """A key that is one of the prefixes and then `tail`; it goes on to the end of its run of letters and digits."""
+    needles = tuple(prefixes.split())
+    return Format(kind, needles, re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, needles))})(?:{tail})[A-Za-z0-9]*+", re.ASCII), source)
+
+
+def _library(kind: str, needles: str, detector: type[RegexBasedDetector], which: slice = slice(None), reach: int = 0) -> Format:
+    """A key by the rules of a detector of detect-secrets, bounded on the left and whole on the right (some rules stop within the key)."""
+    rules = "|".join(f"(?{'i' * bool(rule.flags & re.I)}{'x' * bool(rule.flags & re.X)}:{rule.pattern})" for rule in list(detector.denylist)[which])
+    return Format(kind, tuple(needles.split()), re.compile(rf"(?<![A-Za-z0-9])(?:{rules})[\w-]*+", re.ASCII), "detect-secrets", reach)
+
+
+def entropy(text: str) -> float:
+    """Shannon entropy of a text's characters in bits per character (Shannon 1948); 0 for an empty text."""
+    return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
+
+
+def _dense(value: str) -> bool:
+    return entropy(value) > 3 and "EXAMPLE" not in value
+
+
+def _random_looking(value: str) -> bool:
+    """Is this a generated key rather than a word, a path or a variable's name?"""
+    switches = len(re.findall(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])", value))
+    return switches > 2 and _dense(value) and not is_sequential_string(value)
+
+
+_NO_PASSWORD = re.compile(  # a word, a hole of a template, a variable
+    r"(?i:pass(?:w(?:or)?d)?\d*|change_?me\w*|test\d*|\w*secret|example\w*|[*x.]+|[<{$%].*)|(?:my|your)[a-z_-]*|(?:MY|YOUR)[A-Z_-]*|(?:My|Your)[A-Za-z]*"
+)
+
+
+def _password_looking(value: str) -> bool:
+    """Is this a real password, not a word, a template's hole, a variable, or a call?"""
+    mixed = re.search(r"[A-Za-z]", value) and re.search(r"[0-9!@#^&*+?]", value)
+    return bool(mixed and len(set(value)) > 4 and not _NO_PASSWORD.fullmatch(value) and not PLACEHOLDER.search(value))
+
+
+def _url_password(value: str) -> bool:
+    return len(value) > 2 and not _NO_PASSWORD.fullmatch(value) and not PLACEHOLDER.search(value)
+
+
+def _real_pem(value: str) -> bool:
+    return bool(re.search(r"[A-Za-z0-9+/=]{30}", value))
+
+
+def _context(kind: str, needles: str, pattern: str, valid: Callable[[str], bool] = _random_looking, rank: int = 1) -> Format:
+    """A secret that only its surroundings give away; the pattern begins at the needle."""
+    return Format(kind, tuple(needles.split("|")), re.compile(pattern, re.ASCII), "name of a variable, header or field", 0, valid, rank)
+
+
+# after a telling name: what may follow in the name, then `=`, `:` or `=>`; no `token_type=`, `password_file:` …
+_ASSIGNED = (
+    r"(?!(?i:[\w-]{0,30}(?:type|name|ur[il]|path|file|field|dir|len(?:gth)?|count|size|ids?|limit|class|label|arn|version|model)\b))"
+    r"(?:s\b|[A-Z0-9_-][\w-]{0,30}+)?[\\\"'`\]]{0,4}[ \t]{0,4}(?::=|=>|={1,3}|:)[ \t]{0,4}"
+)
+_GITLEAKS = "gitleaks"  # https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml names formats with their vendors
+_PEM = (
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:[^-]*+(?:-(?!----)[^-]*+)*+-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|(?:(?:\s|\\[nr]){1,4}+[A-Za-z0-9+/=]{20,100}+)*+)"
+)
+
+FORMATS = (
+    _library("aws_access_key", "AKIA ASIA ABIA ACCA A3T", AWSKeyDetector, slice(1)),
+    _library("azure_storage_key", "AccountKey=", AzureStorageKeyDetector),
+    _library("discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector),  # base64 of a digit and the next
+    _library("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", GitHubTokenDetector),
+    _library("mailchimp_key", "-us", MailchimpDetector, reach=32),
+    _library("pypi_token", "pypi-AgE", PypiTokenDetector),
+    _library("sendgrid_key", "SG.", SendGridDetector),
+    _library("slack_token", "xoxa- xoxb- xoxp- xoxo- xoxs- xoxr-", SlackDetector, slice(1)),
+    _library("slack_webhook", "https://hooks.slack.com/", SlackDetector, slice(1, 2)),
+    _library("square_token", "sq0csp-", SquareOAuthDetector),
+    _library("stripe_key", "sk_live_ rk_live_", StripeDetector),
+    _library("telegram_token", ":AA", TelegramBotTokenDetector, reach=10),
+    _library("twilio_key", "AC SK", TwilioKeyDetector),
+    _key("adobe_secret", "p8e-", r"[A-Za-z0-9]{32}", _GITLEAKS),
+    _key("age_key", "AGE-SECRET-KEY-1", r"[A-Z0-9]{58}", "age-encryption.org"),
+    _key("airtable_token", "pat", r"[A-Za-z0-9]{14}\.[a-f0-9]{64}", "airtable.com/developers"),
+    _key("alibaba_key", "LTAI", r"[A-Za-z0-9]{16,20}", _GITLEAKS),
+    _key("anthropic_key", "sk-ant-", r"[\w-]{80,}+", "docs.anthropic.com"),
+    _key("atlassian_token", "ATATT3 ATCTT3", r"[\w=-]{60,}+", "support.atlassian.com"),
+    _key("brevo_key", "xkeysib- xsmtpsib-", r"[a-f0-9]{64}-[A-Za-z0-9]{16}", _GITLEAKS),
+    _key("databricks_token", "dapi", r"[a-f0-9]{32}(?:-\d)?", "docs.databricks.com"),
+    _key("digitalocean_token", "dop_v1_ doo_v1_ dor_v1_", r"[a-f0-9]{64}", "docs.digitalocean.com"),
+    _key("discord_webhook", "https://discord.com/api/webhooks/ https://discordapp.com/api/webhooks/", r"\d{17,20}/[\w-]{60,}+", "discord.com/developers"),
+    _key("docker_token", "dckr_pat_ dckr_oat_", r"[\w-]{27,}+", "docs.docker.com"),
+    _key("doppler_token", "dp.pt. dp.st. dp.ct.", r"[\w.-]{40,}+", "docs.doppler.com"),
+    _key("dynatrace_token", "dt0c01. dt0s01.", r"[A-Z0-9]{24}\.[A-Z0-9]{64}", "docs.dynatrace.com"),
+    _key("figma_token", "figd_ figo_", r"[\w-]{40,}+", "figma.com/developers"),
+    _key("flyio_token", "fm2_ fm1r_ fm1a_", r"[A-Za-z0-9+/=]{100,}+", _GITLEAKS),
+    _key("github_token", "github_pat_", r"\w{60,}+", "docs.github.com"),
+    _key("gitlab_token", "glpat- gldt- glft- glsoat- glrt- glcbt- glimt- glptt- glagent- gloas- glffct- GR1348941",
+         r"[\w-]{20,}+(?:\.[a-z0-9]{2}\.[a-z0-9]{9}|\.[a-z0-9]{9})?", "docs.gitlab.com"),
+    _key("google_api_key", "AIza", r"[\w-]{35,}+", "cloud.google.com"),
+    _key("google_oauth", "ya29. GOCSPX-", r"[\w.-]{28,}+", "developers.google.com"),
+    _key("grafana_token", "glsa_ glc_", r"[\w+/=]{32,}+", "grafana.com/docs"),
+    _key("groq_key", "gsk_", r"[A-Za-z0-9]{48,}+", "console.groq.com"),
+    _key("heroku_key", "HRKU-", r"[\w-]{36,}+", "devcenter.heroku.com"),
+    _key("huggingface_token", "hf_ api_org_", r"[A-Za-z0-9]{30,}+", "huggingface.co/docs"),
+    _key("jwt", "eyJ", r"(?<![\w-]eyJ)[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?", "RFC 7519"),
+    _key("langsmith_key", "lsv2_pt_ lsv2_sk_", r"[a-f0-9]{32}_[a-f0-9]{10}", "docs.smith.langchain.com"),
+    _key("linear_key", "lin_api_ lin_oauth_", r"[A-Za-z0-9]{40}", "linear.app/developers"),
+    _key("mailgun_key", "key-", r"[a-f0-9]{32}\b", "documentation.mailgun.com"),
+    _key("newrelic_key", "NRAK- NRII- NRJS-", r"[A-Za-z0-9-]{19,}+", "docs.newrelic.com"),
+    _key("notion_token", "ntn_ secret_", r"[A-Za-z0-9]{43,}+", "developers.notion.com"),
+    _key("npm_token", "npm_", r"[A-Za-z0-9]{36}", "docs.npmjs.com"),
+    _key("nvidia_key", "nvapi-", r"[\w-]{60,}+", "docs.nvidia.com"),
+    _key("onepassword_token", "ops_eyJ", r"[\w+/=]{200,}+", "developer.1password.com"),
+    _key("openai_key", "sk-", r"(?:proj|svcacct|admin|None|or-v1)-[\w-]{40,}+|[A-Za-z0-9]{32,}+", "platform.openai.com, and those who took its form"),
+    _key("perplexity_key", "pplx-", r"[A-Za-z0-9]{40,}+", "docs.perplexity.ai"),
+    _key("planetscale_token", "pscale_tkn_ pscale_oauth_ pscale_pw_", r"[\w=.-]{32,}+", "planetscale.com/docs"),
+    _key("postman_key", "PMAK-", r"[a-f0-9]{24}-[a-f0-9]{34}", "learning.postman.com"),
+    _key("pulumi_token", "pul-", r"[a-f0-9]{40}", "pulumi.com/docs"),
+    _key("replicate_token", "r8_", r"[A-Za-z0-9]{37}", "replicate.com/docs"),
+    _key("rubygems_key", "rubygems_", r"[a-f0-9]{48}", "guides.rubygems.org"),
+    _key("sentry_token", "sntrys_ sntryu_", r"[\w+/=-]{60,}+", "docs.sentry.io"),
+    _key("shopify_token", "shpat_ shpca_ shppa_ shpss_", r"[a-fA-F0-9]{32}", "shopify.dev"),
+    _key("slack_token", "xapp- xoxe- xoxe.xox xoxb- xoxp-", r"[A-Za-z0-9-]{20,}+", "api.slack.com"),
+    _key("slack_webhook", "https://hooks.slack.com/", r"(?:workflows|triggers)/[A-Za-z0-9/]{40,}+", "api.slack.com"),
+    _key("square_token", "EAAA sq0atp-", r"[\w-]{22,}+", "developer.squareup.com"),
+    _key("stripe_key", "sk_test_ rk_test_ whsec_", r"[A-Za-z0-9]{24,}+", "docs.stripe.com"),
+    _key("supabase_token", "sbp_ sb_secret_", r"[\w-]{31,}+", "supabase.com/docs"),
+    _key("vault_token", "hvs. hvb. hvr.", r"[\w-]{24,}+", "developer.hashicorp.com"),
+    _key("xai_key", "xai-", r"[A-Za-z0-9]{60,}+", "docs.x.ai"),
+    Format("terraform_token", (".atlasv1.",), re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}+", re.ASCII), "developer.hashicorp.com", 14),
+    Format("private_key", ("-----BEGIN ",), re.compile(_PEM), "RFC 7468", 0, _real_pem),
+    Format("url_password", ("://",), re.compile(r"://[^\s/?#@:\"'`<>]{0,64}+:(?P<value>[^\s/?#@:\"'`<>]{1,128}+)@"), "RFC 3986", 0, _url_password),
+    _context("aws_secret_key", "secret|Secret|SECRET",
+             r"(?i:secret[_ -]?(?:access)?[_ -]?key)" + r"[\"'`\]]{0,3}\s{0,4}[:=]>?\s{0,4}[\"'`]?(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])", _dense, rank=2),
+    _context("bearer_token", "uthorization|UTHORIZATION", r"(?i:uthorization)[\"'`]?\s{0,3}[:=]\s{0,3}[\"'`]?(?i:bearer|basic|token|key)"
+             r"\s{1,3}(?P<value>[\w.~+/=-]{16,}+)", _dense),
+    _context("npm_token", ":_authToken", r":_authToken\s{0,2}=\s{0,2}[\"']?(?P<value>[A-Za-z0-9-]{36}+)", rank=2),
+    _context("password", "passw|Passw|PASSW|passphrase|Passphrase|PASSPHRASE|_pass|PASS|pwd|Pwd|PWD", r"(?i:_?pass(?:w(?:or)?d|phrase)?|pwd)" + _ASSIGNED
+             + r"(?:(?P<q>[\"'`])(?P<quoted>[^\s\"'`\\]{6,128}+)(?P=q)|(?P<bare>(?<=[=:] |.[=:])[^\s\"'`\\<>(){}\[\],;&$|]{6,128}+)(?=[\s,;&\"'`\\|]|$))", _password_looking),
+    _context("secret", "secret|Secret|SECRET|token|Token|TOKEN|api_key|apikey|apiKey|ApiKey|API_KEY|APIKEY|api-key|Api-Key|API-Key|api key|API key|"
+             "access_key|ACCESS_KEY|accessKey|AccessKey|auth_key|AUTH_KEY|authKey|credential|CREDENTIAL",
+             r"(?i:secret|token|api[_ -]?key|access_?key|auth_?key|credential)" + _ASSIGNED + r"[\"'`]?(?P<value>[A-Za-z0-9+/_.~=-]{16,512}+)(?![(\[{$@])"),
+)  # fmt: skip
+
+_WORDS = tuple(dict.fromkeys(needle for each in FORMATS for needle in each.needles))
+_OWNERS = tuple(tuple(number for number, each in enumerate(FORMATS) if needle in each.needles) for needle in _WORDS)
+_NEEDLES = AhoCorasick(_WORDS, implementation=Implementation.DFA)
+_LONGEST = max(map(len, _WORDS))
+BLOCK = 1 << 18  # characters searched for needles at a time: bounds the list of hits
+
+
+def find_secrets(text: str) -> Iterator[Span]:
+    """The secrets in a text (without halves of surrogate pairs), some perhaps overlapping; linear in its length."""
+    searched: dict[int, int] = {}  # format → where its last match ended
+    for base in range(0, len(text) or 1, BLOCK):
+        block = text if len(text) <= BLOCK else text[base : base + BLOCK + _LONGEST - 1]
+        for index, start, _ in _NEEDLES.find_matches_as_indexes(block, overlapping=True):
+            for number in _OWNERS[index]:
+                each, at = FORMATS[number], base + start
+                if at < searched.get(number, 0):
+                    continue
+                match = each.pattern.search(text, max(0, at - each.reach), at + 600) if each.reach else each.pattern.match(text, at)
+                if match:
+                    searched[number] = match.end()
+                    group = match.lastgroup or 0
+                    if each.valid(match.group(group)):
+                        yield Span(*match.span(group), each.kind, each.rank)

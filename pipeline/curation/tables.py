@@ -1,0 +1,173 @@
+"""The records of CSV and Parquet files as JSON objects, one column a key; null and empty cells are left out."""
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from io import BufferedReader
+from typing import Any
+
+import orjson
+
+from pipeline.curation.unpack import growth_limit
+from pipeline.jsonl import BYTE_ORDER_MARK, MAX_DEPTH, BadLine, parse_value
+
+JSON_COLUMNS = frozenset(("messages", "conversations", "history", "tools", "segments"))  # text there is of no use
+TURN_COLUMNS = frozenset(("prompt", "completion", "chosen", "rejected"))  # text, or a list of turns
+TURNS = re.compile(r"\s*\[\s*\{")
+NUMBER_COLUMNS = frozenset(("reward", "score"))
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+LABELS = {"true": True, "1": True, "false": False, "0": False}
+BATCH = 32  # rows of a Parquet file that are unpacked at a time
+READ_AHEAD = 1 << 20  # bytes of each column
+
+Record = tuple[int, None, bytes | BadLine]
+
+
+def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Record]:
+    """(number from 1, None, a JSON object's bytes) of each record below the header.
+
+    A record ends at a line break with an even number of quotes before it, so a bad record of one line leaves the others
+    alone. Of one that is bad over several lines the quotes are in doubt: the rest of the file is not read.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), max_bytes))
+    header: list[str] = []
+    records = _records(file, max_bytes)
+    for number, (text, lines) in enumerate(records):
+        row: bytes | BadLine
+        in_doubt = False
+        try:
+            if text is None:
+                raise BadLine("too_long", f"longer than {max_bytes} bytes")
+            if not number:
+                notes["bom"] += text.startswith(BYTE_ORDER_MARK)
+                text = text.removeprefix(BYTE_ORDER_MARK)
+            notes["crlf"] += text.endswith(b"\r\n")
+            if text.isspace():
+                raise BadLine("blank", "nothing on this line")
+            cells = _cells(text)
+            row = orjson.dumps(_object(header, cells)) if number else b""
+        except BadLine as error:
+            row, in_doubt = error, lines > 1 and error.code in ("too_long", "not_csv")
+        if not number:
+            if isinstance(row, BadLine) or not all(cells) or len(set(cells)) < len(cells):
+                yield 1, None, BadLine("bad_header", "the first line must name each column, none of them twice")
+                return
+            header = cells
+            continue
+        yield number, None, row
+        if in_doubt and next(records, None):
+            yield number + 1, None, BadLine("not_csv", "it can't be told where records begin: the rest of the file isn't read")
+            return
+
+
+def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Record]:
+    """(number from 1, None, a JSON object's bytes) of each row; dates, bytes and other values that JSON can't say reject it."""
+    import pyarrow  # takes a while, and most have no use for it
+    from pyarrow.parquet import ParquetFile
+
+    number = unpacked_bytes = 0
+    limit = growth_limit(file)
+    try:
+        table = ParquetFile(file, buffer_size=READ_AHEAD, pre_buffer=False)
+        names = table.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise BadLine("bad_header", "two columns have the same name")
+        for batch in table.iter_batches(BATCH, use_threads=False):
+            unpacked_bytes += batch.nbytes
+            if unpacked_bytes > limit:
+                raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read on")
+            for row in _batch_rows(batch, max_bytes):
+                number += 1
+                yield number, None, row
+    except BadLine as error:
+        yield number + 1, None, error
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        yield number + 1, None, BadLine("broken_container", f"Arrow can't read this Parquet file on ({type(error).__name__})")
+
+
+def _records(file: BufferedReader, max_bytes: int) -> Iterator[tuple[bytes | None, int]]:
+    """(bytes or None where they are too many, lines) of each record."""
+    parts: list[bytes] = []
+    size = quotes = lines = 0
+    while piece := file.readline(max_bytes + 1):
+        parts.append(piece)
+        size += len(piece)
+        quotes += piece.count(b'"')
+        lines += piece.endswith(b"\n")
+        if size > max_bytes + 2:  # CR and LF
+            parts.clear()
+        if piece.endswith(b"\n") and quotes % 2 == 0:
+            yield b"".join(parts) or None, lines
+            parts.clear()
+            size = quotes = lines = 0
+    if size:
+        yield b"".join(parts) or None, lines + 1
+
+
+def _cells(record: bytes) -> list[str]:
+    text = record.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
+    try:
+        cells = next(csv.reader([text], strict=True))
+        record.decode("utf-8")
+    except csv.Error as error:
+        raise BadLine("not_csv", f"{error}") from None
+    except UnicodeDecodeError as error:
+        raise BadLine("not_utf8", f"byte {error.start} is not UTF-8") from None
+    return cells
+
+
+def _object(header: list[str], cells: list[str]) -> dict[str, Any]:
+    if len(cells) != len(header):
+        raise BadLine("bad_shape", f"{len(cells)} cells, but the header names {len(header)}")
+    return {name: _value(name, cell) for name, cell in zip(header, cells, strict=True) if cell}
+
+
+def _value(name: str, cell: str) -> Any:
+    """A cell's string, or the JSON, number or truth value that its column is known for."""
+    if (name in JSON_COLUMNS and cell.lstrip().startswith(("[", "{"))) or (name in TURN_COLUMNS and TURNS.match(cell)):
+        try:
+            return parse_value(cell.encode("utf-8"))
+        except BadLine as error:
+            raise BadLine(error.code, f"column {name}: {error}") from None
+    if name == "label":
+        return LABELS.get(cell.strip().lower(), cell)
+    if name in NUMBER_COLUMNS and NUMBER.fullmatch(cell.strip()) and math.isfinite(float(cell)):
+        return float(cell)
+    return cell
+
+
+def _batch_rows(batch: Any, max_bytes: int) -> Iterator[bytes | BadLine]:
+    """Of each row of an Arrow record batch."""
+    try:
+        rows = batch.to_pylist()
+    except (ValueError, OverflowError):  # one cell is enough: text that is not UTF-8, a year 10,000
+        if len(batch) > 1:
+            for at in range(len(batch)):
+                yield from _batch_rows(batch.slice(at, 1), max_bytes)
+        else:
+            yield BadLine("bad_shape", "a cell holds what Python can't: text that is not UTF-8, or a date out of range")
+        return
+    for row in rows:
+        try:
+            text = orjson.dumps(_json_value(row, MAX_DEPTH))
+            yield text if len(text) <= max_bytes else BadLine("too_long", f"longer than {max_bytes} bytes")
+        except BadLine as error:
+            yield error
+
+
+def _json_value(value: Any, depth: int) -> Any:
+    """The value without the nulls of its objects. Raises `BadLine` for one that JSON doesn't have."""
+    kind = type(value)
+    if kind is str or kind is bool or kind is int or value is None or (kind is float and math.isfinite(value)):
+        return value
+    if kind is float:
+        raise BadLine("not_finite", "a cell holds NaN or infinity")
+    if depth == 0:
+        raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
+    if kind is dict:
+        return {key: _json_value(item, depth - 1) for key, item in value.items() if item is not None}
+    if kind is list:
+        return [_json_value(item, depth - 1) for item in value]
+    raise BadLine("bad_shape", f"a cell of type {kind.__name__} has no form in JSON")

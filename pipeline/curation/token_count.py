@@ -1,0 +1,142 @@
+"""How many tokens a row has for the base model: counted exactly, or shown to be few without counting."""
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pipeline.curation.template import ChatTemplate
+from pipeline.errors import DataError
+from pipeline.rows import Row
+
+Messages = list[dict[str, Any]]
+
+LONE_SPACE = re.compile(r"(?<=\S) (?=\S)")
+NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html)
+CACHED_WORDS, CACHED_LENGTH = 1 << 17, 64  # words whose tokens are remembered, and the longest of them in characters
+# one of each kind of character that the rules before merging treat differently
+KINDS = "aBéжß東ا9½_-'’\"()<>|#$&+.,!?:;@/\\~*{}[]=🙂\u0301\u200d£\ufe0f"
+
+
+class TokenCounter:
+    """The tokenizer and the template of a Hugging Face folder. Raises `DataError` where they are missing or broken."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self.template = ChatTemplate(folder)
+        except Exception as error:  # tokenizers raises bare Exception on a broken file
+            why = " ".join(str(error).split())[:200]
+            raise DataError(f"{folder}: its tokenizer or chat template can't be read ({why}): run `python -m pipeline base` again") from error
+        self.added = list(self.tokenizer.get_added_tokens_decoder().values())
+        longest_first = sorted((token.content for token in self.added), key=len, reverse=True)
+        self.marks = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # what is cut out first, one token each
+        self.normalised = _state(self.tokenizer.normalizer).get("type")
+        self.bounded = self._is_bounded()
+        self.words = [_Words("", self.count_whole), _Words(" ", self.count_whole)] if self._cuts_at_spaces() else None
+        self.overheads: dict[tuple[str, ...], int] = {}
+
+    def count(self, text: str) -> int:
+        """The number of tokens, exactly."""
+        if self.words is None:
+            return self.count_whole(text)
+        # words repeat, and looking them up is many times faster than merging them anew
+        sections = self.marks.split(text)
+        tokens = len(sections) - 1
+        for section in filter(None, sections):
+            first, *others = LONE_SPACE.split(section)
+            tokens += self.words[0][first] + sum(map(self.words[1].__getitem__, others))
+        return tokens
+
+    def count_whole(self, text: str) -> int:
+        """The number of tokens, by the tokenizer alone."""
+        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def count_row(self, row: Row) -> int:
+        """Tokens of the row as it is trained; of a preference, those of the prompt with its longer answer. Raises `BadRow` as the template does."""
+        messages, tools = row["messages"], row.get("tools")
+        if row["kind"] == "text":
+            return self._count_segments(row["segments"])
+        if row["kind"] == "preference":
+            return max(self.count(self.template.render(messages + row[side], tools)) for side in ("chosen", "rejected"))
+        return self.count(self.template.render(messages, tools, prompt=row["kind"] == "prompt"))
+
+    def _count_segments(self, segments: list[dict[str, Any]]) -> int:
+        """One by one, with a beginning and an end of text where the text has none, as `pipeline.chat.encode_segments` makes them."""
+        bos, eos = (self.template.special.get(f"{end}_token", "") for end in ("bos", "eos"))
+        begins = bool(bos) and self.tokenizer.encode("").tokens[:1] == [bos] and not segments[0]["text"].startswith(bos)
+        ends = bool(segments[-1]["train"]) and not segments[-1]["text"].endswith(eos or "\0")
+        return sum(self.count(segment["text"]) for segment in segments) + begins + ends
+
+    def bound(self, row: Row) -> int | None:
+        """A number of tokens that a plain chat can't exceed, at a hundredth of the cost of counting; None where there is no such short cut.
+
+        A byte-level tokenizer makes at most one token of a byte; what the template adds is measured for each order of
+        roles. Raises `BadRow` as the template does.
+        """
+        if not self.bounded or "tools" in row or row["kind"] not in ("chat", "feedback"):
+            return None
+        roles, size = [], 0
+        for turn in row["messages"]:
+            text = turn["content"]
+            if len(turn) > 2 and turn.keys() - {"role", "content", "train"}:
+                return None
+            roles.append(turn["role"])
+            size += len(text) if text.isascii() else self._bytes(text)
+        key = tuple(roles)
+        if key not in self.overheads:
+            self.overheads[key] = self._overhead(roles)
+        return size + self.overheads[key]
+
+    def _overhead(self, roles: Sequence[str]) -> int:
+        """The most tokens that the template can add to turns of these roles: one for each added token, else one for each byte."""
+        rendered = self.template.render([{"role": role, "content": "x"} for role in roles])
+        markup, marks = self.marks.subn("", rendered)
+        return marks + len(markup.encode()) - len(roles)
+
+    def _bytes(self, text: str) -> int:
+        grows = self.normalised is not None and not unicodedata.is_normalized("NFC", text)
+        return len(text.encode()) * (NFC_GROWTH if grows else 1)
+
+    def _is_bounded(self) -> bool:
+        """Whether no byte can become two tokens: byte-level BPE on text that is at most normalised to NFC."""
+        from tokenizers.models import BPE
+
+        before = _state(self.tokenizer.pre_tokenizer)
+        steps = before.get("pretokenizers", [before])
+        byte_level = any(step.get("type") == "ByteLevel" and not step["add_prefix_space"] for step in steps)
+        return isinstance(self.tokenizer.model, BPE) and byte_level and self.normalised in (None, "NFC")
+
+    def _cuts_at_spaces(self) -> bool:
+        """Whether a space between two other characters always starts a new piece, so that pieces can be counted one by one."""
+        if not self.bounded or any(token.lstrip or token.rstrip or token.single_word for token in self.added):
+            return False
+        if any(token.content == " " or " " in token.content.strip() for token in self.added):
+            return False
+        cut = self.tokenizer.pre_tokenizer.pre_tokenize_str
+        return all(any(start == 1 for _, (start, _) in cut(f"{one} {other}")) for one, other in product(KINDS, KINDS))
+
+
+class _Words(dict[str, int]):
+    """Tokens of each word behind `before`, counted once."""
+
+    def __init__(self, before: str, count: Callable[[str], int]) -> None:
+        self.before, self.of = before, count
+
+    def __missing__(self, word: str) -> int:
+        tokens = self.of(self.before + word)
+        if len(word) <= CACHED_LENGTH:
+            if len(self) >= CACHED_WORDS:
+                self.clear()
+            self[word] = tokens
+        return tokens
+
+
+def _state(part: Any) -> dict[str, Any]:
+    """A normaliser or pre-tokenizer as `tokenizer.json` describes it; empty where there is none."""
+    return dict(json.loads(part.__getstate__())) if part is not None else {}

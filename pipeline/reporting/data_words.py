@@ -1,0 +1,102 @@
+"""The data page's words: what the rules are called, its sentences, and its numbers as text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SPLITS = ("train", "val", "test")
+# rule → (its name, what it takes out: one, many)
+RULES = {
+    "read": ("Read", "line that can't be read", "lines that can't be read"),
+    "format": ("Format", "row of no known format", "rows of no known format"),
+    "normalise": ("Normalise", "row that can't be normalised", "rows that can't be normalised"),
+    "turns": ("Turns", "row with turns out of order", "rows with turns out of order"),
+    "refusals": ("Refusals", "boilerplate refusal", "boilerplate refusals"),
+    "languages": ("Languages", "row in another language", "rows in other languages"),
+    "garbage": ("Garbage", "garbled row", "garbled rows"),
+    "control_tokens": ("Control tokens", "row with a control token", "rows with control tokens"),
+    "secrets": ("Secrets", "row with a secret", "rows with secrets"),
+    "personal": ("Personal data", "row with personal data", "rows with personal data"),
+    "length": ("Length", "row over the token budget", "rows over the token budget"),
+    "exact_duplicates": ("Exact duplicates", "exact duplicate", "exact duplicates"),
+    "near_duplicates": ("Near duplicates", "near duplicate", "near duplicates"),
+    "contamination": ("Contamination", "row that overlaps what is measured on", "rows that overlap what is measured on"),
+    "balance": ("Balance", "row over its domain's share", "rows over their domain's share"),
+}
+
+
+def title(account: Mapping[str, Any]) -> str:
+    """How many rows are left, in a few words."""
+    kept, read = account["rows_kept"], account["rows_read"]
+    if not read:
+        return "No rows were read"
+    return f"{count(kept)} of {plural(read, 'row', 'rows')} kept" if kept <= read else f"{plural(kept, 'row', 'rows')} from {count(read)} lines"
+
+
+def verdict(account: Mapping[str, Any]) -> str:
+    """What was left out, by the largest causes, and where the rest went."""
+    lost = sorted(((rule["rejected"], rule["rule"]) for rule in account["rules"] if rule.get("rejected")), key=lambda item: -item[0])
+    named = [taken_out(rule, rows) for rows, rule in lost[:3]]
+    others = sum(rows for rows, _ in lost[3:])
+    named += [f"{count(others)} for other reasons"] if others else []
+    total = sum(rows for rows, _ in lost)
+    sentences = [f"Left out: {_listed(named)}." if total else "Nothing was left out." if account["rows_read"] else ""]
+    if account["parts_added"]:
+        sentences.append(f"Splitting long conversations added {plural(account['parts_added'], 'row', 'rows')}.")
+    train, val, test = (account["splits"].get(split, 0) for split in SPLITS)
+    sentences.append(f"{count(train)} are for training, {count(val)} for watching it and {count(test)} are held out for measuring.")
+    return " ".join(filter(None, sentences))
+
+
+def warnings(account: Mapping[str, Any]) -> list[str]:
+    """What the user should look at before training."""
+    found = []
+    read, rejected, splits = account["rows_read"], account["rows_rejected"], account["splits"]
+    if read and rejected * 5 > read:
+        found.append(f"{percent(rejected / read)} of the lines were rejected: look at the largest branch below before you train on what is left.")
+    if account["rows_kept"] and not splits.get("test"):
+        found.append("no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the finished model.")
+    if suspects := account["poison"]["suspects"]:
+        found.append(f"{plural(suspects, 'phrase', 'phrases')} nearly always come with one and the same answer: see whether someone planted them.")
+    if files := sum(account["files_rejected"].values()):
+        found.append(f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files.")
+    if account["tokens"]["estimated"]:
+        found.append("lengths are estimated from characters, for the base's tokenizer was not there: run stage base first.")
+    return found
+
+
+def count(value: Any) -> str:
+    """A whole number with thousands marked: 1,770; a dash where there is none."""
+    return f"{value:,.0f}" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
+
+
+def percent(value: Any) -> str:
+    """A share of 1 as 97.9 %; never 0 for something, nor 100 for less than all."""
+    if not isinstance(value, int | float):
+        return "–"
+    shown = f"{value * 100:.1f}"
+    return "< 0.1 %" if shown == "0.0" and value > 0 else "> 99.9 %" if shown == "100.0" and value < 1 else f"{shown} %"
+
+
+def plural(number: int, one: str, many: str) -> str:
+    """1 row, 2 rows."""
+    return f"{count(number)} {one if number == 1 else many}"
+
+
+def words(identifier: Any) -> str:
+    """A snake_case id as words."""
+    return str(identifier).replace("_", " ")
+
+
+def most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The entries of a counter, largest first."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def taken_out(rule: str, rows: int) -> str:
+    """What a rule took out: 512 near duplicates."""
+    _, one, many = RULES.get(rule, ("", f"row by {words(rule)}", f"rows by {words(rule)}"))
+    return plural(rows, one, many)
+
+
+def _listed(items: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))

@@ -1,0 +1,92 @@
+"""A conversation with its words taken out: what a chat template makes of its turns, whatever is said in them.
+
+Words become stand-ins, nine letters and digits each (the form that Mistral's templates demand of ids). Rendered, they show
+what the template drops; tokenised, which control tokens the turns imply.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+Message = dict[str, Any]
+Tools = list[dict[str, Any]] | None
+
+# strings of tools that templates ask for; everything else in a tool is the user's
+KEYWORDS = frozenset({
+    "type", "function", "name", "description", "parameters", "properties", "required", "items", "enum", "default", "strict", "title",
+    "additionalProperties", "anyOf", "oneOf", "allOf", "const", "format", "nullable", "return", "returns", "response", "$ref", "$defs",
+    "object", "string", "number", "integer", "boolean", "array", "null",
+})  # fmt: skip
+
+
+class StandIns:
+    """Gives every text a stand-in; `of` gives equal texts equal ones, as an id and what refers to it need."""
+
+    def __init__(self, letter: str) -> None:
+        self.letter = letter
+        self.count = 0
+        self.known: dict[str, str] = {}
+
+    def new(self) -> str:
+        """One that no other text has."""
+        self.count += 1
+        return f"{self.letter}{self.count:08}"
+
+    def of(self, text: str) -> str:
+        """The one of this text."""
+        if text not in self.known:
+            self.known[text] = self.new()
+        return self.known[text]
+
+    def tree(self, value: Any) -> Any:
+        """A JSON value with stand-ins for its texts, keys too; numbers become 0."""
+        if isinstance(value, str):
+            return self.of(value)
+        if isinstance(value, dict):
+            return {self.of(key): self.tree(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.tree(item) for item in value]
+        return 0 if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def skeleton(messages: list[Message], tools: Tools = None) -> tuple[list[Message], Tools]:
+    """The same turns, tools and calls with stand-ins for every text; a text that is blank becomes empty."""
+    words, arguments, schemas = StandIns("q"), StandIns("a"), StandIns("s")
+    bare = [_bare_turn(message, words, arguments) for message in messages]
+    if not tools:
+        return bare, None
+    schemas.known = {word: word for word in KEYWORDS}
+    return bare, [_bare_tool(tool, schemas) for tool in tools]
+
+
+def shown(messages: list[Message], tools: Tools = None) -> Iterator[tuple[str, str]]:
+    """(what it is, stand-in) of everything in a skeleton that a template must show."""
+    for number, tool in enumerate(tools or [], start=1):
+        yield f"tool {number}", tool["function"]["name"]
+    for number, message in enumerate(messages, start=1):
+        for key in ("content", "reasoning_content"):
+            if message.get(key):
+                yield f"the {key} of turn {number}", message[key]
+        for call in message.get("tool_calls", ()):
+            for word in (call["function"]["name"], *call["function"]["arguments"]):
+                yield f"a tool call of turn {number}", word
+
+
+def _bare_turn(message: Message, words: StandIns, arguments: StandIns) -> Message:
+    bare = {"role": message["role"], "content": words.new() if message["content"].strip() else ""}
+    if len(message) == 2:
+        return bare
+    if message.get("reasoning_content"):
+        bare["reasoning_content"] = words.new()
+    if "tool_calls" in message:
+        bare["tool_calls"] = [_bare_call(call, words, arguments) for call in message["tool_calls"]]
+    return bare | {key: words.of(message[key]) for key in ("tool_call_id", "name") if key in message}
+
+
+def _bare_call(call: dict[str, Any], words: StandIns, arguments: StandIns) -> dict[str, Any]:
+    bare = {"type": "function", "function": {"name": words.new(), "arguments": arguments.tree(call["function"]["arguments"])}}
+    return bare | {"id": words.of(call["id"])} if "id" in call else bare
+
+
+def _bare_tool(tool: dict[str, Any], schemas: StandIns) -> dict[str, Any]:
+    bare: dict[str, Any] = schemas.tree(tool)
+    return bare | {"function": bare["function"] | {"name": schemas.new()}}
