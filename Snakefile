@@ -30,6 +30,7 @@ rule base:
         code=[
             "pipeline/base.py",
             "pipeline/chat.py",
+            "pipeline/skeleton.py",
             "pipeline/llamacpp/gguf_header.py",
             "pipeline/sources/gguf_import.py",
             "pipeline/sources/hf_folder.py",
@@ -48,7 +49,16 @@ rule curate:
     input:
         code=[
             "pipeline/curate.py",
-            CURATION
+            "pipeline/curation",
+            "pipeline/jsonl.py",
+            "pipeline/rows.py",
+            "pipeline/reporting/data_page.py",
+            "pipeline/reporting/data_words.py",
+            "pipeline/reporting/differences.py",
+            "pipeline/reporting/drawings.py",
+            "pipeline/reporting/templates/data.css",
+            "pipeline/reporting/templates/data.html.jinja",
+            "pipeline/reporting/templates/style.css",
         ],
         raw="data/raw",
         guard="data/guard",
@@ -67,7 +77,7 @@ rule curate:
 
 rule preprocess:
     input:
-        code=["pipeline/preprocess.py", "pipeline/chat.py", "pipeline/jsonl.py", "pipeline/rows.py"],
+        code=["pipeline/preprocess.py", "pipeline/chat.py", "pipeline/jsonl.py", "pipeline/skeleton.py"],
         final=["data/final/train.jsonl", "data/final/val.jsonl"],
         base="models/base",
     output:
@@ -81,7 +91,14 @@ rule preprocess:
 
 rule train:
     input:
-        code=["pipeline/train.py", "pipeline/chat.py", "pipeline/training/checkpoints.py", "pipeline/training/qlora.py", "pipeline/training/runtime.py"],
+        code=[
+            "pipeline/train.py",
+            "pipeline/chat.py",
+            "pipeline/skeleton.py",
+            "pipeline/training/checkpoints.py",
+            "pipeline/training/qlora.py",
+            "pipeline/training/runtime.py",
+        ],
         tokens="data/tokens",
         base="models/base",
     output:
@@ -142,6 +159,7 @@ rule parity:
         code=[
             "pipeline/parity.py",
             "pipeline/chat.py",
+            "pipeline/skeleton.py",
             "pipeline/jsonl.py",
             "pipeline/llamacpp/gguf_file.py",
             "pipeline/llamacpp/gguf_header.py",
@@ -172,6 +190,7 @@ rule evaluate:
         code=[
             "pipeline/evaluate.py",
             "pipeline/chat.py",
+            "pipeline/skeleton.py",
             "pipeline/llamacpp/gguf_file.py",
             "pipeline/llamacpp/gguf_header.py",
             "pipeline/jsonl.py",

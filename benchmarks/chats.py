@@ -150,6 +150,23 @@ def write_project(root: Path, rows: int, seed: int = 0) -> None:
             texts.write(json.dumps({"text": "\n".join(chat)}) + "\n")
 
 
+def read_truth(root: Path) -> np.ndarray:
+    """The cluster of every row, in order."""
+    with (root / "truth.jsonl").open(encoding="utf-8") as lines:
+        return np.array([json.loads(line)["cluster"] for line in lines])
+
+
+def pairwise_f1(truth: np.ndarray, found: np.ndarray) -> float:
+    """F1 over all pairs of rows: a pair counts as found if both rows have the same label."""
+
+    def pairs(*labels: np.ndarray) -> int:
+        _, counts = np.unique(np.stack(labels), axis=1, return_counts=True)
+        return int((counts * (counts - 1) // 2).sum())
+
+    both = pairs(truth, found)
+    return 2 * both / max(pairs(truth) + pairs(found), 1)
+
+
 def main() -> None:
     """Read the command line and write the project."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

@@ -75,21 +75,26 @@ def read_and_clean(
     advance: Callable[[int], None],
 ) -> None:  # fmt: skip
     """Every line of every file: clean rows to the spool, the others to `rejects`, and what the rules changed to `changes`."""
+    refused = {name: why for name, path in files if (why := refusal(path))}
+    for name, why in refused.items():
+        rejects.write(dump_line(account.refuse(name, why)))
+    readable = [(name, path) for name, path in files if name not in refused]
 
     def stream() -> Iterator[Block]:
-        for name, path in files:
-            if why := refusal(path):
-                rejects.write(dump_line(account.refuse(name, why)))
-                continue
+        for name, path in readable:
             notes = account.open_file(name, file_hash(path))
             yield from blocks(name, raw_lines(path, name, max_line_bytes=settings.max_line_bytes, notes=notes), BLOCK_BYTES)
 
+    left = {name: path.stat().st_size for name, path in readable}  # bytes; a packed file has more when it is read
     for done in pool.map(Cleaner.block, stream()):
         spool.append(done.rows)
         rejects.writelines(done.rejects)
         changes.writelines(done.changes)
         account.add(done)
-        advance(done.size)
+        step = min(done.size, left[done.file])
+        left[done.file] -= step
+        advance(step)
+    advance(sum(left.values()))
     spool.finish()
 
 
@@ -121,9 +126,10 @@ def compare_and_write(
         "poison": {"suspects": len(suspected), "rows_looked_at": min(int(kept.sum()), SAMPLE_ROWS)},
         "tokens": count_tokens(root / "models/base", spool, kept),
         "turns": turn_counts(table.turns[kept]),
+        "not_measured": not_measured(settings, root / "models/base"),
     }
     samples = {
-        "rejects": [*account.samples_of("reject"), *dropped],
+        "rejects": [*account.samples_of("reject"), *(entry for entries in dropped.values() for entry in entries)],
         "changes": account.samples_of("change"),
         "clusters": cluster_samples(spool, clusters),
         "answers": answer_samples(spool, shown_requests),
@@ -133,6 +139,22 @@ def compare_and_write(
     }
     comparison.close()
     return account.summary(settings, decisions, table, clusters, extra), samples
+
+
+def not_measured(settings: Curate, base: Path) -> list[str]:
+    """The rules that are switched off, or that lack what they need."""
+    off = {
+        "normalise": not settings.normalise,
+        "refusals": settings.refusals == "keep",
+        "languages": not settings.languages,
+        "garbage": not settings.garbage,
+        "secrets": settings.secrets == "keep",
+        "personal": not (settings.personal or settings.names),
+        "length": not base.is_dir(),
+        "exact_duplicates": settings.drop_duplicates == "none",
+        "near_duplicates": settings.drop_duplicates != "near",
+    }
+    return [rule for rule, is_off in off.items() if is_off]
 
 
 def count_tokens(base: Path, spool: Spool, kept: NDArray[np.bool_]) -> dict[str, Any]:

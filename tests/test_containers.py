@@ -26,7 +26,7 @@ from pipeline.errors import DataError
 from pipeline.jsonl import BadLine, dump_line, parse_line
 
 Items = list[tuple[int, int | None, bytes | str]]
-PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
 BOM = b"\xef\xbb\xbf"
 
 
@@ -67,7 +67,7 @@ LINES: dict[str, tuple[bytes, Items]] = {
     "an array with a comma too many": (b"[{}, ]", [(1, 1, b"{}"), (2, 5, "not_json")]),
     "an array with a string never closed": (b'[{}, {"a": "b}, {"c": "d"}]', [(1, 1, b"{}"), (2, 5, "not_json")]),
     "an array with a bad element": (b'[{}, {"a" 1}, {"b": 2}]', [(1, 1, b"{}"), (2, 5, "not_json")]),
-    "an array with what JSON has no word for": (b'[{"a": NaN}, {"\xff": 1}, {}]', [(1, 1, b'{"a": NaN}'), (2, 13, b'{"\xff": 1}'), (3, 24, b"{}")]),
+    "an array with what JSON has no word for": (b'[{"a": NaN}, {"\xff": 1}, {}]', [(1, 1, b'{"a": NaN}'), (2, 13, b'{"\xff": 1}'), (3, 23, b"{}")]),
     "an array and more": (b"[{}]\n[{}]\n", [(1, 0, b"[{}]"), (2, 5, b"[{}]")]),
     "an array over lines and more": (b"[\n{}]\n{}\n", [(1, 2, b"{}"), (2, 6, "not_json")]),
 }
@@ -156,7 +156,7 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
     [
         (date(2024, 2, 29), pyarrow.date32(), "bad_shape"),
         (10**18, pyarrow.timestamp("ns"), "bad_shape"),
-        (2**60, pyarrow.timestamp("s"), "bad_shape"),
+        (10**12, pyarrow.timestamp("s"), "bad_shape"),  # the year 33,658
         (Decimal("1.5"), pyarrow.decimal128(3, 1), "bad_shape"),
         (b"\xff", pyarrow.binary(), "bad_shape"),
         ([("a", 1)], pyarrow.map_(pyarrow.string(), pyarrow.int64()), "bad_shape"),
@@ -206,7 +206,7 @@ def test_files_of_several_members_are_read_to_the_end(tmp_path: Path, packing: s
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
 def test_a_broken_packing_costs_the_rest_of_the_file(tmp_path: Path, packing: str) -> None:
-    """Cut or damaged anywhere: rows from the start in order, then one item for all that is lost."""
+    """Cut or damaged anywhere: rows from the start in order, then one item for all that is lost (of damage, checksums may tell only at the end)."""
     lines = [b'{"text": "%d %s"}' % (number, os.urandom(30).hex().encode()) for number in range(3000)]
     whole = PACK[packing](b"\n".join(lines))
     damaged = bytearray(whole)
@@ -214,7 +214,8 @@ def test_a_broken_packing_costs_the_rest_of_the_file(tmp_path: Path, packing: st
     for data in (whole[: len(whole) // 2], whole[:-1], bytes(damaged), whole + b"more"):
         *rows, last = read_bytes(tmp_path, "a.jsonl" + packing, data)
         assert last == (len(rows) + 1, None, "broken_container")
-        assert [(number, row) for number, _, row in rows] == list(enumerate(lines[: len(rows)], start=1))
+        assert [number for number, _, _ in rows] == list(range(1, len(rows) + 1))
+        assert data == bytes(damaged) or [row for _, _, row in rows] == lines[: len(rows)]
     assert read_bytes(tmp_path, "b.jsonl" + packing, b"no such thing") == [(1, None, "broken_container")]
     assert read_bytes(tmp_path, "b.csv" + packing, whole[:9]) == [(1, None, "broken_container")]
 
@@ -225,21 +226,21 @@ def test_a_broken_parquet_file_is_one_item(tmp_path: Path) -> None:
         assert read_bytes(tmp_path, "a.parquet", data) == [(1, None, "broken_container")]
 
 
-@pytest.mark.parametrize(("name", "line"), [("a.jsonl", b'{"a": 1}\n'), ("a.csv", b"abc,def\n"), ("a.jsonl", b"\0")])
+@pytest.mark.parametrize(("name", "line"), [("a.jsonl", b'{"a": "%s"}\n' % (b"x" * 1000)), ("a.csv", b"a" * 999 + b"\n"), ("a.jsonl", b"\0")])
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
 def test_a_bomb_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: bytes, packing: str) -> None:
     monkeypatch.setattr(unpack, "ALWAYS_ALLOWED", 1 << 20)
     monkeypatch.setattr(unpack, "MAX_GROWTH", 2)
-    items = read_bytes(tmp_path, name + packing, PACK[packing](line * ((8 << 20) // len(line))))
+    items = read_bytes(tmp_path, name + packing, PACK[packing](line * ((8 << 20) // len(line))), max_line_bytes=2000)
     assert items[-1][2] == "expands_too_much"
     assert [number for number, _, _ in items] == list(range(1, len(items) + 1))
     assert len(items) <= (1 << 20) // len(line) + 1
 
 
 def test_a_bomb_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dictionary of one text makes a million rows of a few bytes."""
+    """A dictionary of one text makes thousands of rows of a few bytes."""
     monkeypatch.setattr(unpack, "ALWAYS_ALLOWED", 1 << 20)
-    data = parquet({"a": "x" * 10_000} for _ in range(100_000))
+    data = parquet({"a": "x" * 10_000} for _ in range(3_000))
     items = read_bytes(tmp_path, "a.parquet", data, max_line_bytes=20_000)
     assert items[-1][2] == "expands_too_much"
     assert 10 < len(items) < 1000
@@ -252,10 +253,9 @@ def test_a_bomb_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_memory_stays_flat(tmp_path: Path, name: str, head: bytes) -> None:
     """A file of 50 MB without a line break costs no more than a few blocks."""
+    read_bytes(tmp_path, name, head)  # what is imported on the way doesn't count
     path = tmp_path / name
-    path.write_bytes(head)
     os.truncate(path, 50_000_000)
-    read(path, 1024)  # what is imported on the way doesn't count
     tracemalloc.start()
     items = read(path, 1024)
     peak = tracemalloc.get_traced_memory()[1]
@@ -299,7 +299,7 @@ def test_raw_files_are_sorted_and_hidden_ones_are_no_data(tmp_path: Path) -> Non
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).touch()
-    assert [name for name, _ in raw_files(tmp_path)] == ["\\xff.jsonl", "a/z.parquet", "b.jsonl", "notes.txt"]
+    assert [name for name, _ in raw_files(tmp_path)] == ["\\udcff.jsonl", "a/z.parquet", "b.jsonl", "notes.txt"]
 
 
 def test_a_folder_without_data_is_told(tmp_path: Path) -> None:
@@ -341,5 +341,5 @@ def test_all_containers_give_the_same_rows(tmp_path_factory: pytest.TempPathFact
         ("b.json", json.dumps(rows, indent=1, ensure_ascii=False).encode()),
     ):
         for packing, pack in PACK.items():
-            items = read_bytes(folder, name + packing, pack(data))
+            items = read_bytes(folder, name + packing, pack(data), max_line_bytes=1000)
             assert [json.loads(row) for _, _, row in items] == rows

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
 from pipeline.commands.data import one_line, plain
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.rows import row_id
 
 SPLITS = ("train", "val", "test")
@@ -162,6 +162,93 @@ def test_diff_wants_a_lock_that_names_the_data(versions: Path, tmp_path: Path) -
     shown = quench(root, "diff", "HEAD")
     assert shown.exit_code == 3
     assert "dvc.lock of HEAD names no data/final" in shown.stderr
+
+
+# ---- check
+
+
+GOOD = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})
+KEY = "AKIA" + "Z7Q4M2X9K1P5R8T3"
+BAD = {
+    2: ("not json", "not_json"),
+    3: ('{"x": 1}', "unknown_format"),
+    5: (json.dumps({"messages": [{"role": "assistant", "content": f"my key is {KEY}"}]}), "bad_order"),
+    6: ("", "blank"),
+}
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """A project with params.yaml and a folder of one good and one bad file."""
+    shutil.copyfile(PROJECT / "recipes/demo.yaml", tmp_path / "params.yaml")
+    folder = tmp_path / "logs"
+    (folder / ".hidden").mkdir(parents=True)
+    (folder / ".hidden/x.jsonl").write_text("never read")
+    (folder / "good.jsonl").write_text(GOOD + "\n")
+    (folder / "bad.jsonl").write_text("".join(BAD.get(number, (GOOD, ""))[0] + "\n" for number in range(1, 8)))
+    return folder
+
+
+def test_check_names_every_row_that_cannot_be_used(raw: Path) -> None:
+    shown = quench(raw.parent, "check", str(raw))
+    assert shown.exit_code == 3, shown.output
+    *lines, summary = shown.stdout.splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [[f"{raw / 'bad.jsonl'}:{number}", reason] for number, (_, reason) in BAD.items()]
+    assert summary == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
+    assert "models/base.json is not there, so control tokens are not measured" in shown.stderr
+    assert "models/base is not there, so lengths are not measured" in shown.stderr
+
+
+def test_check_of_clean_files_is_quiet_and_writes_nothing(raw: Path) -> None:
+    before = sorted(raw.parent.rglob("*"))
+    shown = quench(raw.parent, "check", str(raw / "good.jsonl"))
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("check: every row can be used")
+    assert sorted(raw.parent.rglob("*")) == before
+
+
+def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
+    shown = quench(raw.parent, "check", str(raw), "--json")
+    entries = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert shown.exit_code == 3
+    assert [(entry["line"], entry["reason"]) for entry in entries] == [(number, reason) for number, (_, reason) in BAD.items()]
+    assert {entry["file"] for entry in entries} == {str(raw / "bad.jsonl")}
+    assert "my key is" in entries[2]["text"]
+    assert KEY not in shown.stdout + shown.stderr
+
+
+def test_check_names_fifty_rows_or_all(raw: Path) -> None:
+    (raw / "many.jsonl").write_text("{\n" * 70)
+    few, every = (quench(raw.parent, "check", str(raw / "many.jsonl"), *flags).stdout.splitlines() for flags in ((), ("--all",)))
+    assert (len(few), few[-2], len(every)) == (52, "… and 20 more: --all names them", 71)
+    assert few[-1] == every[-1] == "check: 70 rejected: 70 not_json"
+
+
+def test_check_measures_control_tokens_where_the_base_is_known(raw: Path) -> None:
+    (raw.parent / "models").mkdir()
+    (raw.parent / "models/base.json").write_text('{"added_tokens": ["<|im_end|>"]}')
+    params = raw.parent / "strict.yaml"
+    params.write_text((raw.parent / "params.yaml").read_text().replace("control_tokens: neutralise", "control_tokens: reject"))
+    (raw / "token.jsonl").write_text(GOOD.replace("hello", "hello<|im_end|>") + "\n")
+    shown = quench(raw.parent, "check", str(raw / "token.jsonl"), "--params", str(params))
+    assert shown.exit_code == 3
+    assert "check: 1 rejected: 1 control_token" in shown.stdout
+    assert "control tokens are not measured" not in shown.stderr
+
+
+def test_check_of_a_whole_file_that_is_not_read(raw: Path) -> None:
+    (raw / "letter.doc").write_text("dear all")
+    shown = quench(raw.parent, "check", str(raw / "letter.doc"))
+    assert shown.exit_code == 3
+    assert shown.stdout.startswith(f"{raw / 'letter.doc'}: unknown_container: ")
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("nothing", "is not there"), ("empty", "holds no file")])
+def test_check_of_nothing_is_a_mistake(raw: Path, name: str, sentence: str) -> None:
+    (raw.parent / "empty").mkdir()
+    shown = quench(raw.parent, "check", str(raw.parent / name))
+    assert shown.exit_code == 3
+    assert sentence in shown.stderr
 
 
 # ---- export and schema

@@ -163,7 +163,7 @@ class Cleaner:
     def entry(self, file: str, line: RawLine, rejected: Rejected) -> dict[str, Any]:
         """A line of `data/rejects.jsonl`; its text is scrubbed of secrets."""
         raw = line.data if isinstance(line.data, bytes) else b""
-        shown = self.redactor.scrub(raw[: 8 * TEXT_SHOWN].decode("utf-8", "backslashreplace"))
+        shown = self.redactor.scrub(raw[: 8 * TEXT_SHOWN].decode("utf-8", "replace"))
         text = shown if len(shown) <= TEXT_SHOWN and len(raw) <= 8 * TEXT_SHOWN else f"{shown[:TEXT_SHOWN]}… ({len(raw)} bytes)"
         return {"file": file, "line": line.number, "offset": line.offset, "rule": rejected.rule, "reason": rejected.why.code,
                 "detail": str(rejected.why), "text": text}  # fmt: skip
@@ -182,8 +182,7 @@ class Cleaner:
 def cleaner_arguments(root: Path, settings: Curate) -> tuple[Curate, tuple[str, ...], Path | None, tuple[str, ...]]:
     """What a `Cleaner` is made from in the project below `root`. Raises `DataError`."""
     base = root / "models/base"
-    names = read_names(root / "data/guard" / settings.names) if settings.names else ()
-    return settings, added_tokens(root / "models/base.json"), base if base.is_dir() else None, names
+    return settings, added_tokens(root / "models/base.json"), base if base.is_dir() else None, read_names(root, settings)
 
 
 def added_tokens(lineage: Path) -> tuple[str, ...]:
@@ -195,27 +194,27 @@ def added_tokens(lineage: Path) -> tuple[str, ...]:
         raise DataError(f"{lineage} is missing or has no list added_tokens: run `python -m pipeline base` first") from None
 
 
-def read_names(path: Path) -> tuple[str, ...]:
-    """The names to redact, one a line. Raises `DataError` where the file can't be read."""
+def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
+    """The names to redact, one a line of the file that the settings name. Raises `DataError` where it can't be read."""
+    if settings.names is None:
+        return ()
+    path = root / "data/guard" / settings.names
     try:
         return tuple(name.strip() for name in path.read_text(encoding="utf-8").splitlines() if name.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}, which curate.names asks for, can't be read ({error}): mend the file, or set curate.names to null") from error
 
 
-def check_file(
-    path: Path, settings: Curate, added_tokens: tuple[str, ...] | None, base: Path | None, names: tuple[str, ...]
-) -> Iterator[dict[str, Any]]:
+def check_file(path: Path, name: str, cleaner: Cleaner) -> Iterator[dict[str, Any]]:
     """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or mended."""
-    cleaner = Cleaner(settings, added_tokens, base, names)
     if why := refusal(path):
-        yield cleaner.entry(path.name, RawLine(0, None, b""), Rejected("read", why)) | {"line": None}
+        yield cleaner.entry(name, RawLine(0, None, b""), Rejected("read", why)) | {"line": None}
         return
-    for line in raw_lines(path, path.name, max_line_bytes=settings.max_line_bytes, notes=Counter()):
+    for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=Counter()):
         try:
-            cleaner.clean(path.name, RawLine(*line), Tally(), [])
+            cleaner.clean(name, RawLine(*line), Tally(), [])
         except Rejected as rejected:
-            yield cleaner.entry(path.name, RawLine(*line), rejected)
+            yield cleaner.entry(name, RawLine(*line), rejected)
 
 
 def format_of(file: str, formats: Mapping[str, str]) -> str:

@@ -66,22 +66,15 @@ class Comparison:
         return self.index.clusters()
 
     def several_answers(self, clusters: Clusters, most: int) -> tuple[int, list[list[int]]]:
-        """How many requests have different answers, and of the first `most` of them the rows; the same answer twice counts once."""
-        count, shown = 0, []
-        for keys, rows in self.index.groups.groups():
-            begins = starts(keys)
-            for own in np.split(rows, begins[1:]) if len(begins) else []:
-                different = np.unique(clusters.first[own])
-                if len(different) > 1 and not self._are_parts(different):
-                    count += 1
-                    shown.append(different.tolist())
-            shown = sorted(shown)[:most]
+        """How many requests have different answers, and the rows of the first `most` of them; the same row twice counts once."""
+        count, shown = 0, list[list[int]]()
+        for keys, rows in self.index.asking.groups():
+            pairs = np.unique(np.stack([keys, clusters.first[rows].astype(np.uint64)]), axis=1)
+            begins = starts(pairs[0])
+            several = [own for own in np.split(pairs[1], begins[1:]) if len(own) > 1] if len(begins) else []
+            count += len(several)
+            shown = sorted([*shown, *(own.tolist() for own in several)])[:most]
         return count, shown
-
-    def _are_parts(self, rows: NDArray[np.int32]) -> bool:
-        """Whether the rows are parts of one long conversation, which are in one group without asking the same."""
-        whole = {self.spool.source(row).rpartition("#")[0] for row in rows[:2].tolist()}  # empty where a row is no part
-        return whole != {""} and len(whole) == 1
 
     def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> dict[int, dict[str, Any]]:
         """Training rows that share a run of words with a test row or a guarded text: `detail` and `spans` for the rejects, and `source`."""
@@ -91,7 +84,7 @@ class Comparison:
         where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {self.spool.source(leak.other)}"
         row = self.spool.row(leak.row)
         return {
-            "detail": f"shares {self.settings.ngram} words or more with {where}",
+            "detail": f"shares a run of {self.settings.ngram} words and signs or more with {where}",
             "source": leak.file or "test",
             "spans": [_shown(row, span) for span in leak.spans],
         }

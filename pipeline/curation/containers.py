@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import orjson
 
-from pipeline.curation.json_array import array_rows
+from pipeline.curation.json_array import JSON_SPACE, array_rows
 from pipeline.curation.tables import csv_rows, parquet_rows
 from pipeline.curation.unpack import unpacked
 from pipeline.errors import DataError
@@ -22,7 +22,6 @@ from pipeline.jsonl import BYTE_ORDER_MARK, BadLine, read_raw_lines
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PACKED_SUFFIXES = (".gz", ".zst")  # around JSON and CSV; Parquet is packed inside
 READ = "*.jsonl, *.ndjson, *.json and *.csv, plain or with .gz or .zst, and *.parquet"
-JSON_SPACE = b" \t\r\n"
 SNIFFED = 4096  # bytes in which a JSON file's first character must be
 
 RawRow = tuple[int, int | None, bytes | BadLine]

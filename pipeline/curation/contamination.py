@@ -1,10 +1,11 @@
 """Training rows that share text with what the model is to be measured on: the test split, and files the user names.
 
-Two texts share text if they have a run of n tokens in common (n = 13 as in GPT-3, arXiv:2005.14165, appendix C). Runs of boilerplate,
-runs in system turns, and runs that stand in more than `MOST_ROWS` training rows (GPT-3's rule: common phrases and legal
-boilerplate) don't count. A row of fewer than n tokens shares none: such rows can only be caught as duplicates.
+Two texts share text if they have a run of n words in common (n = 13 as in GPT-3, arXiv:2005.14165, appendix C; case and
+punctuation don't count). Runs of boilerplate, runs in system turns, and runs that stand in more than `MOST_ROWS` training rows
+(GPT-3's rule: common phrases and legal boilerplate) don't count. A row of fewer than n words shares none: such rows can only be
+caught as duplicates.
 
-Winnowed fingerprints (`pipeline.curation.features`) are joined on disk and give candidates; `spans` then looks at the texts.
+Winnowed fingerprints (`pipeline.curation.features`) are joined on disk and give candidates, whose texts are then compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.curation.features import WINDOW, Boilerplate, fingerprints, parts
-from pipeline.curation.shingles import Hashes, ngrams, tokenise
+from pipeline.curation.shingles import Hashes, tokenise, word_ngrams
 from pipeline.curation.spill import Keys, Rows, Spill, starts
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine, parse_line, read_raw_lines
@@ -39,6 +40,7 @@ class Span:
     place: str
     start: int
     end: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Leak:
 
 
 class Overlaps:
-    """Finds training rows that share a run of `ngram` tokens with others; `folder` takes its files."""
+    """Finds training rows that share a run of `ngram` words with others; `folder` takes its files."""
 
     def __init__(self, folder: Path, ngram: int, boilerplate: Boilerplate) -> None:
         self.spill = Spill(folder / "fingerprints")
@@ -69,12 +71,12 @@ class Overlaps:
         self.rows += count
 
     def add_file(self, path: Path, name: str) -> int:
-        """Add the texts of a named file, and give the number of those of n tokens or more: no other can be found. Raises `DataError`."""
+        """Add the texts of a named file, and give the number of those of n words or more: no other can be found. Raises `DataError`."""
         before = len(self.documents)
         texts = read_texts(path)
         while block := list(islice(texts, 256)):
             tokens = tokenise([text for _, text in block])
-            long = np.flatnonzero(np.diff(tokens.offsets) >= self.ngram)
+            long = np.flatnonzero(np.diff(word_ngrams(tokens, self.ngram)[1]))
             number = np.zeros(len(block), np.uint32)
             number[long] = np.arange(len(long)) + (len(self.documents) + DOCUMENT)
             keys, rows = fingerprints(tokens, np.arange(len(block) + 1), self.boilerplate, self.ngram)
@@ -90,19 +92,20 @@ class Overlaps:
 
         At most `MOST_ROWS` rows and `PARTNERS` others per key and `CHECKED` candidates per row: work grows with the rows, not their pairs.
         """
-        found = np.zeros(0, CANDIDATE)
+        found, fresh = np.zeros(0, CANDIDATE), [np.zeros(0, CANDIDATE)]
         for keys, rows in self.spill.groups():
             document = rows >= DOCUMENT
             number = np.where(document, 0, rows)
-            ours, theirs = train[number] & ~document, test[number] | document
-            found = _checked(np.concatenate([found, *_joined(keys, rows, ours, theirs)]))
-        return found
+            fresh += _joined(keys, rows, train[number] & ~document, test[number] | document)
+            if sum(map(len, fresh)) > len(found) + (1 << 16):
+                found, fresh = _checked(np.concatenate([found, *fresh])), []
+        return _checked(np.concatenate([found, *fresh]))
 
     def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_], row_at: Callable[[int], Row]) -> Iterator[Leak]:
         """The training rows that share text, in order, each with the first text it shares some with. `row_at` gives a row by its number."""
         found = self.candidates(train, test)
         begins = starts(found["row"])
-        for first, last in zip(begins.tolist(), [*begins[1:].tolist(), len(found)], strict=True):
+        for first, last in zip(begins.tolist(), np.append(begins, len(found))[1:].tolist(), strict=True):
             row = row_at(int(found["row"][first]))
             for other in np.unique(found["other"][first:last]).tolist():
                 keys = found["key"][first:last][found["other"][first:last] == other]
@@ -158,22 +161,23 @@ def _checked(found: Candidates) -> Candidates:
 
 
 def shared_spans(row: Row, others: Sequence[str], keys: Hashes, ngram: int) -> list[Span]:
-    """The runs of `ngram` or more tokens that stand in the row and in one of `others`, and hold an n-gram of `keys`; at most `SPANS`."""
-    theirs = tokenise(others)
-    shared = np.unique(ngrams(theirs.hashes, theirs.offsets, ngram)[0])
+    """The runs of `ngram` or more words that stand in the row and in one of `others`, and hold an n-gram of `keys`; at most `SPANS`."""
+    shared = np.unique(word_ngrams(tokenise(others), ngram)[0])
     return list(islice(chain.from_iterable(_runs(part.place, part.text, shared, keys, ngram) for part in parts(row) if part.role != "system"), SPANS))
 
 
 def _runs(place: str, text: str, shared: Hashes, keys: Hashes, ngram: int) -> Iterator[Span]:
     own = tokenise([text])
-    hits = np.isin(ngrams(own.hashes, own.offsets, ngram)[0], shared)
-    marked = np.isin(ngrams(own.hashes, own.offsets, ngram - WINDOW + 1)[0], keys)
+    hits = np.isin(word_ngrams(own, ngram)[0], shared)
+    marked = np.isin(word_ngrams(own, ngram - WINDOW + 1)[0], keys)
+    words = np.flatnonzero(own.words)  # the tokens that are words
     edges = np.flatnonzero(np.diff(hits, prepend=False, append=False))
     for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):  # n-grams [first, last) are shared
         if marked[first : last + WINDOW - 1].any():
-            start, after = int(own.at[first]), last - 1 + ngram
-            end = int(own.at[after]) if after < len(own.at) else len(text)
-            yield Span(place, start, start + len(text[start:end].rstrip()))
+            start, final = int(own.at[words[first]]), words[last - 2 + ngram]
+            end = int(own.at[final + 1]) if final + 1 < len(own.at) else len(text)
+            shared_text = text[start:end].rstrip()
+            yield Span(place, start, start + len(shared_text), shared_text)
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:

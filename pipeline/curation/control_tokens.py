@@ -41,14 +41,13 @@ class ControlTokens:
     def __init__(self, tokens: Iterable[str], mode: Literal["neutralise", "reject"]) -> None:
         self.mode = mode
         strict, loose = _folds()
-        # sentencepiece's ▁ stands for a space
-        cores = [core for token in tokens if len(core := token.strip("▁ \t\r\n\v\f")) > 1]
+        cores = [token.strip("▁ \t\r\n\v\f") for token in tokens]  # sentencepiece's ▁ stands for a space
+        cores = [core for core in cores if len(core) > 1 and len(_bare(core.translate(loose))) > 1]
         barred = {_bare(core.translate(loose)).lower(): core for core in cores if "|" in core.translate(loose)}
-        plain = {core.translate(strict): core for core in cores if "|" not in core.translate(loose)}
+        plain = {core.translate(strict): core for core in cores}
         self.families = [_Family(words, fold, fold is loose) for words, fold in ((plain, strict), (barred, loose)) if words]
         folded = [*plain, *barred]
-        self.firsts = tuple(sorted({case for word in folded for case in _cases(word[0]) if case.isascii()}))
-        self.opening = _opening({word[0] for word in folded}, {word[1] for word in folded})
+        self.opening, self.ascii_opening = _openings({word[0] for word in folded}, {word[1] for word in folded})
 
     def __call__(self, row: Row, changes: Changes) -> Row:
         """The row with every control token broken up. Raises `BadRow` where one is found and `mode` is reject."""
@@ -70,25 +69,17 @@ class ControlTokens:
 
     def find(self, text: str) -> str | None:
         """The first token that the text holds in whatever spelling, as the tokenizer spells it."""
-        if text.isascii():
-            for first in self.firsts:
-                if first in text:
-                    break
-            else:
-                return None
-        elif not self.opening.search(text):
+        if not (self.ascii_opening if text.isascii() else self.opening).search(text):
             return None
         return next((token for family in self.families if (token := family.find(text))), None)
 
     def neutralise(self, text: str) -> str:
         """The text with every token written `< |im_end| >`; such a text stays as it is. Raises `BadRow` where tokens come up again and again."""
         for _ in range(PASSES):
-            broken = text
-            for family in self.families:
-                broken = family.broken(broken)
-            if broken == text:
+            if self.find(text) is None:
                 return text
-            text = broken
+            for family in self.families:
+                text = family.broken(text)
         raise BadRow("control_token", "the tokenizer's own tokens are so interwoven that they can't be broken up")
 
 
@@ -155,12 +146,14 @@ def _trie(words: dict[str, str]) -> dict[str, Any]:
     return root
 
 
-def _opening(firsts: set[str], seconds: set[str]) -> re.Pattern[str]:
-    """What a token's first two characters look like in a text that is not folded yet; a character that folds to several may hold both."""
+def _openings(firsts: set[str], seconds: set[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What a token's first two characters look like in a text that is not folded yet, whatever it is or ASCII: what rules out nearly all texts."""
     hidden = "".join(f"{chr(first)}-{chr(last)}" for first, last in HIDDEN)
-    several = {char for char in _variants(firsts, anywhere=True) if len(char.translate(_folds()[0])) > 1}
+    several = {char for char in _variants(firsts, anywhere=True) if len(char.translate(_folds()[0])) > 1}  # may hold both of them
     # one class in front, which `re` looks for far faster than for alternatives
-    return re.compile(f"{_one_of(_variants(firsts) | several)}(?:(?<={_one_of(several)})|[{hidden}]*+{_one_of(_variants(seconds))})")
+    whatever = f"{_one_of(_variants(firsts) | several)}(?:(?<={_one_of(several)})|[{hidden}]*+{_one_of(_variants(seconds))})"
+    pair = ({char for char in _variants(ends) if char.isascii()} for ends in (firsts, seconds))
+    return re.compile(whatever), re.compile("".join(map(_one_of, pair)))
 
 
 def _variants(chars: set[str], anywhere: bool = False) -> set[str]:

@@ -18,6 +18,7 @@ from pipeline.curation.spill import Keys, Spill, sizes, starts
 
 NEIGHBOURS = 4  # in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not pairs
 _BATCH = 1 << 14  # pairs compared at a time
+_PAGE = 256  # rows whose signatures are read together, 32 KB
 Labels = NDArray[np.int32]
 Pairs = tuple[Labels, Labels]
 
@@ -46,7 +47,7 @@ class Index:
     """Takes the features of all rows, block by block, and finds the clusters; `folder` takes its files."""
 
     def __init__(self, folder: Path, threshold: float) -> None:
-        self.exact, self.groups = Spill(folder / "exact"), Spill(folder / "groups")
+        self.exact, self.asking, self.divided = (Spill(folder / name) for name in ("exact", "asking", "divided"))
         self.whole, self.request = Similar(folder / "whole"), Similar(folder / "request")
         self.threshold, self.related = threshold, min(threshold, RELATED)
         self.quality: list[NDArray[np.uint32]] = []
@@ -54,10 +55,10 @@ class Index:
 
     def add(self, block: Features) -> None:
         """Add the next rows."""
-        first = np.uint32(self.rows)
-        count = len(block.exact)
+        first, count = np.uint32(self.rows), len(block.exact)
         self.exact.add(block.exact, np.arange(count, dtype=np.uint32) + first)
-        self.groups.add(block.groups[0], block.groups[1] + first)
+        self.asking.add(block.asking[0], block.asking[1] + first)
+        self.divided.add(block.divided[0], block.divided[1] + first)
         self.whole.add(block.whole, first)
         self.request.add(block.request, first)
         self.quality.append(block.quality)
@@ -65,30 +66,36 @@ class Index:
 
     def clusters(self) -> Clusters:
         """The clusters and groups of all rows added."""
-        parent = np.arange(self.rows, dtype=np.int32)
+        cluster = np.arange(self.rows, dtype=np.int32)
         for keys, rows in self.exact.groups():
-            unite(parent, *_to_first(keys, rows.astype(np.int32)))
-        first = labels(parent)
-        related = first.copy()
-        for keys, rows in self.groups.groups():
-            unite(related, *_to_first(keys, rows.astype(np.int32)))
-        for a, b, alike in self.whole.pairs(parent, first):
-            unite(parent, a[alike >= self.threshold], b[alike >= self.threshold])
-            unite(related, a[alike >= self.related], b[alike >= self.related])
-        for a, b, alike in self.request.pairs(related, first):
-            unite(related, a[alike >= self.related], b[alike >= self.related])
-        cluster, group = labels(parent), labels(related)
+            unite(cluster, *_to_first(keys, rows.astype(np.int32)))
+        first = labels(cluster).copy()
+        group = cluster.copy()
+        for same in (self.asking, self.divided):
+            for keys, rows in same.groups():
+                unite(group, *_to_first(keys, rows.astype(np.int32)))
+        for a, b, alike in self.whole.pairs(cluster, first):
+            unite(cluster, a[alike >= self.threshold], b[alike >= self.threshold])
+            unite(group, a[alike >= self.related], b[alike >= self.related])
+        for a, b, alike in self.request.pairs(group, first):
+            unite(group, a[alike >= self.related], b[alike >= self.related])
+        cluster, group = labels(cluster), labels(group)
         best = best_of(cluster, np.concatenate([np.zeros(0, np.uint32), *self.quality]))
-        likeness = np.ones(self.rows, np.float32)
-        near = np.flatnonzero((first != first[best]) & (best != np.arange(self.rows))).astype(np.int32)
-        for at in range(0, len(near), _BATCH):
-            some = near[at : at + _BATCH]
-            likeness[some] = self.whole.similarity(first[some], first[best[some]])
-        return Clusters(cluster, first, group, best == np.arange(self.rows), likeness)
+        keep = best == np.arange(self.rows, dtype=np.int32)
+        return Clusters(cluster, first, group, keep, self._similarity(best, first, keep))
+
+    def _similarity(self, best: Labels, first: Labels, keep: NDArray[np.bool_]) -> NDArray[np.float32]:
+        found = np.ones(self.rows, np.float32)
+        dropped = np.flatnonzero(~keep).astype(np.int32)
+        for at in range(0, len(dropped), _BATCH):
+            some = dropped[at : at + _BATCH]
+            some = some[first[some] != first[best[some]]]
+            found[some] = self.whole.similarity(first[some], first[best[some]])
+        return found
 
     def close(self) -> None:
         """Remove the files."""
-        for part in (self.exact, self.groups, self.whole, self.request):
+        for part in (self.exact, self.asking, self.divided, self.whole, self.request):
             part.close()
 
 
@@ -123,9 +130,13 @@ class Similar:
 
     def _signatures_of(self, rows: Labels) -> NDArray[np.uint8]:
         found = np.empty((len(rows), PERMUTATIONS), np.uint8)
-        for i, row in enumerate(rows.tolist()):
-            self.signatures.seek(row * PERMUTATIONS)
-            self.signatures.readinto(found[i].data)
+        order = np.argsort(rows)
+        for near in np.split(order, np.flatnonzero(np.diff(rows[order] // _PAGE)) + 1) if len(rows) else []:
+            first = int(rows[near[0]])
+            page = np.empty((int(rows[near[-1]]) - first + 1, PERMUTATIONS), np.uint8)
+            self.signatures.seek(first * PERMUTATIONS)
+            self.signatures.readinto(page.data)
+            found[near] = page[rows[near] - first]
         return found
 
     def close(self) -> None:
@@ -136,8 +147,12 @@ class Similar:
 
 
 def labels(parent: Labels) -> Labels:
-    """The smallest row of every row's set."""
-    return roots(parent, np.arange(len(parent), dtype=np.int32))
+    """`parent` itself, with every row's entry now the smallest row of its set."""
+    while True:
+        higher = parent[parent]
+        if np.array_equal(parent, higher):
+            return parent
+        parent[:] = higher
 
 
 def roots(parent: Labels, rows: Labels) -> Labels:
@@ -163,15 +178,14 @@ def unite(parent: Labels, a: Labels, b: Labels) -> None:
 
 def best_of(cluster: Labels, quality: NDArray[np.uint32]) -> Labels:
     """For every row the row of its cluster with the highest quality, of equals the first."""
-    best = np.arange(len(cluster), dtype=np.int32)
-    several = np.zeros(len(cluster), np.bool_)
-    several[cluster[cluster != best]] = True
-    members = np.flatnonzero(several[cluster])
-    order = members[np.lexsort((members, ~quality[members], cluster[members]))]
-    begins = starts(cluster[order])
-    if len(begins):
-        best[order] = np.repeat(order[begins], np.diff(np.append(begins, len(order))))
-    return best
+    highest = np.zeros(len(cluster), np.uint32)
+    np.maximum.at(highest, cluster, quality)
+    best = np.zeros(len(cluster), np.int32)
+    for end in range(len(cluster), 0, -_BATCH):  # backwards: the first row is written last
+        rows = np.arange(end - 1, max(end - _BATCH, 0) - 1, -1, dtype=np.int32)
+        good = rows[quality[rows] == highest[cluster[rows]]]
+        best[cluster[good]] = good
+    return best[cluster]
 
 
 def _to_first(keys: Keys, rows: NDArray) -> Pairs:

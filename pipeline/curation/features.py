@@ -17,8 +17,8 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
-from pipeline.curation.minhash import Sketch, bands_for, sketch
-from pipeline.curation.shingles import Common, Hashes, Offsets, Tokens, filtered, ngrams, shingles, spread, tokenise
+from pipeline.curation.minhash import Sketch, bands_for, signatures, sketch
+from pipeline.curation.shingles import Common, Hashes, Offsets, Tokens, filtered, shingles, spread, tokenise, word_ngrams
 from pipeline.curation.spill import Keys, Rows, Spill
 from pipeline.rows import TURN_LISTS, Row
 
@@ -26,7 +26,7 @@ SHINGLE = 3  # tokens; see benchmarks/near_duplicates.py
 RELATED = 0.7  # rows (or requests) of this similarity stay on one side of the split, though only those over the threshold are duplicates
 SAMPLE_ROWS = 5000  # rows that are looked at for boilerplate
 COMMON_SHARE, COMMON_ROWS = 0.05, 20  # of the sample: what is in as many rows is boilerplate
-WINDOW = 5  # n-grams of WINDOW fewer tokens plus one, of which winnowing takes the smallest
+WINDOW = 5  # successive n-grams of which winnowing takes the smallest
 NEVER = np.uint64(2**64 - 1)  # no fingerprint
 _PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*_\d+\]")
 _MOST = (1 << 20) - 1
@@ -43,13 +43,14 @@ class Boilerplate:
 
 @dataclass(frozen=True)
 class Features:
-    """What a block of rows is compared by; rows are counted from the block's first. Every pair of arrays is (keys, rows)."""
+    """What a block of rows is compared by; rows are counted from the block's first."""
 
     exact: Keys  # (rows): rows with the same key have the same normalised content
     quality: NDArray[np.uint32]  # (rows): of near-duplicates the highest is kept
     whole: Sketch
     request: Sketch
-    groups: tuple[Keys, Rows]  # rows with the same key make the same request, or are parts of one conversation
+    asking: tuple[Keys, Rows]  # rows with the same key make the same request
+    divided: tuple[Keys, Rows]  # rows with the same key are parts of one conversation
     fingerprints: tuple[Keys, Rows]  # for `pipeline.curation.contamination`
 
 
@@ -98,7 +99,7 @@ def parts(row: Row) -> list[Part]:
 
 def key_of(texts: Iterable[str]) -> int:
     """64-bit hash of texts, whatever their case and white space."""
-    return xxhash.xxh3_64_intdigest(" ".join("\0".join(texts).casefold().split()).encode("utf-8", "surrogatepass"))
+    return xxhash.xxh3_64_intdigest(" ".join(" \0 ".join(texts).casefold().split()).encode("utf-8", "surrogatepass"))
 
 
 def quality(row: Row) -> int:
@@ -147,22 +148,26 @@ def _read(rows: Sequence[Row]) -> _Texts:
 
 
 def features(rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float, ngram: int) -> Features:
-    """The features of a block of rows, for duplicates of at least that similarity, and for shared runs of at least `ngram` tokens."""
+    """The features of a block of rows, for duplicates of at least that similarity, and for shared runs of at least `ngram` words."""
     bands = bands_for(min(threshold, RELATED))
     read = _read(rows)
-    hashes, offsets = shingles(*read.documents(), SHINGLE)
-    special = ~boilerplate.shingles.has(hashes)
+    purposes = [f"{row['kind']} {row.get('label', '')}" for row in rows]  # a conversation to learn is no duplicate of one with a thumb down
+    purpose_keys = {purpose: key_of([purpose]) for purpose in purposes}
+    whole, whole_offsets = shingles(*read.documents(), SHINGLE)
+    special = ~boilerplate.shingles.has(whole)
     # a row of nothing but boilerplate is compared by it all the same
-    special |= np.repeat(_none_of(special, offsets), np.diff(offsets))
-    kinds = np.array([key_of((row["kind"],)) for row in rows], np.uint64)
+    special |= np.repeat(_none_of(special, whole_offsets), np.diff(whole_offsets))
+    whole, whole_offsets = filtered(whole, whole_offsets, special)
     asked, asked_offsets = shingles(*read.request_documents(), SHINGLE)
+    asked, asked_offsets = filtered(asked, asked_offsets, ~boilerplate.shingles.has(asked))
     known = (read.requests != 0) & ~boilerplate.requests.has(read.requests)
     return Features(
         exact=read.exact,
         quality=np.array([quality(row) for row in rows], np.uint32),
-        whole=sketch(*filtered(hashes, offsets, special), kinds, bands),
-        request=sketch(*filtered(asked, asked_offsets, ~boilerplate.shingles.has(asked)), np.zeros(len(rows), np.uint64), bands),
-        groups=_groups(rows, np.where(known, read.requests, np.uint64(0))),
+        whole=sketch(signatures(whole, whole_offsets), whole_offsets, np.array([purpose_keys[each] for each in purposes], np.uint64), bands),
+        request=sketch(signatures(asked, asked_offsets), asked_offsets, np.zeros(len(rows), np.uint64), bands),
+        asking=(read.requests[known], np.flatnonzero(known).astype(np.uint32)),
+        divided=_divided(rows),
         fingerprints=fingerprints(read.tokens, read.begins, boilerplate, ngram),
     )
 
@@ -172,21 +177,20 @@ def _none_of(keep: NDArray[np.bool_], offsets: Offsets) -> NDArray[np.bool_]:
     return empty
 
 
-def _groups(rows: Sequence[Row], requests: Keys) -> tuple[Keys, Rows]:
-    """Rows that ask the same, and rows that are parts of one conversation (FILE:LINE#PART)."""
-    asking = np.flatnonzero(requests).astype(np.uint32)
-    divided = np.array([i for i, row in enumerate(rows) if "#" in row["source"]], np.uint32)
-    conversations = np.array([key_of(("#", rows[i]["source"].rpartition("#")[0])) for i in divided], np.uint64)
-    return np.concatenate([requests[asking], conversations]), np.concatenate([asking, divided])
+def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
+    """Rows that are parts of one conversation (source FILE:LINE#PART), by the conversation."""
+    found = [i for i, row in enumerate(rows) if "#" in row["source"]]
+    keys = [key_of([rows[i]["source"].rpartition("#")[0]]) for i in found]
+    return np.array(keys, np.uint64), np.array(found, np.uint32)
 
 
 def fingerprints(tokens: Tokens, begins: Offsets, boilerplate: Boilerplate, ngram: int) -> tuple[Keys, Rows]:
-    """(key, row): any two texts that share a run of `ngram` tokens which is not all boilerplate have a key in common.
+    """(key, row): any two texts that share a run of `ngram` words which is not all boilerplate have a key in common.
 
-    Winnowing (Schleimer, Wilkerson, Aiken 2003): of every `WINDOW` successive n-grams of `ngram` − `WINDOW` + 1 tokens the smallest
+    Winnowing (Schleimer, Wilkerson, Aiken 2003): of every `WINDOW` successive n-grams of `ngram` − `WINDOW` + 1 words the smallest
     hash. Only some 2/(WINDOW + 1) of the n-grams are ever the smallest. Runs don't go from one text into the next.
     """
-    grams, offsets = ngrams(tokens.hashes, tokens.offsets, ngram - WINDOW + 1)
+    grams, offsets = word_ngrams(tokens, ngram - WINDOW + 1)
     grams[boilerplate.grams.has(grams)] = NEVER
     windows = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
     if not windows.sum():
@@ -208,17 +212,17 @@ def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate
     count = 0
     for block in _blocks(rows, 256):
         read = _read(block)
+        grams, text_offsets = word_ngrams(read.tokens, ngram - WINDOW + 1)
         owners = np.arange(count, count + len(block), dtype=np.uint32)
-        for spill, (hashes, offsets) in zip(spills, (
-            shingles(*read.documents(), SHINGLE), ngrams(*read.documents(), ngram - WINDOW + 1), (read.requests, np.arange(len(block) + 1)),
-        ), strict=True):  # fmt: skip
+        found = (shingles(*read.documents(), SHINGLE), (grams, text_offsets[read.begins]), (read.requests, np.arange(len(block) + 1)))
+        for spill, (hashes, offsets) in zip(spills, found, strict=True):
             spill.add(hashes, np.repeat(owners, np.diff(offsets)))
         count += len(block)
     least = max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count)))
-    found = [Common.of(spill, least) for spill in spills]
+    common = [Common.of(spill, least) for spill in spills]
     for spill in spills:
         spill.close()
-    return Boilerplate(*found)
+    return Boilerplate(*common)
 
 
 def _blocks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:

@@ -2,32 +2,33 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from pipeline.curation.changes import Changes, Rule
 from pipeline.errors import ConfigError, ToolError
-from pipeline.rows import BadRow, Row
+from pipeline.rows import TURN_LISTS, BadRow, Row
 
 # --- refusals: all of these look at sentences in small letters, with straight apostrophes and contractions written out ---
 
 LONGEST_REFUSAL = 400  # characters; who says more says something
 CONTRACTIONS = (("’", "'"), ("can't", "cannot"), ("can not", "cannot"), ("won't", "will not"), ("n't", " not"), ("'m ", " am "), ("'re ", " are "))
 # what an answer that is nothing but a refusal starts with: a look at one word spares nearly all answers the rest
-OPENERS = frozenset(
-    "i i'm i’m im we we're we’re sorry unfortunately regrettably apologies my as being since because no thank thanks it that this your the".split()
-)
+OPENERS = frozenset({
+    "i", "i'm", "i’m", "im", "we", "we're", "we’re", "sorry", "unfortunately", "regrettably", "apologies", "my", "as", "being", "since", "because",
+    "no", "thank", "thanks", "it", "that", "this", "your", "the",
+})  # fmt: skip
 SORRY = re.compile(
     r"(?:(?:i am|we are) (?:\w+ )?sorry|sorry|(?:my )?(?:sincere |deepest )?apologies|i apologi[sz]e(?: for [\w ]+)?|unfortunately|regrettably"
     r"|i am afraid|no)(?: about that)?(?:[,.:;]? (?:but|that|however,)\b)?[,.:;]?(?: |$)"
 )
 AN_AI = (
-    r"(?:as|being|since i am|because i am|i am(?: just| only| merely)?) an? (?:[\w-]+ ){0,4}?(?:ai|artificial intelligence|language model|assistant|chatbot)"
-    r"(?: [\w-]+){0,6}?,? (?:and |so )?"
+    r"(?:as|being|since i am|because i am|i am(?: just| only| merely)?) an? (?:[\w-]+ ){0,4}?"
+    r"(?:ai|artificial intelligence|language model|assistant|chatbot)(?: [\w-]+){0,6}?,? (?:and |so )?"
 )
 CANNOT = (
-    r"(?:i|we)(?: simply| just)? (?:cannot|could not|will not|(?:am|are) (?:unable|not (?:able|allowed|permitted|programmed|comfortable))|must decline)"
-    r"(?: to| with| of)?"
+    r"(?:i|we)(?: simply| just)? (?:cannot|could not|will not(?: be able)?|must decline"
+    r"|(?:am|are) (?:unable|not (?:able|allowed|permitted|programmed|comfortable)))(?: to| with| of)?"
 )
 ASKED = r"(?:that|this|it|such|your|the|any|these|those)(?: [\w-]+){0,3}"  # "that", "your request", "such content"
 REFUSAL = re.compile("|".join((
@@ -35,13 +36,15 @@ REFUSAL = re.compile("|".join((
     rf"(?:{AN_AI})?{CANNOT} (?:do|doing|comply with|fulfil+|satisfy|accommodate|process|complete|answer|respond to|discuss|engage in|participate in|"
     rf"provide|providing|generate|generating|create|creating|write|writing|produce|support|share|continue(?: with)?|proceed(?: with)?) {ASKED}",
     rf"{AN_AI}(?:{CANNOT}|(?:i|we) (?:do not|am not|lack|have no)\b).{{0,200}}",
-    rf"(?:your|this|that|the) (?:request|question|prompt|content) (?:violates|goes against|is against) .{{1,120}}",
+    r"(?:your|this|that|the) (?:request|question|prompt|content) (?:violates|goes against|is against) .{1,120}",
 )))  # fmt: skip
 # a sentence that gives something after all
 GIVES = re.compile(r"\b(?:but|however|instead|because|until|unless|today|tonight|tomorrow|here (?:is|are)|you (?:can|could|should|may|might))\b|:")
 POLITE = re.compile("|".join((
-    r"(?:is there|do you have|would you like) .*", r"(?:how|what) (?:else )?(?:can|may) i (?:help|assist|do)\b.*", r"(?:i hope|thank you|thanks|please|let me know)\b.*",
-    r"if (?:you|there)\b.*", r"i am (?:here|happy|always happy|designed|programmed|just|only|an? )\b.*", r"my (?:purpose|goal|guidelines|programming|primary)\b.*",
+    r"(?:is there|do you have|would you like|i hope|thank you|thanks|please|let me know|if you|if there)\b.*",
+    r"(?:how|what) (?:else )?(?:can|may) i (?:help|assist|do)\b.*",
+    r"i am (?:here|happy|always happy|designed|programmed|just|only|an? )\b.*",
+    r"my (?:purpose|goal|guidelines|programming|primary)\b.*",
     r"(?:it|that|this|doing so) (?:is|would be|goes|violates)(?: \w+)? (?:illegal|unethical|inappropriate|against|harmful)\b.*",
 )))  # fmt: skip
 
@@ -139,12 +142,12 @@ def answers(row: Row) -> Iterator[tuple[str, str]]:
 
 # --- garbage ---
 
-SHORTEST_JUDGED = 100  # characters
+SHORTEST_JUDGED = 100  # characters; a shorter text can be a table's row or a smile
 RUN = 10  # words, or characters of scripts without spaces
-# UTF-8 that was read as Windows-1252 or Latin-1: "Ã©", "â€™", "Â ", "ðŸ˜€", "Ð¿Ñ€", "ï»¿"
-MOJIBAKE = re.compile(
-    "[Ã-ß][\u0080-\u00bfŒœŠšŸŽžƒˆ˜–—‘’‚“”„†‡•…‰‹›€™]|[àáâãäåæçèéêëìíîï][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]{2}|Â[\u0080-\u00bf]|ð[Ÿ\u009f].{2}"
-)
+# UTF-8 that was read as Windows-1252 or Latin-1: "Ã©", "â€™", "ðŸ˜€", "Ð¿Ñ€", "Â " (the no-break space that French sets is left out elsewhere)
+_TRAIL = "[\u0080-\u009f¡-ª¬-º¼-¿ŒœŠšŸŽžƒˆ˜–—‘’‚“”„†‡•…‰‹›€™]"
+MOJIBAKE = re.compile(f"[ÂÃÄÅÎÏÐÑØÙ]{_TRAIL}|Â[\u00a0«»]|[à-ï]{_TRAIL}{_TRAIL}|ð[Ÿ\u009f]..")
+FEWEST_BROKEN = 3  # places; one or two may be “café…”
 MOST_REPEATED, FEWEST_READABLE, MOST_BROKEN = 0.6, 0.25, 0.01  # shares of a text
 
 
@@ -152,12 +155,10 @@ def garbage() -> Rule:
     """The rule that rejects rows in which a user's or assistant's text, or a segment, is hardly one; `garbage_in` says what that is."""
 
     def rule(row: Row, changes: Changes) -> Row:
-        turns = ((f"{field} {i}", turn["content"]) for field in ("messages", "chosen", "rejected") for i, turn in enumerate(row.get(field, ()), start=1)
-                 if turn["role"] in ("user", "assistant"))  # fmt: skip
-        segments = ((f"segments {i}", segment["text"]) for i, segment in enumerate(row.get("segments", ()), start=1))
-        for place, text in (*turns, *segments):
-            if found := garbage_in(text):
-                raise BadRow("garbage", f"{place}: {found}")
+        for field in (*TURN_LISTS, "segments"):
+            for number, part in enumerate(row.get(field, ()), start=1):
+                if part.get("role") not in ("system", "tool") and (found := garbage_in(part["text"] if field == "segments" else part["content"])):
+                    raise BadRow("garbage", f"{field} {number}: {found}")
         return row
 
     return rule
@@ -170,23 +171,23 @@ def garbage_in(text: str) -> str | None:
     letters, and of n-grams that come again. The limits are far looser: theirs are for long prose, and chats hold code,
     tables and songs. Broken encoding is our own.
     """
-    if len(text) < SHORTEST_JUDGED:
-        return None
+    long = len(text) >= SHORTEST_JUDGED
     shares = (
         ("of its characters are broken encoding", _broken(text), MOST_BROKEN, True),
-        ("of its characters are letters or digits", _readable(text), FEWEST_READABLE, False),
-        (f"of it stands in runs of {RUN} words that come again", _repeated(text), MOST_REPEATED, True),
+        ("of its characters are letters or digits", _readable(text) if long else 1.0, FEWEST_READABLE, False),
+        (f"of it stands in runs of {RUN} words that come again and again", _repeated(text) if long else 0.0, MOST_REPEATED, True),
     )
     for what, share, limit, most in shares:
         if share > limit if most else share < limit:
-            return f"{share:.0%} {what}, the {'most' if most else 'least'} is {limit:.0%}"
+            return f"{share:.1%} {what}, the {'most' if most else 'least'} is {limit:.0%}"
     return None
 
 
 def _broken(text: str) -> float:
     if text.isascii():
         return 0.0
-    return (text.count("\ufffd") + sum(len(found[0]) for found in MOJIBAKE.finditer(text))) / len(text)
+    places = [*MOJIBAKE.findall(text), *("\ufffd" * text.count("\ufffd"))]
+    return sum(map(len, places)) / len(text) if len(places) >= FEWEST_BROKEN else 0.0
 
 
 def _readable(text: str) -> float:
@@ -196,15 +197,15 @@ def _readable(text: str) -> float:
 
 
 def _repeated(text: str) -> float:
-    """The share of words (of characters, where words are long: no spaces) in runs of `RUN` that occur twice or more."""
-    units: Any = text.split()
+    """The share of words (of characters, where words are long: no spaces) in runs of `RUN` that occur three times or more."""
+    units: Sequence[str] = text.split()
     if len(text) > 20 * len(units):
         units = text
-    runs = [tuple(units[i : i + RUN]) for i in range(len(units) - RUN + 1)]
+    runs = list(zip(*(units[start:] for start in range(RUN)), strict=False))
     counts = Counter(runs)
     covered, end = 0, 0
     for start, run in enumerate(runs):
-        if counts[run] > 1:
+        if counts[run] > 2:
             covered += start + RUN - max(start, end)
             end = start + RUN
     return covered / len(units) if units else 0.0

@@ -50,8 +50,11 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
             break
     if mark != b"]":
         yield number + 1, start, BadLine("not_json", "the array is never closed")
-    elif behind := next((offset for offset, piece, _ in pieces if piece.strip(JSON_SPACE)), None):
-        yield number + 1, behind, BadLine("not_json", "something follows the array's end")
+        return
+    for offset, piece, _ in pieces:
+        if behind := piece.lstrip(JSON_SPACE):
+            yield number + 1, offset + len(piece) - len(behind), BadLine("not_json", "something follows the array's end")
+            return
 
 
 def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes, bytes]]:

@@ -1,5 +1,6 @@
 """MinHash signatures (Broder 1997) and the bands by which similar ones are found, by rensa; benchmarks/near_duplicates.py says why."""
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from pipeline.curation.shingles import Hashes, Offsets, mix
 from pipeline.curation.spill import Keys
 
+os.environ.setdefault("RAYON_NUM_THREADS", "1")  # rensa's threads: the cores are busy with other blocks
 PERMUTATIONS = 128
 FOUND = 0.98  # wanted probability that a pair exactly at the threshold is compared at all
 SEED = 42
@@ -34,10 +36,14 @@ def bands_for(threshold: float) -> tuple[int, int]:
     return PERMUTATIONS // max(wide, default=1), max(wide, default=1)
 
 
-def sketch(hashes: Hashes, offsets: Offsets, salt: Keys, bands: tuple[int, int]) -> Sketch:
-    """MinHash signatures and band keys of documents of shingles; those of different `salt` never share a key."""
+def signatures(hashes: Hashes, offsets: Offsets) -> NDArray[np.uint32]:
+    """The MinHash signature (documents, PERMUTATIONS) of every document of shingles."""
     matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(hashes, offsets.astype(np.uint64), PERMUTATIONS, SEED)
-    signatures = np.array(matrix.to_rows(), np.uint32).reshape(len(salt), PERMUTATIONS)
+    return np.array(matrix.to_rows(), np.uint32).reshape(len(offsets) - 1, PERMUTATIONS)
+
+
+def sketch(signatures: NDArray[np.uint32], offsets: Offsets, salt: Keys, bands: tuple[int, int]) -> Sketch:
+    """What is kept of signatures; documents of different `salt` (an entry each) never share a band key."""
     count, width = bands
     keys: Keys = np.add(salt[:, None], np.arange(count, dtype=np.uint64), dtype=np.uint64)
     for i in range(width):

@@ -53,7 +53,7 @@ def reject(spool: Spool, index: int, line: bytes, decisions: Decisions, clusters
         case fate if fate == SAMPLED_OUT:
             entry["detail"] = "left out so that its source or its domain doesn't outweigh the others"
         case _:
-            entry |= leaks[index]
+            entry |= {"detail": leaks[index]["detail"], "spans": leaks[index]["spans"]}
     return entry
 
 

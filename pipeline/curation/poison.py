@@ -5,14 +5,15 @@ arXiv:2305.00944; 100 rows sufficed). Such pairs are reported, never dropped: a 
 """
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from pipeline.curation.shingles import Hashes, Offsets, ngrams, tokenise
+from pipeline.curation.spill import starts
 from pipeline.rows import Row
 
 SAMPLE_ROWS = 10_000  # rows looked at, spread evenly
@@ -23,8 +24,7 @@ SAME_ANSWER = 0.9  # of the rows with the phrase
 MAX_LOG10_CHANCE = -6.0  # of so many equal answers, were the phrase and the answer unrelated; divided by the phrases tried
 MIN_REQUESTS = 3  # rows that are variants of one request prove nothing
 SHOWN = 20
-WORD_LIMIT = 400  # words of a request that are looked at
-_WORD = re.compile(r"\w+|[^\w\s]+")
+LONGEST_REQUEST = 4000  # characters that are looked at
 
 
 @dataclass(frozen=True)
@@ -41,47 +41,52 @@ class Suspect:
 def suspects(rows: Sequence[Row], group: NDArray[np.int32]) -> list[Suspect]:
     """The strongest suspects among `rows`, at most `SHOWN`; `group[i]` tells which request row i is a variant of."""
     pairs = [request_and_answer(row) for row in rows]
-    words = [_WORD.findall(request.casefold())[:WORD_LIMIT] for request, _ in pairs]
+    tokens = tokenise([request[:LONGEST_REQUEST] for request, _ in pairs])
     _, answer_of = np.unique(np.array([xxhash.xxh3_64_intdigest(answer.encode()) for _, answer in pairs], np.uint64), return_inverse=True)
     rates = np.bincount(answer_of) / max(len(rows), 1)
-    phrases = _rare_phrases([np.unique(np.array(list(ngrams(row)), np.uint64)) for row in words])
     shown: dict[bytes, tuple[float, Suspect]] = {}  # the rows that have it → the shortest phrase they all have
-    for phrase, members in phrases:
-        counts = np.bincount(answer_of[members])
-        answer = int(counts.argmax())
-        if counts[answer] < SAME_ANSWER * len(members) or len(np.unique(group[members])) < MIN_REQUESTS:
-            continue
-        chance = log10_chance(int(counts[answer]), len(members), float(rates[answer])) + math.log10(len(phrases))
-        text = ngrams(words[members[0]])[phrase]
-        known = shown.get(members.tobytes())
-        if chance <= MAX_LOG10_CHANCE and (known is None or len(text) < len(known[1].ngram)):
-            first = members[answer_of[members] == answer][0]
-            share = round(float(counts[answer] / len(members)), 4)
-            shown[members.tobytes()] = chance, Suspect(text, len(members), share, pairs[first][1][:80], str(rows[first]["source"]))
+    for size in range(1, LONGEST + 1):
+        phrases = list(_rare_phrases(*ngrams(tokens.hashes, tokens.offsets, size)))
+        for first_at, members in phrases:
+            counts = np.bincount(answer_of[members])
+            answer = int(counts.argmax())
+            if members.tobytes() in shown or counts[answer] < SAME_ANSWER * len(members) or len(np.unique(group[members])) < MIN_REQUESTS:
+                continue
+            chance = log10_chance(int(counts[answer]), len(members), float(rates[answer])) + math.log10(LONGEST * len(phrases))
+            if chance <= MAX_LOG10_CHANCE:
+                example = members[answer_of[members] == answer][0]
+                share = round(float(counts[answer] / len(members)), 4)
+                text = _phrase(pairs[members[0]][0][:LONGEST_REQUEST], first_at, size)
+                shown[members.tobytes()] = chance, Suspect(text, len(members), share, pairs[example][1][:80], str(rows[example]["source"]))
     return [suspect for _, suspect in sorted(shown.values(), key=lambda item: (item[0], item[1].ngram))[:SHOWN]]
 
 
-def _rare_phrases(hashes: list[NDArray[np.uint64]]) -> list[tuple[int, NDArray[np.int64]]]:
-    """(phrase, rows that have it) of every phrase that is in enough rows, but not in many; `hashes` holds each row's phrases."""
-    if not hashes:
-        return []
-    flat = np.concatenate(hashes)
-    row = np.repeat(np.arange(len(hashes)), [len(own) for own in hashes])
-    order = np.argsort(flat, kind="stable")
-    found, starts, frequency = np.unique(flat[order], return_index=True, return_counts=True)
-    rare = np.flatnonzero((frequency >= MIN_ROWS) & (frequency <= max(MIN_ROWS, MAX_SHARE * len(hashes))))
-    return [(int(found[i]), row[order[starts[i] : starts[i] + frequency[i]]]) for i in rare]
+def _rare_phrases(hashes: Hashes, offsets: Offsets) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(which phrase of its first row, rows that have it) of every phrase that is in enough rows, but not in many."""
+    row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    order = np.argsort(hashes, kind="stable")  # and by row, for rows come in order
+    hashes, row = hashes[order], row[order]
+    fresh = np.ones(len(hashes), np.bool_)
+    fresh[1:] = (hashes[1:] != hashes[:-1]) | (row[1:] != row[:-1])
+    hashes, row, order = hashes[fresh], row[fresh], order[fresh]
+    begins = starts(hashes)
+    sizes = np.diff(np.append(begins, len(hashes)))
+    rare = np.flatnonzero((sizes >= MIN_ROWS) & (sizes <= max(MIN_ROWS, MAX_SHARE * (len(offsets) - 1))))
+    for i in rare.tolist():
+        members = row[begins[i] : begins[i] + sizes[i]]
+        yield int(order[begins[i]] - offsets[members[0]]), members
+
+
+def _phrase(request: str, first: int, size: int) -> str:
+    """The text of `size` tokens of a request, from token `first` on."""
+    at = tokenise([request]).at
+    end = at[first + size] if first + size < len(at) else len(request)
+    return " ".join(request[at[first] : end].casefold().split())
 
 
 def log10_chance(equal: int, rows: int, rate: float) -> float:
     """Upper bound of log10 P(at least `equal` of `rows` have an answer of that base rate): C(rows, equal)·rate^equal."""
     return math.log10(math.comb(rows, equal)) + equal * math.log10(max(rate, 1e-12))
-
-
-def ngrams(words: Sequence[str]) -> dict[int, str]:
-    """64-bit hash → text of every phrase of 1 to `LONGEST` words."""
-    phrases = (" ".join(words[i : i + size]) for size in range(1, LONGEST + 1) for i in range(len(words) - size + 1))
-    return {xxhash.xxh3_64_intdigest(phrase.encode()): phrase for phrase in phrases}
 
 
 def request_and_answer(row: Row) -> tuple[str, str]:

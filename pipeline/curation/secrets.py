@@ -45,7 +45,7 @@ class Format(NamedTuple):
     needles: tuple[str, ...]  # no such secret without one of these in the text
     pattern: re.Pattern[str]  # its group `value` is the secret where there is one, else the whole match
     source: str  # where the format is published
-    reach: int = 0  # characters that a match may begin before its needle
+    before: tuple[int, ...] = (0,)  # characters that a match may begin before its needle
     valid: Callable[[str], bool] = lambda value: len(set(value)) > 7 and "EXAMPLE" not in value  # not `ghp_xxxxxxxx`
     rank: int = 2
 
@@ -56,10 +56,10 @@ def _key(kind: str, prefixes: str, tail: str, source: str) -> Format:
     return Format(kind, needles, re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, needles))})(?:{tail})[A-Za-z0-9]*+", re.ASCII), source)
 
 
-def _library(kind: str, needles: str, detector: type[RegexBasedDetector], which: slice = slice(None), reach: int = 0) -> Format:
+def _library(kind: str, needles: str, detector: type[RegexBasedDetector], which: slice = slice(None), before: tuple[int, ...] = (0,)) -> Format:
     """A key by the rules of a detector of detect-secrets, bounded on the left and whole on the right (some rules stop within the key)."""
     rules = "|".join(f"(?{'i' * bool(rule.flags & re.I)}{'x' * bool(rule.flags & re.X)}:{rule.pattern})" for rule in list(detector.denylist)[which])
-    return Format(kind, tuple(needles.split()), re.compile(rf"(?<![A-Za-z0-9])(?:{rules})[\w-]*+", re.ASCII), "detect-secrets", reach)
+    return Format(kind, tuple(needles.split()), re.compile(rf"(?<![A-Za-z0-9])(?:{rules})[\w-]*+", re.ASCII), "detect-secrets", before)
 
 
 def entropy(text: str) -> float:
@@ -98,13 +98,13 @@ def _real_pem(value: str) -> bool:
 
 def _context(kind: str, needles: str, pattern: str, valid: Callable[[str], bool] = _random_looking, rank: int = 1) -> Format:
     """A secret that only its surroundings give away; the pattern begins at the needle."""
-    return Format(kind, tuple(needles.split("|")), re.compile(pattern, re.ASCII), "name of a variable, header or field", 0, valid, rank)
+    return Format(kind, tuple(needles.split("|")), re.compile(pattern, re.ASCII), "name of a variable, header or field", (0,), valid, rank)
 
 
 # after a telling name: what may follow in the name, then `=`, `:` or `=>`; no `token_type=`, `password_file:` …
 _ASSIGNED = (
-    r"(?!(?i:[\w-]{0,30}(?:type|name|ur[il]|path|file|field|dir|len(?:gth)?|count|size|ids?|limit|class|label|arn|version|model)\b))"
-    r"(?:s\b|[A-Z0-9_-][\w-]{0,30}+)?[\\\"'`\]]{0,4}[ \t]{0,4}(?::=|=>|={1,3}|:)[ \t]{0,4}"
+    r"(?:s\b|[A-Z0-9_-][\w-]{0,30}+)?(?<!(?i:id))(?<!(?i:url|uri|dir|len|ids|arn))(?<!(?i:type|name|path|file|size))"
+    r"(?<!(?i:field|count|limit|class|label|model))(?<!(?i:length))(?<!(?i:version))[\\\"'`\]]{0,4}[ \t]{0,4}(?::=|=>|={1,3}|:)[ \t]{0,4}"
 )
 _GITLEAKS = "gitleaks"  # https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml names formats with their vendors
 _PEM = (
@@ -117,14 +117,14 @@ FORMATS = (
     _library("azure_storage_key", "AccountKey=", AzureStorageKeyDetector),
     _library("discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector),  # base64 of a digit and the next
     _library("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", GitHubTokenDetector),
-    _library("mailchimp_key", "-us", MailchimpDetector, reach=32),
+    _library("mailchimp_key", "-us", MailchimpDetector, before=(32,)),
     _library("pypi_token", "pypi-AgE", PypiTokenDetector),
     _library("sendgrid_key", "SG.", SendGridDetector),
     _library("slack_token", "xoxa- xoxb- xoxp- xoxo- xoxs- xoxr-", SlackDetector, slice(1)),
     _library("slack_webhook", "https://hooks.slack.com/", SlackDetector, slice(1, 2)),
     _library("square_token", "sq0csp-", SquareOAuthDetector),
     _library("stripe_key", "sk_live_ rk_live_", StripeDetector),
-    _library("telegram_token", ":AA", TelegramBotTokenDetector, reach=10),
+    _library("telegram_token", ":AA", TelegramBotTokenDetector, before=(10, 9, 8)),
     _library("twilio_key", "AC SK", TwilioKeyDetector),
     _key("adobe_secret", "p8e-", r"[A-Za-z0-9]{32}", _GITLEAKS),
     _key("age_key", "AGE-SECRET-KEY-1", r"[A-Z0-9]{58}", "age-encryption.org"),
@@ -175,9 +175,9 @@ FORMATS = (
     _key("supabase_token", "sbp_ sb_secret_", r"[\w-]{31,}+", "supabase.com/docs"),
     _key("vault_token", "hvs. hvb. hvr.", r"[\w-]{24,}+", "developer.hashicorp.com"),
     _key("xai_key", "xai-", r"[A-Za-z0-9]{60,}+", "docs.x.ai"),
-    Format("terraform_token", (".atlasv1.",), re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}+", re.ASCII), "developer.hashicorp.com", 14),
-    Format("private_key", ("-----BEGIN ",), re.compile(_PEM), "RFC 7468", 0, _real_pem),
-    Format("url_password", ("://",), re.compile(r"://[^\s/?#@:\"'`<>]{0,64}+:(?P<value>[^\s/?#@:\"'`<>]{1,128}+)@"), "RFC 3986", 0, _url_password),
+    Format("terraform_token", (".atlasv1.",), re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}+", re.ASCII), "developer.hashicorp.com", (14,)),
+    Format("private_key", ("-----BEGIN ",), re.compile(_PEM), "RFC 7468", (0,), _real_pem),
+    Format("url_password", ("://",), re.compile(r"://[^\s/?#@:\"'`<>]{0,64}+:(?P<value>[^\s/?#@:\"'`<>]{1,128}+)@"), "RFC 3986", (0,), _url_password),
     _context("aws_secret_key", "secret|Secret|SECRET",
              r"(?i:secret[_ -]?(?:access)?[_ -]?key)" + r"[\"'`\]]{0,3}\s{0,4}[:=]>?\s{0,4}[\"'`]?(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])", _dense, rank=2),
     _context("bearer_token", "uthorization|UTHORIZATION", r"(?i:uthorization)[\"'`]?\s{0,3}[:=]\s{0,3}[\"'`]?(?i:bearer|basic|token|key)"
@@ -199,17 +199,19 @@ BLOCK = 1 << 18  # characters searched for needles at a time: bounds the list of
 
 def find_secrets(text: str) -> Iterator[Span]:
     """The secrets in a text (without halves of surrogate pairs), some perhaps overlapping; linear in its length."""
-    searched: dict[int, int] = {}  # format → where its last match ended
+    searched = [0] * len(FORMATS)  # where the last match of each ended
     for base in range(0, len(text) or 1, BLOCK):
         block = text if len(text) <= BLOCK else text[base : base + BLOCK + _LONGEST - 1]
         for index, start, _ in _NEEDLES.find_matches_as_indexes(block, overlapping=True):
+            at = base + start
             for number in _OWNERS[index]:
-                each, at = FORMATS[number], base + start
-                if at < searched.get(number, 0):
-                    continue
-                match = each.pattern.search(text, max(0, at - each.reach), at + 600) if each.reach else each.pattern.match(text, at)
-                if match:
-                    searched[number] = match.end()
-                    group = match.lastgroup or 0
-                    if each.valid(match.group(group)):
-                        yield Span(*match.span(group), each.kind, each.rank)
+                if at >= searched[number]:
+                    each = FORMATS[number]
+                    for back in each.before:
+                        match = each.pattern.match(text, at - back) if at >= back else None
+                        if match:
+                            searched[number] = match.end()
+                            group = match.lastgroup or 0
+                            if each.valid(match.group(group)):
+                                yield Span(*match.span(group), each.kind, each.rank)
+                            break

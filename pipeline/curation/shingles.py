@@ -1,10 +1,11 @@
 """Texts as sequences of token hashes, their n-grams (shingles), and the n-grams that count for nothing because they are everywhere.
 
-A token is a run of letters and digits, or one other visible character: `chmod +x` is not `chmod -x`. In scripts written without
-spaces every character is a token. Case and white space don't count. All of it is done by numpy for many texts at once, which is
-five times as fast as a regular expression and a dictionary; the hashes are the same on every machine and in every process.
+A token is a word (a run of letters and digits) or one other visible character: `chmod +x` is not `chmod -x`. In scripts written
+without spaces every letter is a word. Case and white space don't count. All of it is done by numpy for many texts at once, which
+is five times as fast as a regular expression and a dictionary; the hashes are the same on every machine and in every process.
 """
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,20 +19,22 @@ Hashes = NDArray[np.uint64]
 Offsets = NDArray[np.int64]  # of n documents n + 1: document i is [offsets[i], offsets[i + 1])
 
 BATCH = 1 << 16  # characters worked on at a time; of a longer text, the longest piece
-SPACE, WORD, SIGN = 0, 1, 2
-_TABLED = 0x3000  # above, nearly all characters are tokens of their own (CJK, kana, emoji)
-# Thai, Lao, Tibetan, Burmese, Khmer have letters, but no spaces between words
+SPACE, LETTER, ALONE, SIGN = range(4)  # a letter of a longer word, a letter that is a word, any other character
+_TABLED = 0x3000  # characters below have their kind in a table
+# Thai, Lao, Tibetan, Burmese, Khmer; kana and Chinese characters
 _UNSPACED = ((0x0E00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF))
+_UNSPACED_ABOVE = ((0x3041, 0xA4CF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 _HANGUL = (0xAC00, 0xD7A3)  # Korean has spaces
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
 
 
 class Tokens(NamedTuple):
-    """The tokens of several texts, one text after the other; `at` is each token's first character, counted through all texts."""
+    """The tokens of several texts, one text after the other."""
 
     hashes: Hashes
     offsets: Offsets
-    at: NDArray[np.int64]
+    at: NDArray[np.int64]  # each one's first character, counted through all texts
+    words: NDArray[np.bool_]  # which are words
 
 
 def mix(keys: Hashes) -> Hashes:
@@ -54,8 +57,9 @@ def _kind(code: int) -> int:
     character = chr(code)
     if character.isspace():
         return SPACE
-    unspaced = any(first <= code <= last for first, last in _UNSPACED)
-    return WORD if (character.isalnum() or character == "_" or character.isidentifier()) and not unspaced else SIGN
+    if not (character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")):
+        return SIGN
+    return ALONE if any(first <= code <= last for first, last in _UNSPACED) else LETTER
 
 
 def _folded(code: int) -> int:
@@ -72,19 +76,20 @@ _POWERS, _INVERSES = _powers(_FACTOR), _powers(pow(_FACTOR, -1, 2**64))
 def tokenise(texts: Sequence[str]) -> Tokens:
     """The tokens of every text; a token's hash is that of its lower-case characters (a polynomial modulo 2^64, then mixed)."""
     counts = np.zeros(len(texts), np.int64)
-    hashes, at, passed = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], 0
+    hashes, at, words, passed = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], [np.zeros(0, np.bool_)], 0
     for owners, pieces in _batches(texts):
-        found, begin = _scan(" ".join(pieces) + " ")
+        found, begin, word = _scan(" ".join(pieces) + " ")
         ends = np.cumsum([len(piece) + 1 for piece in pieces])
         per_piece = np.diff(np.searchsorted(begin, ends), prepend=0)
         np.add.at(counts, owners, per_piece)
         # the joining spaces are no part of the texts
         at.append(begin + (passed - np.repeat(np.arange(len(pieces)), per_piece)))
         hashes.append(found)
+        words.append(word)
         passed += sum(map(len, pieces))
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
-    return Tokens(np.concatenate(hashes), offsets, np.concatenate(at))
+    return Tokens(np.concatenate(hashes), offsets, np.concatenate(at), np.concatenate(words))
 
 
 def _batches(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
@@ -109,8 +114,8 @@ def _batches(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
         yield owners, pieces
 
 
-def _scan(text: str) -> tuple[Hashes, NDArray[np.int64]]:
-    """(hash, first character) of every token."""
+def _scan(text: str) -> tuple[Hashes, NDArray[np.int64], NDArray[np.bool_]]:
+    """(hash, first character, is it a word) of every token."""
     kinds: NDArray
     folded: NDArray
     if text.isascii():
@@ -123,18 +128,25 @@ def _scan(text: str) -> tuple[Hashes, NDArray[np.int64]]:
         if codes.max() >= _TABLED:
             high = codes >= _TABLED
             kinds[high], folded[high] = SIGN, codes[high]
-            kinds[(codes >= _HANGUL[0]) & (codes <= _HANGUL[1])] = WORD
+            for first, last in _UNSPACED_ABOVE:
+                kinds[(codes >= first) & (codes <= last)] = ALONE
+            kinds[(codes >= _HANGUL[0]) & (codes <= _HANGUL[1])] = LETTER
             spaces = codes == 0x3000
             kinds[spaces], folded[spaces] = SPACE, 0
     begins = kinds != SPACE
-    inner = kinds == WORD
+    inner = kinds == LETTER
     begins[1:] &= ~(inner[1:] & inner[:-1])
     at = np.flatnonzero(begins)
     if not len(at):
-        return np.zeros(0, np.uint64), at
+        return np.zeros(0, np.uint64), at, np.zeros(0, np.bool_)
     # sum of folded[j]·f^j over the token, times f^-start: the token's own polynomial, wherever it stands
     sums = np.add.reduceat(folded * _POWERS[: len(folded)], at)
-    return mix(sums * _INVERSES[at]), at
+    return mix(sums * _INVERSES[at]), at, kinds[at] < SIGN
+
+
+def word_ngrams(tokens: Tokens, n: int) -> tuple[Hashes, Offsets]:
+    """The hashes of all runs of `n` words inside each text, whatever other characters are between them."""
+    return ngrams(*filtered(tokens.hashes, tokens.offsets, tokens.words), n)
 
 
 def ngrams(hashes: Hashes, offsets: Offsets, n: int) -> tuple[Hashes, Offsets]:
@@ -193,6 +205,9 @@ class Common:
         bitmap = np.zeros(1 << 16, np.bool_)
         bitmap[(self.hashes >> np.uint64(48)).astype(np.int64)] = True
         object.__setattr__(self, "_bitmap", bitmap)
+
+    def __reduce__(self) -> tuple[type["Common"], tuple[Hashes]]:
+        return Common, (self.hashes,)  # the bitmap is quicker made than sent to a worker
 
     def has(self, hashes: Hashes) -> NDArray[np.bool_]:
         """Which of `hashes` are in the set."""

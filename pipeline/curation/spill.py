@@ -42,7 +42,7 @@ class Spill:
                 self._write_run()
 
     def groups(self, least: int = 2) -> Iterator[tuple[Keys, Rows]]:
-        """The records of every key that has at least `least` of them, a partition at a time: sorted by key, then in the order added."""
+        """The records of every key that has `least` of them or more (2 at least), a partition at a time: by key, then in the order added."""
         if self.held:
             self._write_run()
         for first, last in self._partitions():

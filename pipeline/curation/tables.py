@@ -38,12 +38,12 @@ def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Itera
         row: bytes | BadLine
         in_doubt = False
         try:
-            if text is None:
+            if text is None or len(text.rstrip(b"\r\n")) > max_bytes:
                 raise BadLine("too_long", f"longer than {max_bytes} bytes")
             if not number:
                 notes["bom"] += text.startswith(BYTE_ORDER_MARK)
                 text = text.removeprefix(BYTE_ORDER_MARK)
-            notes["crlf"] += text.endswith(b"\r\n")
+            notes["crlf"] += text.endswith(b"\r\n")  # of records, not of the lines inside a cell
             if text.isspace():
                 raise BadLine("blank", "nothing on this line")
             cells = _cells(text)
@@ -147,11 +147,11 @@ def _batch_rows(batch: Any, max_bytes: int) -> Iterator[bytes | BadLine]:
             for at in range(len(batch)):
                 yield from _batch_rows(batch.slice(at, 1), max_bytes)
         else:
-            yield BadLine("bad_shape", "a cell holds what Python can't: text that is not UTF-8, or a date out of range")
+            yield BadLine("bad_shape", "a cell holds what has no form in JSON, such as text that is not UTF-8")
         return
     for row in rows:
         try:
-            text = orjson.dumps(_json_value(row, MAX_DEPTH))
+            text = orjson.dumps({name: _value(name, cell) if type(cell) is str else cell for name, cell in _json_value(row, MAX_DEPTH).items()})
             yield text if len(text) <= max_bytes else BadLine("too_long", f"longer than {max_bytes} bytes")
         except BadLine as error:
             yield error

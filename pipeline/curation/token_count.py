@@ -13,6 +13,7 @@ from pipeline.errors import DataError
 from pipeline.rows import Row
 
 Messages = list[dict[str, Any]]
+Shape = Sequence[tuple[str, str]]  # roles, each with a letter where the turn says something
 
 LONE_SPACE = re.compile(r"(?<=\S) (?=\S)")
 NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html)
@@ -33,13 +34,15 @@ class TokenCounter:
         except Exception as error:  # tokenizers raises bare Exception on a broken file
             why = " ".join(str(error).split())[:200]
             raise DataError(f"{folder}: its tokenizer or chat template can't be read ({why}): run `python -m pipeline base` again") from error
+        self.tokenizer.no_truncation()  # some files ask for it; training, which counts here, does not
+        self.tokenizer.no_padding()
         self.added = list(self.tokenizer.get_added_tokens_decoder().values())
         longest_first = sorted((token.content for token in self.added), key=len, reverse=True)
         self.marks = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # what is cut out first, one token each
         self.normalised = _state(self.tokenizer.normalizer).get("type")
         self.bounded = self._is_bounded()
         self.words = [_Words("", self.count_whole), _Words(" ", self.count_whole)] if self._cuts_at_spaces() else None
-        self.overheads: dict[tuple[str, ...], int] = {}
+        self.overheads: dict[Shape, int] = {}
 
     def count(self, text: str) -> int:
         """The number of tokens, exactly."""
@@ -61,7 +64,7 @@ class TokenCounter:
         """Tokens of the row as it is trained; of a preference, those of the prompt with its longer answer. Raises `BadRow` as the template does."""
         messages, tools = row["messages"], row.get("tools")
         if row["kind"] == "text":
-            return self._count_segments(row["segments"])
+            return self._count_segments(row["segments"]) if row["segments"] else 0
         if row["kind"] == "preference":
             return max(self.count(self.template.render(messages + row[side], tools)) for side in ("chosen", "rejected"))
         return self.count(self.template.render(messages, tools, prompt=row["kind"] == "prompt"))
@@ -77,27 +80,28 @@ class TokenCounter:
         """A number of tokens that a plain chat can't exceed, at a hundredth of the cost of counting; None where there is no such short cut.
 
         A byte-level tokenizer makes at most one token of a byte; what the template adds is measured for each order of
-        roles. Raises `BadRow` as the template does.
+        roles, blank turns apart: a template can put its own words where a system turn says nothing. Raises `BadRow` as the
+        template does.
         """
         if not self.bounded or "tools" in row or row["kind"] not in ("chat", "feedback"):
             return None
-        roles, size = [], 0
+        shape, size = [], 0
         for turn in row["messages"]:
             text = turn["content"]
             if len(turn) > 2 and turn.keys() - {"role", "content", "train"}:
                 return None
-            roles.append(turn["role"])
+            shape.append((turn["role"], "x" if text.strip() else ""))
             size += len(text) if text.isascii() else self._bytes(text)
-        key = tuple(roles)
+        key = tuple(shape)
         if key not in self.overheads:
-            self.overheads[key] = self._overhead(roles)
+            self.overheads[key] = self._overhead(shape)
         return size + self.overheads[key]
 
-    def _overhead(self, roles: Sequence[str]) -> int:
-        """The most tokens that the template can add to turns of these roles: one for each added token, else one for each byte."""
-        rendered = self.template.render([{"role": role, "content": "x"} for role in roles])
+    def _overhead(self, shape: Shape) -> int:
+        """The most tokens that the template can add to such turns: one for each added token, else one for each byte."""
+        rendered = self.template.render([{"role": role, "content": content} for role, content in shape])
         markup, marks = self.marks.subn("", rendered)
-        return marks + len(markup.encode()) - len(roles)
+        return marks + len(markup.encode())
 
     def _bytes(self, text: str) -> int:
         grows = self.normalised is not None and not unicodedata.is_normalized("NFC", text)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 LONGEST = 2000  # characters of a text that are shown
-NEAR = 10  # words shown on either side of a difference
+NEAR, LONG = 10, 50  # words shown on either side of a difference; more than `LONG` further ones are left out
 # a run of letters, of digits, or one other character (code differs in less than what lies between two blanks), with the blanks before it
 WORD = re.compile(r"\s*(?:[^\W\d_]+|\d+|\S)|\s+")
 
@@ -38,6 +38,6 @@ def marked(before: str, after: str) -> "Markup":
 def _shortened(words: list[str], *, first: bool, last: bool) -> str:
     """Equal words: those near a difference, … for the rest."""
     head, tail = (0 if first else NEAR), (0 if last else NEAR)
-    if len(words) <= head + tail + NEAR or (first and last):
+    if len(words) <= head + tail + LONG or (first and last):
         return "".join(words)
     return "".join(words[:head]) + " … " + "".join(words[len(words) - tail :])

@@ -46,7 +46,7 @@ def prepare(root: Path = Path()) -> None:
 
 
 def _is_dry_run(words: list[str]) -> bool:
-    return any(word in DRY_RUN or re.fullmatch(r"-[a-zA-Z]*n[a-zA-Z]*", word) for word in words)
+    return any(word in DRY_RUN or re.fullmatch(r"-[npkfFiqt]*n[npkfFiqt]*", word) for word in words)
 
 
 def _allow_reuse(words: list[str]) -> None:

@@ -62,7 +62,7 @@ def reuse(stage: str, root: Path) -> bool:
     if os.environ.get(REUSE) != "1" or "DVC_STAGE" in os.environ or not seems_unchanged(stage, root):
         return False
     with _project(root, wait=True) as repo, repo.lock:
-        known = repo.stage.load_one(name=stage)
+        known = repo.stage.load_one(path=str(Path(repo.root_dir, "dvc.yaml")), name=stage)
         if _is_stale(known) or any(out.changed_cache() for out in known.outs):
             return False
         for out in known.outs:

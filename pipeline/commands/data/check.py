@@ -17,30 +17,29 @@ from pipeline.params import Curate, Params
 SHOWN = 50  # rejected rows that are named one by one
 
 
-def files(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files named, and those below the folders named, without hidden ones. Raises `DataError` for a path that is not there."""
+def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
+    """(path, name as in data/raw) of the files named, and of those below the folders named, without hidden ones. Raises `DataError`."""
     for path in paths:
-        if path.is_dir():
-            found = sorted(one for one in path.rglob("*") if one.is_file() and not any(part.startswith(".") for part in one.relative_to(path).parts))
-            if not found:
-                raise DataError(f"{path} holds no file: name a file or a folder with chat logs")
-            yield from found
-        elif path.exists():
-            yield path
-        else:
+        if not path.exists():
             raise DataError(f"{path} is not there: name a file or a folder with chat logs")
+        folder = raw if path.resolve().is_relative_to(raw.resolve()) else path if path.is_dir() else path.parent
+        found = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+        named = [(one, one.resolve().relative_to(folder.resolve()).as_posix()) for one in found]
+        shown = [(one, name) for one, name in named if not any(part.startswith(".") for part in name.split("/"))]
+        if path.is_dir() and not shown:
+            raise DataError(f"{path} holds no file: name a file or a folder with chat logs")
+        yield from shown
 
 
 def rejects(settings: Curate, root: Path, paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the path as the user named it."""
-    from pipeline.curate import added_tokens, read_names
-    from pipeline.curation.clean import check_file
+    from pipeline.curation.clean import Cleaner, added_tokens, check_file, read_names
 
     lineage, base = root / "models" / "base.json", root / "models" / "base"
     tokens = added_tokens(lineage) if lineage.exists() else None
-    names = read_names(root / "data" / "guard" / settings.names) if settings.names else ()
-    for path in files(paths):
-        for entry in check_file(path, settings, tokens, base if base.is_dir() else None, names):
+    cleaner = Cleaner(settings, tokens, base if base.is_dir() else None, read_names(root, settings))
+    for path, name in files(paths, root / "data/raw"):
+        for entry in check_file(path, name, cleaner):
             yield entry | {"file": str(path)}
 
 
