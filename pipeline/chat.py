@@ -229,8 +229,8 @@ def _added_only(tokenizer: Any, ids: list[int]) -> list[int]:
 
 @lru_cache(maxsize=8)
 def _added_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids of the tokenizer's added tokens, without those of white space (runs of it, as "  " or "▁▁"), which are harmless."""
-    return frozenset(number for token, number in tokenizer.get_added_vocab().items() if token.replace("▁", " ").strip())
+    """The ids of the tokenizer's added tokens, without the harmless: white space (runs of it, as "  " or "▁▁") and single letters."""
+    return frozenset(number for token, number in tokenizer.get_added_vocab().items() if len(token) > 1 and token.replace("▁", " ").strip())
 
 
 def _as_text(call: dict[str, Any]) -> dict[str, Any]:

@@ -284,6 +284,6 @@ def test_no_row_raises_anything_but_bad_row(parts: list[str], mode: Any) -> None
 def test_no_text_takes_long(text: str) -> None:
     import time
 
-    start = time.perf_counter()
+    start = time.process_time()
     RULE.neutralise(text)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2

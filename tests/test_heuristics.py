@@ -62,6 +62,11 @@ ANSWERS = (
     "I do not know.",
     "No.",
     "Thank you!",
+    "I could not create the file.",
+    "I cannot create this file: permission denied.",
+    "I'm sorry, I cannot write your name in Chinese.",
+    "We cannot complete the square here.",
+    "I am an assistant at a law firm.",
     "I'm sorry for the delay. Your parcel is on its way.",
     "As a vegetarian, I cannot eat that.",
     "This is not allowed in Python: strings are immutable.",
@@ -81,7 +86,7 @@ def test_answers_are_no_refusals(answer: str) -> None:
     assert not is_refusal(answer)
 
 
-@settings(max_examples=300, deadline=1000)
+@settings(max_examples=300, deadline=None)
 @given(
     parts=st.lists(
         st.sampled_from(["I'm sorry", ", but ", "as an ai ", "language model ", "I can't ", "help ", "with that", ". ", "a ", "\n", "my-", "?"]),
@@ -249,7 +254,7 @@ def test_our_own_code_and_documents_are_no_garbage() -> None:
     assert looked > 40
 
 
-@settings(max_examples=200, deadline=1000)
+@settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=200) | st.text("aé😀 \n", max_size=300))
 def test_no_row_raises_anything_but_bad_row(text: str) -> None:
     for rule in (garbage(), ENGLISH_ONLY, refusals("reject")):

@@ -17,7 +17,9 @@ from pipeline.errors import DataError
 from pipeline.jsonl import BadLine
 from pipeline.params import Curate
 
-ROW_RULES = ("read", "format", "normalise", "turns", "refusals", "languages", "garbage", "control_tokens", "secrets", "personal", "length")
+ROW_RULES = (
+    "read", "format", "normalise", "secrets", "personal", "reasoning", "turns", "refusals", "languages", "garbage", "control_tokens", "length",
+)  # fmt: skip
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
 BARS = 32  # most bars of the token histogram
 SIZES = ((2, 2), (3, 3), (4, 7), (8, 15), (16, None))  # of clusters, for the histogram

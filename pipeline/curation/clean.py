@@ -11,13 +11,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.curation.changes import Change
+from pipeline.curation.changes import Change, Changes
 from pipeline.curation.cleaning import normalise, turns
 from pipeline.curation.containers import raw_lines, refusal
 from pipeline.curation.control_tokens import ControlTokens
 from pipeline.curation.formats import detect, to_row
 from pipeline.curation.heuristics import garbage, languages, refusals
 from pipeline.curation.length import Length
+from pipeline.curation.reasoning import reasoning
 from pipeline.curation.redaction import Redactor
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine, dump_line, parse_line
@@ -25,6 +26,7 @@ from pipeline.params import Curate
 from pipeline.rows import Row, row_id
 
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page
+WITHHELD = "‹not shown: this row had something to redact›"
 TEXT_SHOWN = 2000  # characters of a rejected line
 
 
@@ -101,17 +103,26 @@ class Cleaner:
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
         rules = {
             "normalise": normalise if settings.normalise else None,
+            "secrets": self.redact,  # early, so that no later rule's excerpt holds half a secret
+            "reasoning": reasoning(added_tokens or ()),
             "turns": turns(settings.turns),
             "refusals": refusals(settings.refusals),
             "languages": languages(tuple(settings.languages)) if settings.languages else None,
             "garbage": garbage() if settings.garbage else None,
             "control_tokens": ControlTokens(added_tokens, settings.control_tokens) if added_tokens is not None else None,
-            "secrets": self.redactor.rule,
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]
         self.length = Length(base, settings.max_tokens, settings.overlong)
 
-    def clean(self, file: str, line: RawLine, tally: Tally, changes: list[Change]) -> list[Row]:
+    def redact(self, row: Row, changes: Changes) -> Row:
+        """The redactor's rule; the excerpts of earlier rules are withheld where it found something, for they could hold it."""
+        earlier = len(changes)
+        redacted = self.redactor.rule(row, changes)
+        if redacted is not row:
+            changes[:earlier] = [Change(change.rule, change.place, WITHHELD, WITHHELD) for change in changes[:earlier]]
+        return redacted
+
+    def clean(self, file: str, line: RawLine, tally: Tally, changes: Changes) -> list[Row]:
         """The rows of one line. Raises `Rejected` where there are none."""
         rule = "read"
         try:
@@ -133,7 +144,7 @@ class Cleaner:
         raw = sum(len(line.data) for line in block.lines if isinstance(line.data, bytes))
         done = Cleaned(block.file, raw, tally, [], [], [], [], [], [], [], {})
         for line in block.lines:
-            changes: list[Change] = []
+            changes: Changes = []
             try:
                 rows = self.clean(block.file, line, tally, changes)
             except Rejected as rejected:
@@ -168,7 +179,7 @@ class Cleaner:
         return {"file": file, "line": line.number, "offset": line.offset, "rule": rejected.rule, "reason": rejected.why.code,
                 "detail": str(rejected.why), "text": text}  # fmt: skip
 
-    def note(self, done: Cleaned, line: RawLine, identity: str, changes: list[Change]) -> None:
+    def note(self, done: Cleaned, line: RawLine, identity: str, changes: Changes) -> None:
         """Account for what the rules changed in a row that was accepted."""
         for change in changes:
             entry = {"id": identity, "file": done.file, "line": line.number, "rule": change.rule, "place": change.place,

@@ -92,11 +92,12 @@ class Overlaps:
 
         At most `MOST_ROWS` rows and `PARTNERS` others per key and `CHECKED` candidates per row: work grows with the rows, not their pairs.
         """
+        train, test = np.append(train, False), np.append(test, False)  # the last entry stands for documents
         found, fresh = np.zeros(0, CANDIDATE), [np.zeros(0, CANDIDATE)]
         for keys, rows in self.spill.groups():
             document = rows >= DOCUMENT
-            number = np.where(document, 0, rows)
-            fresh += _joined(keys, rows, train[number] & ~document, test[number] | document)
+            number = np.where(document, len(train) - 1, rows)
+            fresh += _joined(keys, rows, train[number], test[number] | document)
             if sum(map(len, fresh)) > len(found) + (1 << 16):
                 found, fresh = _checked(np.concatenate([found, *fresh])), []
         return _checked(np.concatenate([found, *fresh]))

@@ -27,10 +27,14 @@ AN_AI = (
     r"(?:ai|artificial intelligence|language model|assistant|chatbot)(?: [\w-]+){0,6}?,? (?:and |so )?"
 )
 CANNOT = (
-    r"(?:i|we)(?: simply| just)? (?:cannot|could not|will not(?: be able)?|must decline"
+    r"(?:i|we)(?: simply| just)? (?:cannot|will not(?: be able)?|must decline"
     r"|(?:am|are) (?:unable|not (?:able|allowed|permitted|programmed|comfortable)))(?: to| with| of)?"
 )
-ASKED = r"(?:that|this|it|such|your|the|any|these|those)(?: [\w-]+){0,3}"  # "that", "your request", "such content"
+# "that", "your request", "such harmful content"; not "this file", which an agent may well be unable to create
+ASKED = (
+    r"(?:(?:that|this|such|your|the|any|these|those)(?: [\w-]+){0,2} (?:request|question|prompt|topic|task|kind|type|content|information|material)s?"
+    r"(?: of [\w -]{1,40})?|that|this|it)(?: for you| here)?"
+)
 REFUSAL = re.compile("|".join((
     rf"(?:{AN_AI})?{CANNOT} (?:assist|help)(?:ing)?(?: you)?(?: (?:with|in|on) .{{1,120}}| out)?",
     rf"(?:{AN_AI})?{CANNOT} (?:do|doing|comply with|fulfil+|satisfy|accommodate|process|complete|answer|respond to|discuss|engage in|participate in|"

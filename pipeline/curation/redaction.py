@@ -17,6 +17,7 @@ from pipeline.curation.personal import KINDS, find_personal, identity
 from pipeline.curation.secrets import FORMATS, Span, find_secrets
 from pipeline.rows import TURN_LISTS, BadRow, Row, edit_texts, texts
 
+PASSES = 10  # a placeholder can lay bare what its neighbour hid; two passes are the rule
 SHOWN = 5  # finds that the change of one text names
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")  # in JSON and code: the `n` of `\nghp_…` is no letter before the key
 _NUMBERED = re.compile(r"\[([A-Z][A-Z0-9_]*)_(\d{1,9})\]")
@@ -34,7 +35,9 @@ def kinds() -> list[tuple[str, str, str]]:
 class Redactor:
     """Redacts rows by its settings and counts the occurrences per kind; pickles as its settings alone."""
 
-    def __init__(self, secrets: Literal["redact", "reject", "keep"] = "redact", personal: tuple[str, ...] = KINDS, names: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, secrets: Literal["redact", "reject", "keep"] = "redact", personal: tuple[str, ...] = KINDS, names: tuple[str, ...] = ()
+    ) -> None:
         self._settings = (secrets, tuple(personal), tuple(names))
         spellings = [spelling for name in names if name.strip() for spelling in (name, name.upper())]
         self._names = AhoCorasick(spellings) if spellings else None
@@ -70,9 +73,11 @@ class Redactor:
             changes.extend(_changes(place, text, spans, name))
             return _replaced(text, spans, name)
 
-        while (edited := edit_texts(row, edit)) is not row:
+        for _ in range(PASSES):
+            if (edited := edit_texts(row, edit)) is row:
+                return row
             row = edited
-        return row
+        raise BadRow("unredactable", f"something is left to redact after {PASSES} passes")
 
     def scrub(self, text: str) -> str:
         """A text fit for any report: `[KIND]` for its secrets, whatever the settings, and for personal data, by the settings."""
@@ -87,9 +92,11 @@ class Redactor:
         return text
 
     def _scrubbed(self, text: str) -> str:
-        while spans := _apart(self._found(text, secrets=True)):
+        for _ in range(PASSES):
+            if not (spans := _apart(self._found(text, secrets=True))):
+                return text
             text = _replaced(text, spans, lambda kind, _: f"[{kind.upper()}]")
-        return text
+        return "[REDACTED]"
 
     def _found(self, text: str, secrets: bool) -> Iterator[Span]:
         text = _unescaped(text)

@@ -4,14 +4,11 @@ One pass of Aho-Corasick looks for the needles of all formats (`ghp_`, `-----BEG
 at a needle, so a text without any costs microseconds and no text takes more than linear time.
 """
 
-import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ahocorasick_rs import AhoCorasick, Implementation
-from detect_secrets.filters.heuristic import is_sequential_string
 from detect_secrets.plugins.aws import AWSKeyDetector
 from detect_secrets.plugins.azure_storage_key import AzureStorageKeyDetector
 from detect_secrets.plugins.base import RegexBasedDetector
@@ -27,6 +24,7 @@ from detect_secrets.plugins.telegram_token import TelegramBotTokenDetector
 from detect_secrets.plugins.twilio import TwilioKeyDetector
 
 PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*\]")  # what redaction leaves: no part of a secret
+_SWITCH = re.compile(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])")
 
 
 class Span(NamedTuple):
@@ -38,6 +36,16 @@ class Span(NamedTuple):
     rank: int  # 2: a key of a known format · 1: a secret by its surroundings · 0: personal data
 
 
+def _mixed(value: str) -> bool:
+    """Neither `xxxxxxxx` nor an example from a vendor's documentation?"""
+    return len(set(value)) > 7 and "EXAMPLE" not in value
+
+
+def _random_looking(value: str) -> bool:
+    """Is this a generated key rather than a word, a path or a variable's name?"""
+    return _mixed(value) and len(_SWITCH.findall(value)) > 2
+
+
 class Format(NamedTuple):
     """What a kind of secret looks like."""
 
@@ -46,7 +54,7 @@ class Format(NamedTuple):
     pattern: re.Pattern[str]  # its group `value` is the secret where there is one, else the whole match
     source: str  # where the format is published
     before: tuple[int, ...] = (0,)  # characters that a match may begin before its needle
-    valid: Callable[[str], bool] = lambda value: len(set(value)) > 7 and "EXAMPLE" not in value  # not `ghp_xxxxxxxx`
+    valid: Callable[[str], bool] = _mixed
     rank: int = 2
 
 
@@ -60,21 +68,6 @@ def _library(kind: str, needles: str, detector: type[RegexBasedDetector], which:
     """A key by the rules of a detector of detect-secrets, bounded on the left and whole on the right (some rules stop within the key)."""
     rules = "|".join(f"(?{'i' * bool(rule.flags & re.I)}{'x' * bool(rule.flags & re.X)}:{rule.pattern})" for rule in list(detector.denylist)[which])
     return Format(kind, tuple(needles.split()), re.compile(rf"(?<![A-Za-z0-9])(?:{rules})[\w-]*+", re.ASCII), "detect-secrets", before)
-
-
-def entropy(text: str) -> float:
-    """Shannon entropy of a text's characters in bits per character (Shannon 1948); 0 for an empty text."""
-    return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
-
-
-def _dense(value: str) -> bool:
-    return entropy(value) > 3 and "EXAMPLE" not in value
-
-
-def _random_looking(value: str) -> bool:
-    """Is this a generated key rather than a word, a path or a variable's name?"""
-    switches = len(re.findall(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])", value))
-    return switches > 2 and _dense(value) and not is_sequential_string(value)
 
 
 _NO_PASSWORD = re.compile(  # a word, a hole of a template, a variable
@@ -103,8 +96,8 @@ def _context(kind: str, needles: str, pattern: str, valid: Callable[[str], bool]
 
 # after a telling name: what may follow in the name, then `=`, `:` or `=>`; no `token_type=`, `password_file:` …
 _ASSIGNED = (
-    r"(?:s\b|[A-Z0-9_-][\w-]{0,30}+)?(?<!(?i:id))(?<!(?i:url|uri|dir|len|ids|arn))(?<!(?i:type|name|path|file|size))"
-    r"(?<!(?i:field|count|limit|class|label|model))(?<!(?i:length))(?<!(?i:version))[\\\"'`\]]{0,4}[ \t]{0,4}(?::=|=>|={1,3}|:)[ \t]{0,4}"
+    r"(?:s\b|[A-Z0-9_-][\w-]{0,30}+)?+(?<!(?i:id))(?<!(?i:url|uri|dir|len|ids|arn))(?<!(?i:type|name|path|file|size))"
+    r"(?<!(?i:field|count|limit|class|label|model))(?<!(?i:length))(?<!(?i:version))[\\\"'`\]]{0,4}+[ \t]{0,4}+(?::=|=>|={1,3}+|:)[ \t]{0,4}+"
 )
 _GITLEAKS = "gitleaks"  # https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml names formats with their vendors
 _PEM = (
@@ -179,11 +172,11 @@ FORMATS = (
     Format("private_key", ("-----BEGIN ",), re.compile(_PEM), "RFC 7468", (0,), _real_pem),
     Format("url_password", ("://",), re.compile(r"://[^\s/?#@:\"'`<>]{0,64}+:(?P<value>[^\s/?#@:\"'`<>]{1,128}+)@"), "RFC 3986", (0,), _url_password),
     _context("aws_secret_key", "secret|Secret|SECRET",
-             r"(?i:secret[_ -]?(?:access)?[_ -]?key)" + r"[\"'`\]]{0,3}\s{0,4}[:=]>?\s{0,4}[\"'`]?(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])", _dense, rank=2),
+             r"(?i:secret[_ -]?(?:access)?[_ -]?key)" + r"[\"'`\]]{0,3}\s{0,4}[:=]>?\s{0,4}[\"'`]?(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])", _mixed, rank=2),
     _context("bearer_token", "uthorization|UTHORIZATION", r"(?i:uthorization)[\"'`]?\s{0,3}[:=]\s{0,3}[\"'`]?(?i:bearer|basic|token|key)"
-             r"\s{1,3}(?P<value>[\w.~+/=-]{16,}+)", _dense),
+             r"\s{1,3}(?P<value>[\w.~+/=-]{16,}+)", _mixed),
     _context("npm_token", ":_authToken", r":_authToken\s{0,2}=\s{0,2}[\"']?(?P<value>[A-Za-z0-9-]{36}+)", rank=2),
-    _context("password", "passw|Passw|PASSW|passphrase|Passphrase|PASSPHRASE|_pass|PASS|pwd|Pwd|PWD", r"(?i:_?pass(?:w(?:or)?d|phrase)?|pwd)" + _ASSIGNED
+    _context("password", "passw|Passw|PASS|passphrase|Passphrase|_pass|pwd|Pwd|PWD", r"(?i:_?pass(?:w(?:or)?d|phrase)?|pwd)" + _ASSIGNED
              + r"(?:(?P<q>[\"'`])(?P<quoted>[^\s\"'`\\]{6,128}+)(?P=q)|(?P<bare>(?<=[=:] |.[=:])[^\s\"'`\\<>(){}\[\],;&$|]{6,128}+)(?=[\s,;&\"'`\\|]|$))", _password_looking),
     _context("secret", "secret|Secret|SECRET|token|Token|TOKEN|api_key|apikey|apiKey|ApiKey|API_KEY|APIKEY|api-key|Api-Key|API-Key|api key|API key|"
              "access_key|ACCESS_KEY|accessKey|AccessKey|auth_key|AUTH_KEY|authKey|credential|CREDENTIAL",

@@ -8,6 +8,7 @@ SPLITS = ("train", "val", "test")
 RULES = {
     "read": ("Read", "line that can't be read", "lines that can't be read"),
     "format": ("Format", "row of no known format", "rows of no known format"),
+    "reasoning": ("Reasoning", "row with reasoning inside", "rows with reasoning inside"),
     "normalise": ("Normalise", "row that can't be normalised", "rows that can't be normalised"),
     "turns": ("Turns", "row with turns out of order", "rows with turns out of order"),
     "refusals": ("Refusals", "boilerplate refusal", "boilerplate refusals"),
