@@ -115,7 +115,7 @@ OWN_PLACES = {  # these are secrets by their surroundings alone
 
 def planted(count: int, seed: int) -> list[tuple[str, str, str]]:
     """(kind, secret, text that holds it): kinds and places in turn, values at random from `seed`."""
-    draw = random.Random(seed)  # noqa: S311: no secret is kept with it
+    draw = random.Random(seed)  # noqa: S311
     forms = [line.split(" ", 1) for line in FORMS.strip().splitlines()]
     rows = []
     for number in range(count):
@@ -161,7 +161,9 @@ def chat(*contents: str) -> dict:
 
 def recall(count: int = PLANTED, seed: int = 0) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Per kind: planted, hidden, and hidden under their own kind's name."""
-    total, hidden, named = Counter(), Counter(), Counter()
+    total: Counter[str] = Counter()
+    hidden: Counter[str] = Counter()
+    named: Counter[str] = Counter()
     redactor = Redactor(personal=())
     for kind, secret, text in planted(count, seed):
         content = redactor.rule(chat(text, "Done."), [])["messages"][0]["content"]
@@ -176,7 +178,8 @@ def main(files: list[str]) -> None:
     for file in files:
         lines = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
         rows = [chat(*(value for value in line.values() if isinstance(value, str))) for line in lines]
-        redactor, hit = Redactor(), Counter()
+        redactor = Redactor()
+        hit: Counter[str] = Counter()
         start = time.perf_counter()
         for row in rows:
             redactor.rule(row, [])

@@ -27,19 +27,20 @@ _RESERVED = re.compile(
 )  # icon@2x.png
 _LOGIN = re.compile(r"\b(?:ssh|scp|sftp|rsync|ssh-copy-id|mosh)\b[^\n|;]*$")
 # these begin with a character that `re` can look for, and look back from there: twice as fast as a lookbehind that comes first
-_INTERNATIONAL = re.compile(r"\+(?<![\w+.-]\+)[1-9](?:[ \u00a0().\-/]{0,3}\d){6,14}(?!\d)", re.A)
+_INTERNATIONAL = re.compile(r"\+(?<![\w+.-]\+)[1-9](?:[ \u00a0().\-/]{0,3}\d){6,14}(?![.,]?\d)", re.A)
 _AMERICAN = re.compile(r"(?<![\w+.$-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[.-])\d{3}[.-]\d{4}(?![\w-]|\.\d)", re.A)
-_LAST_GROUP = re.compile(r"[ \u00a0().\-/]+\d+$")
+_LAST_GROUP = re.compile(r"[ \u00a0()/]+\d[\d.\-]*$")
 _IPV4 = re.compile(r"\d(?<![\w.]\d)\d{0,2}(?:\.\d{1,3}){3}(?!\w|\.\d|-[A-Za-z])", re.A)
 _IPV6 = re.compile(r"[23][0-9A-Fa-f]{3}(?<![\w:.]....)(?::[0-9A-Fa-f]{0,4}){1,7}(?!\w)", re.A)  # 2000::/3: global unicast
-_VERSION = re.compile(r"(?:[A-Za-z][/-]|[=<>~!]=|\bv|version|ver\.?|release)[\s:=]*$", re.I)
-_RESOLVERS = frozenset("8.8.8.8 8.8.4.4 1.1.1.1 1.0.0.1 9.9.9.9 208.67.222.222 208.67.220.220 2001:4860:4860::8888 2001:4860:4860::8844 "
-                       "2606:4700:4700::1111 2606:4700:4700::1001".split())  # fmt: skip
+_NO_ADDRESS = re.compile(r"(?:[A-Za-z][/-]|[=<>~!]=|\bv|version|ver\.?|release|section)[\s:=]*$", re.I)  # what stands before other dotted numbers
+_X500 = ("2.5.4.", "2.5.29.")  # object identifiers of certificates
+_RESOLVERS = ("8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "208.67.222.222", "208.67.220.220",
+              "2001:4860:4860::8888", "2001:4860:4860::8844", "2606:4700:4700::1111", "2606:4700:4700::1001")  # fmt: skip
 _IBAN = re.compile(r"[A-Z]{2}\d{2}(?<![A-Za-z0-9]....)(?:[ -]?[A-Z0-9]){11,30}", re.A)
-_CARD = re.compile(r"\d{4}(?<![\w.,/-]\d{4})(?:\d{9,15}|([ -])\d{4}\1\d{4}\1\d{4}(?:\1\d{3})?|([ -])\d{6}\2\d{4,5})(?![\w-]|[.,]\d)", re.A)
+_CARD = re.compile(r"\d{4}(?<![\w.,/-]\d{4})(?:\d{10,15}|([ -])\d{4}\1\d{4}\1\d{4}(?:\1\d{3})?|([ -])\d{6}\2\d{4,5})(?![\w-]|[.,]\d)", re.A)
 # digits that issuers begin with (ISO/IEC 7812), and their numbers' lengths: Visa, Mastercard, Amex, Diners, Discover, JCB, UnionPay
 _ISSUED = re.compile(
-    r"4(?:\d{12}|\d{15}|\d{18})|(?:5[1-5]|2[2-7])\d{14}|3[47]\d{13}|3(?:0[0-5]|[68]\d)\d{11}|(?:6011|64[4-9]\d|65\d\d|35\d\d|62\d\d)\d{12,15}"
+    r"4(?:\d{15}|\d{18})|(?:5[1-5]|2[2-7])\d{14}|3[47]\d{13}|3(?:0[0-5]|[68]\d)\d{11}|(?:6011|64[4-9]\d|65\d\d|35\d\d|62\d\d)\d{12,15}"
 )
 
 # Most texts hold nothing. These say so in a microsecond: `re` looks for their first character as fast as memchr.
@@ -117,7 +118,7 @@ def _addresses(text: str, pattern: re.Pattern[str]) -> Iterator[Span]:
     for match in pattern.finditer(text):
         start = match.start()
         value = match[0] if match[0].endswith("::") else match[0].removesuffix(":")
-        if _is_public(value) and not _VERSION.search(text, max(0, start - 12), start):
+        if _is_public(value) and not _NO_ADDRESS.search(text, max(0, start - 12), start):
             yield Span(start, start + len(value), "ip", 0)
 
 
@@ -127,7 +128,7 @@ def _is_public(value: str) -> bool:
         address = ipaddress.ip_address(value)
     except ValueError:
         return False
-    return address.is_global and not address.is_multicast and value.lower() not in _RESOLVERS
+    return address.is_global and not address.is_multicast and value.lower() not in _RESOLVERS and not value.startswith(_X500)
 
 
 def _ibans(text: str) -> Iterator[Span]:

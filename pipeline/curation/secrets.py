@@ -5,13 +5,12 @@ at a needle, so a text without any costs microseconds and no text takes more tha
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ahocorasick_rs import AhoCorasick, Implementation
 from detect_secrets.plugins.aws import AWSKeyDetector
 from detect_secrets.plugins.azure_storage_key import AzureStorageKeyDetector
-from detect_secrets.plugins.base import RegexBasedDetector
 from detect_secrets.plugins.discord import DiscordBotTokenDetector
 from detect_secrets.plugins.github_token import GitHubTokenDetector
 from detect_secrets.plugins.mailchimp import MailchimpDetector
@@ -23,6 +22,8 @@ from detect_secrets.plugins.stripe import StripeDetector
 from detect_secrets.plugins.telegram_token import TelegramBotTokenDetector
 from detect_secrets.plugins.twilio import TwilioKeyDetector
 
+# two scanners whose tables of formats are public and kept: gitleaks.toml, and pkg/detectors
+GITLEAKS, TRUFFLEHOG = "github.com/gitleaks/gitleaks", "github.com/trufflesecurity/trufflehog"
 PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*\]")  # what redaction leaves: no part of a secret
 _SWITCH = re.compile(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])")
 
@@ -64,10 +65,10 @@ def _key(kind: str, prefixes: str, tail: str, source: str) -> Format:
     return Format(kind, needles, re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, needles))})(?:{tail})[A-Za-z0-9]*+", re.ASCII), source)
 
 
-def _library(kind: str, needles: str, detector: type[RegexBasedDetector], which: slice = slice(None), before: tuple[int, ...] = (0,)) -> Format:
-    """A key by the rules of a detector of detect-secrets, bounded on the left and whole on the right (some rules stop within the key)."""
-    rules = "|".join(f"(?{'i' * bool(rule.flags & re.I)}{'x' * bool(rule.flags & re.X)}:{rule.pattern})" for rule in list(detector.denylist)[which])
-    return Format(kind, tuple(needles.split()), re.compile(rf"(?<![A-Za-z0-9])(?:{rules})[\w-]*+", re.ASCII), "detect-secrets", before)
+def _library(kind: str, needles: str, rules: Iterable[re.Pattern[str]], before: tuple[int, ...] = (0,)) -> Format:
+    """A key by rules of detect-secrets, with a bound on the left and its whole run on the right: some of the rules stop within the key."""
+    either = "|".join(f"(?{'i' * bool(rule.flags & re.I)}{'x' * bool(rule.flags & re.X)}:{rule.pattern})" for rule in rules)
+    return Format(kind, tuple(needles.split()), re.compile(rf"(?<![A-Za-z0-9])(?:{either})[\w-]*+", re.ASCII), "detect-secrets", before)
 
 
 _NO_PASSWORD = re.compile(  # a word, a hole of a template, a variable
@@ -99,88 +100,90 @@ _ASSIGNED = (
     r"(?:s\b|[A-Z0-9_-][\w-]{0,30}+)?+(?<!(?i:id))(?<!(?i:url|uri|dir|len|ids|arn))(?<!(?i:type|name|path|file|size))"
     r"(?<!(?i:field|count|limit|class|label|model))(?<!(?i:length))(?<!(?i:version))[\\\"'`\]]{0,4}+[ \t]{0,4}+(?::=|=>|={1,3}+|:)[ \t]{0,4}+"
 )
-_GITLEAKS = "gitleaks"  # https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml names formats with their vendors
 _PEM = (
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
     r"(?:[^-]*+(?:-(?!----)[^-]*+)*+-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|(?:(?:\s|\\[nr]){1,4}+[A-Za-z0-9+/=]{20,100}+)*+)"
 )
 
 FORMATS = (
-    _library("aws_access_key", "AKIA ASIA ABIA ACCA A3T", AWSKeyDetector, slice(1)),
-    _library("azure_storage_key", "AccountKey=", AzureStorageKeyDetector),
-    _library("discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector),  # base64 of a digit and the next
-    _library("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", GitHubTokenDetector),
-    _library("mailchimp_key", "-us", MailchimpDetector, before=(32,)),
-    _library("pypi_token", "pypi-AgE", PypiTokenDetector),
-    _library("sendgrid_key", "SG.", SendGridDetector),
-    _library("slack_token", "xoxa- xoxb- xoxp- xoxo- xoxs- xoxr-", SlackDetector, slice(1)),
-    _library("slack_webhook", "https://hooks.slack.com/", SlackDetector, slice(1, 2)),
-    _library("square_token", "sq0csp-", SquareOAuthDetector),
-    _library("stripe_key", "sk_live_ rk_live_", StripeDetector),
-    _library("telegram_token", ":AA", TelegramBotTokenDetector, before=(10, 9, 8)),
-    _library("twilio_key", "AC SK", TwilioKeyDetector),
-    _key("adobe_secret", "p8e-", r"[A-Za-z0-9]{32}", _GITLEAKS),
-    _key("age_key", "AGE-SECRET-KEY-1", r"[A-Z0-9]{58}", "age-encryption.org"),
-    _key("airtable_token", "pat", r"[A-Za-z0-9]{14}\.[a-f0-9]{64}", "airtable.com/developers"),
-    _key("alibaba_key", "LTAI", r"[A-Za-z0-9]{16,20}", _GITLEAKS),
-    _key("anthropic_key", "sk-ant-", r"[\w-]{80,}+", "docs.anthropic.com"),
-    _key("atlassian_token", "ATATT3 ATCTT3", r"[\w=-]{60,}+", "support.atlassian.com"),
-    _key("brevo_key", "xkeysib- xsmtpsib-", r"[a-f0-9]{64}-[A-Za-z0-9]{16}", _GITLEAKS),
-    _key("databricks_token", "dapi", r"[a-f0-9]{32}(?:-\d)?", "docs.databricks.com"),
-    _key("digitalocean_token", "dop_v1_ doo_v1_ dor_v1_", r"[a-f0-9]{64}", "docs.digitalocean.com"),
-    _key("discord_webhook", "https://discord.com/api/webhooks/ https://discordapp.com/api/webhooks/", r"\d{17,20}/[\w-]{60,}+", "discord.com/developers"),
-    _key("docker_token", "dckr_pat_ dckr_oat_", r"[\w-]{27,}+", "docs.docker.com"),
-    _key("doppler_token", "dp.pt. dp.st. dp.ct.", r"[\w.-]{40,}+", "docs.doppler.com"),
-    _key("dynatrace_token", "dt0c01. dt0s01.", r"[A-Z0-9]{24}\.[A-Z0-9]{64}", "docs.dynatrace.com"),
-    _key("figma_token", "figd_ figo_", r"[\w-]{40,}+", "figma.com/developers"),
-    _key("flyio_token", "fm2_ fm1r_ fm1a_", r"[A-Za-z0-9+/=]{100,}+", _GITLEAKS),
-    _key("github_token", "github_pat_", r"\w{60,}+", "docs.github.com"),
+    _library("aws_access_key", "AKIA ASIA ABIA ACCA A3T", AWSKeyDetector.denylist[:1]),
+    _library("azure_storage_key", "AccountKey=", AzureStorageKeyDetector.denylist),
+    _library("discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector.denylist),  # base64 of a digit and the next
+    _library("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", GitHubTokenDetector.denylist),
+    _library("mailchimp_key", "-us", MailchimpDetector.denylist, before=(32,)),
+    _library("pypi_token", "pypi-AgE", PypiTokenDetector.denylist),
+    _library("sendgrid_key", "SG.", SendGridDetector.denylist),
+    _library("slack_token", "xoxa- xoxb- xoxp- xoxo- xoxs- xoxr-", SlackDetector.denylist[:1]),
+    _library("slack_webhook", "https://hooks.slack.com/", SlackDetector.denylist[1:2]),
+    _library("square_token", "sq0csp-", SquareOAuthDetector.denylist),
+    _library("stripe_key", "sk_live_ rk_live_", StripeDetector.denylist),
+    _library("telegram_token", ":AA", TelegramBotTokenDetector.denylist, before=(10, 9, 8)),
+    _library("twilio_key", "AC SK", TwilioKeyDetector.denylist),
+    _key("adobe_secret", "p8e-", r"[A-Za-z0-9]{32}", GITLEAKS),
+    _key("age_key", "AGE-SECRET-KEY-1", r"[A-Z0-9]{58}", GITLEAKS),
+    _key("airtable_token", "pat", r"[A-Za-z0-9]{14}\.[a-f0-9]{64}", GITLEAKS),
+    _key("alibaba_key", "LTAI", r"[A-Za-z0-9]{16,20}", GITLEAKS),
+    _key("anthropic_key", "sk-ant-", r"[\w-]{80,}+", GITLEAKS),
+    _key("atlassian_token", "ATATT3 ATCTT3", r"[\w=-]{60,}+", GITLEAKS),
+    _key("brevo_key", "xkeysib- xsmtpsib-", r"[a-f0-9]{64}-[A-Za-z0-9]{16}", GITLEAKS),
+    _key("databricks_token", "dapi", r"[a-f0-9]{32}(?:-\d)?", GITLEAKS),
+    _key("digitalocean_token", "dop_v1_ doo_v1_ dor_v1_", r"[a-f0-9]{64}", GITLEAKS),
+    _key("discord_webhook", "https://discord.com/api/webhooks/ https://discordapp.com/api/webhooks/",
+         r"\d{17,20}/[\w-]{60,}+", TRUFFLEHOG),
+    _key("docker_token", "dckr_pat_ dckr_oat_", r"[\w-]{27,}+", TRUFFLEHOG),
+    _key("doppler_token", "dp.pt. dp.st. dp.ct.", r"[\w.-]{40,}+", GITLEAKS),
+    _key("dynatrace_token", "dt0c01. dt0s01.", r"[A-Z0-9]{24}\.[A-Z0-9]{64}", GITLEAKS),
+    _key("figma_token", "figd_ figo_", r"[\w-]{40,}+", TRUFFLEHOG),
+    _key("flyio_token", "fm2_ fm1r_ fm1a_", r"[A-Za-z0-9+/=]{100,}+", GITLEAKS),
+    _key("github_token", "github_pat_", r"\w{60,}+", GITLEAKS),
     _key("gitlab_token", "glpat- gldt- glft- glsoat- glrt- glcbt- glimt- glptt- glagent- gloas- glffct- GR1348941",
-         r"[\w-]{20,}+(?:\.[a-z0-9]{2}\.[a-z0-9]{9}|\.[a-z0-9]{9})?", "docs.gitlab.com"),
-    _key("google_api_key", "AIza", r"[\w-]{35,}+", "cloud.google.com"),
-    _key("google_oauth", "ya29. GOCSPX-", r"[\w.-]{28,}+", "developers.google.com"),
-    _key("grafana_token", "glsa_ glc_", r"[\w+/=]{32,}+", "grafana.com/docs"),
-    _key("groq_key", "gsk_", r"[A-Za-z0-9]{48,}+", "console.groq.com"),
-    _key("heroku_key", "HRKU-", r"[\w-]{36,}+", "devcenter.heroku.com"),
-    _key("huggingface_token", "hf_ api_org_", r"[A-Za-z0-9]{30,}+", "huggingface.co/docs"),
+         r"[\w-]{20,}+(?:\.[a-z0-9]{2}\.[a-z0-9]{9}|\.[a-z0-9]{9})?", GITLEAKS),
+    _key("google_api_key", "AIza", r"[\w-]{35,}+", GITLEAKS),
+    _key("google_oauth", "ya29. GOCSPX-", r"[\w.-]{28,}+", TRUFFLEHOG),
+    _key("grafana_token", "glsa_ glc_", r"[\w+/=]{32,}+", GITLEAKS),
+    _key("groq_key", "gsk_", r"[A-Za-z0-9]{48,}+", TRUFFLEHOG),
+    _key("heroku_key", "HRKU-", r"[\w-]{36,}+", GITLEAKS),
+    _key("huggingface_token", "hf_ api_org_", r"[A-Za-z0-9]{30,}+", GITLEAKS),
     _key("jwt", "eyJ", r"(?<![\w-]eyJ)[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?", "RFC 7519"),
-    _key("langsmith_key", "lsv2_pt_ lsv2_sk_", r"[a-f0-9]{32}_[a-f0-9]{10}", "docs.smith.langchain.com"),
-    _key("linear_key", "lin_api_ lin_oauth_", r"[A-Za-z0-9]{40}", "linear.app/developers"),
-    _key("mailgun_key", "key-", r"[a-f0-9]{32}\b", "documentation.mailgun.com"),
-    _key("newrelic_key", "NRAK- NRII- NRJS-", r"[A-Za-z0-9-]{19,}+", "docs.newrelic.com"),
-    _key("notion_token", "ntn_ secret_", r"[A-Za-z0-9]{43,}+", "developers.notion.com"),
-    _key("npm_token", "npm_", r"[A-Za-z0-9]{36}", "docs.npmjs.com"),
-    _key("nvidia_key", "nvapi-", r"[\w-]{60,}+", "docs.nvidia.com"),
-    _key("onepassword_token", "ops_eyJ", r"[\w+/=]{200,}+", "developer.1password.com"),
-    _key("openai_key", "sk-", r"(?:proj|svcacct|admin|None|or-v1)-[\w-]{40,}+|[A-Za-z0-9]{32,}+", "platform.openai.com, and those who took its form"),
-    _key("perplexity_key", "pplx-", r"[A-Za-z0-9]{40,}+", "docs.perplexity.ai"),
-    _key("planetscale_token", "pscale_tkn_ pscale_oauth_ pscale_pw_", r"[\w=.-]{32,}+", "planetscale.com/docs"),
-    _key("postman_key", "PMAK-", r"[a-f0-9]{24}-[a-f0-9]{34}", "learning.postman.com"),
-    _key("pulumi_token", "pul-", r"[a-f0-9]{40}", "pulumi.com/docs"),
-    _key("replicate_token", "r8_", r"[A-Za-z0-9]{37}", "replicate.com/docs"),
-    _key("rubygems_key", "rubygems_", r"[a-f0-9]{48}", "guides.rubygems.org"),
-    _key("sentry_token", "sntrys_ sntryu_", r"[\w+/=-]{60,}+", "docs.sentry.io"),
-    _key("shopify_token", "shpat_ shpca_ shppa_ shpss_", r"[a-fA-F0-9]{32}", "shopify.dev"),
-    _key("slack_token", "xapp- xoxe- xoxe.xox xoxb- xoxp-", r"[A-Za-z0-9-]{20,}+", "api.slack.com"),
-    _key("slack_webhook", "https://hooks.slack.com/", r"(?:workflows|triggers)/[A-Za-z0-9/]{40,}+", "api.slack.com"),
-    _key("square_token", "EAAA sq0atp-", r"[\w-]{22,}+", "developer.squareup.com"),
-    _key("stripe_key", "sk_test_ rk_test_ whsec_", r"[A-Za-z0-9]{24,}+", "docs.stripe.com"),
-    _key("supabase_token", "sbp_ sb_secret_", r"[\w-]{31,}+", "supabase.com/docs"),
-    _key("vault_token", "hvs. hvb. hvr.", r"[\w-]{24,}+", "developer.hashicorp.com"),
-    _key("xai_key", "xai-", r"[A-Za-z0-9]{60,}+", "docs.x.ai"),
-    Format("terraform_token", (".atlasv1.",), re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}+", re.ASCII), "developer.hashicorp.com", (14,)),
+    _key("langsmith_key", "lsv2_pt_ lsv2_sk_", r"[a-f0-9]{32}_[a-f0-9]{10}", TRUFFLEHOG),
+    _key("linear_key", "lin_api_ lin_oauth_", r"[A-Za-z0-9]{40}", GITLEAKS),
+    _key("mailgun_key", "key-", r"[a-f0-9]{32}\b", GITLEAKS),
+    _key("newrelic_key", "NRAK- NRII- NRJS-", r"[A-Za-z0-9-]{19,}+", GITLEAKS),
+    _key("notion_token", "ntn_ secret_", r"[A-Za-z0-9]{43,}+", GITLEAKS),
+    _key("npm_token", "npm_", r"[A-Za-z0-9]{36}", GITLEAKS),
+    _key("nvidia_key", "nvapi-", r"[\w-]{60,}+", TRUFFLEHOG),
+    _key("onepassword_token", "ops_eyJ", r"[\w+/=]{200,}+", GITLEAKS),
+    _key("openai_key", "sk-", r"(?:proj|svcacct|admin|None|or-v1)-[\w-]{40,}+|[A-Za-z0-9]{32,}+", GITLEAKS),
+    _key("perplexity_key", "pplx-", r"[A-Za-z0-9]{40,}+", GITLEAKS),
+    _key("planetscale_token", "pscale_tkn_ pscale_oauth_ pscale_pw_", r"[\w=.-]{32,}+", GITLEAKS),
+    _key("postman_key", "PMAK-", r"[a-f0-9]{24}-[a-f0-9]{34}", GITLEAKS),
+    _key("pulumi_token", "pul-", r"[a-f0-9]{40}", GITLEAKS),
+    _key("replicate_token", "r8_", r"[\w-]{37,}+", TRUFFLEHOG),
+    _key("rubygems_key", "rubygems_", r"[a-f0-9]{48}", GITLEAKS),
+    _key("sentry_token", "sntrys_ sntryu_", r"[\w+/=-]{60,}+", GITLEAKS),
+    _key("shopify_token", "shpat_ shpca_ shppa_ shpss_", r"[a-fA-F0-9]{32}", GITLEAKS),
+    _key("slack_token", "xapp- xoxe- xoxe.xox xoxb- xoxp-", r"[A-Za-z0-9-]{20,}+", GITLEAKS),
+    _key("slack_webhook", "https://hooks.slack.com/", r"(?:workflows|triggers)/[A-Za-z0-9/]{40,}+", GITLEAKS),
+    _key("square_token", "EAAA sq0atp-", r"[\w-]{22,}+", GITLEAKS),
+    _key("stripe_key", "sk_test_ rk_test_ whsec_", r"[A-Za-z0-9]{24,}+", GITLEAKS),
+    _key("supabase_token", "sbp_ sb_secret_", r"[\w-]{31,}+", TRUFFLEHOG),
+    _key("vault_token", "hvs. hvb. hvr.", r"[\w-]{24,}+", GITLEAKS),
+    _key("xai_key", "xai-", r"\w{60,}+", TRUFFLEHOG),
+    Format("terraform_token", (".atlasv1.",), re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}+", re.ASCII), GITLEAKS, (14,)),
     Format("private_key", ("-----BEGIN ",), re.compile(_PEM), "RFC 7468", (0,), _real_pem),
     Format("url_password", ("://",), re.compile(r"://[^\s/?#@:\"'`<>]{0,64}+:(?P<value>[^\s/?#@:\"'`<>]{1,128}+)@"), "RFC 3986", (0,), _url_password),
-    _context("aws_secret_key", "secret|Secret|SECRET",
-             r"(?i:secret[_ -]?(?:access)?[_ -]?key)" + r"[\"'`\]]{0,3}\s{0,4}[:=]>?\s{0,4}[\"'`]?(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])", _mixed, rank=2),
-    _context("bearer_token", "uthorization|UTHORIZATION", r"(?i:uthorization)[\"'`]?\s{0,3}[:=]\s{0,3}[\"'`]?(?i:bearer|basic|token|key)"
+    _context("aws_secret_key", "secret|Secret|SECRET", r"(?i:secret[_ -]?(?:access)?[_ -]?key)[\\\"'`\]]{0,4}\s{0,4}[:=]>?\s{0,4}[\\\"'`]{0,2}"
+             r"(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])", _mixed, rank=2),
+    _context("bearer_token", "uthorization|UTHORIZATION", r"(?i:uthorization)[\\\"'`]{0,2}\s{0,3}[:=]\s{0,3}[\\\"'`]{0,2}(?i:bearer|basic|token|key)"
              r"\s{1,3}(?P<value>[\w.~+/=-]{16,}+)", _mixed),
-    _context("npm_token", ":_authToken", r":_authToken\s{0,2}=\s{0,2}[\"']?(?P<value>[A-Za-z0-9-]{36}+)", rank=2),
+    _context("npm_token", ":_authToken", r":_authToken\s{0,2}=\s{0,2}[\"']?(?P<value>[A-Za-z0-9-]{36}+)", _mixed, rank=2),
     _context("password", "passw|Passw|PASS|passphrase|Passphrase|_pass|pwd|Pwd|PWD", r"(?i:_?pass(?:w(?:or)?d|phrase)?|pwd)" + _ASSIGNED
-             + r"(?:(?P<q>[\"'`])(?P<quoted>[^\s\"'`\\]{6,128}+)(?P=q)|(?P<bare>(?<=[=:] |.[=:])[^\s\"'`\\<>(){}\[\],;&$|]{6,128}+)(?=[\s,;&\"'`\\|]|$))", _password_looking),
+             + r"\\?(?:(?P<q>[\"'`])(?P<quoted>[^\s\"'`\\]{6,128}+)\\?(?P=q)"
+             r"|(?P<bare>[^\s\"'`\\<>(){}\[\],;&$|]{6,128}+)(?=[\s,;&\"'`\\|]|$))", _password_looking),
     _context("secret", "secret|Secret|SECRET|token|Token|TOKEN|api_key|apikey|apiKey|ApiKey|API_KEY|APIKEY|api-key|Api-Key|API-Key|api key|API key|"
              "access_key|ACCESS_KEY|accessKey|AccessKey|auth_key|AUTH_KEY|authKey|credential|CREDENTIAL",
-             r"(?i:secret|token|api[_ -]?key|access_?key|auth_?key|credential)" + _ASSIGNED + r"[\"'`]?(?P<value>[A-Za-z0-9+/_.~=-]{16,512}+)(?![(\[{$@])"),
+             r"(?i:secret|token|api[_ -]?key|access_?key|auth_?key|credential)" + _ASSIGNED
+             + r"[\\\"'`]{0,2}(?P<value>[A-Za-z0-9+/_.~=-]{16,512}+)(?![(\[{$@])"),
 )  # fmt: skip
 
 _WORDS = tuple(dict.fromkeys(needle for each in FORMATS for needle in each.needles))
