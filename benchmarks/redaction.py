@@ -192,9 +192,8 @@ def main(files: list[str]) -> None:
         for kind, count in sorted(hit.items()):
             print(f"  {kind:20} {count:5} {1000 * count / len(rows):8.2f}")
     total, hidden, named = recall()
-    print(
-        f"planted: {total.total()} secrets of {len(total)} kinds, hidden {hidden.total() / total.total():.1%}, by their own kind {named.total() / total.total():.1%}"
-    )
+    count = total.total()
+    print(f"planted: {count} secrets of {len(total)} kinds, hidden {hidden.total() / count:.1%}, by their own kind {named.total() / count:.1%}")
     for kind in total:
         if min(hidden[kind], named[kind]) < total[kind]:
             print(f"  {kind:20} {total[kind]} planted, {hidden[kind]} hidden, {named[kind]} by their own kind")

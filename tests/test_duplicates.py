@@ -244,3 +244,15 @@ def test_bands_find_what_is_at_the_threshold(threshold: float) -> None:
     count, width = bands_for(threshold)
     assert count * width <= PERMUTATIONS
     assert 1 - (1 - threshold**width) ** count >= FOUND
+
+
+def test_a_chain_is_cut_where_rows_are_no_longer_alike_the_kept_one() -> None:
+    words = [f"w{i}" for i in range(400)]
+    rows = [chat("ask", " ".join(words[i * 6 : i * 6 + 100])) for i in range(40)]  # neighbours are alike, the ends share nothing
+    found = clusters(rows, threshold=0.8)
+    assert (found.similarity >= 0.8).all()
+    assert len(sets(found.group)) == 1  # related all the same: on one side of the split
+    kept = np.flatnonzero(found.keep)
+    assert 5 < len(kept) < 40
+    assert {int(found.cluster[i]) for i in kept} == set(found.cluster.tolist())
+    assert (found.cluster <= np.arange(40)).all() and (found.cluster[found.cluster] == found.cluster).all()

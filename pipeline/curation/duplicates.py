@@ -16,6 +16,7 @@ from pipeline.curation.features import RELATED, Features
 from pipeline.curation.minhash import PERMUTATIONS, Sketch, similarity
 from pipeline.curation.spill import Keys, Spill, sizes, starts
 
+ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays
 NEIGHBOURS = 4  # in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not pairs
 _BATCH = 1 << 14  # pairs compared at a time
 _PAGE = 256  # rows whose signatures are read together, 32 KB
@@ -30,7 +31,7 @@ class Clusters:
     Of each cluster the row with the most trained characters is kept; of equals the one with the fewest redactions, then the first.
     """
 
-    cluster: Labels  # smallest index of a row in the same cluster of exact and near duplicates
+    cluster: Labels  # smallest index of a row in the same cluster: of exact and near duplicates of its kept row
     first: Labels  # index of the first row with exactly the same content
     group: Labels  # smallest index of a row in the same group: of clusters, and of rows that make the same or nearly the same request
     keep: NDArray[np.bool_]
@@ -79,18 +80,39 @@ class Index:
             unite(group, a[alike >= self.related], b[alike >= self.related])
         for a, b, alike in self.request.pairs(group, first):
             unite(group, a[alike >= self.related], b[alike >= self.related])
-        cluster, group = labels(cluster), labels(group)
-        best = best_of(cluster, np.concatenate([np.zeros(0, np.uint32), *self.quality]))
-        keep = best == np.arange(self.rows, dtype=np.int32)
-        return Clusters(cluster, first, group, keep, self._similarity(best, first, keep))
+        best, alike = self._around_best(labels(cluster), first)
+        smallest = np.full(self.rows, self.rows, np.int32)
+        rows = np.arange(self.rows, dtype=np.int32)
+        np.minimum.at(smallest, best, rows)
+        return Clusters(smallest[best], first, labels(group), best == rows, alike)
 
-    def _similarity(self, best: Labels, first: Labels, keep: NDArray[np.bool_]) -> NDArray[np.float32]:
-        found = np.ones(self.rows, np.float32)
-        dropped = np.flatnonzero(~keep).astype(np.int32)
-        for at in range(0, len(dropped), _BATCH):
-            some = dropped[at : at + _BATCH]
-            some = some[first[some] != first[best[some]]]
-            found[some] = self.whole.similarity(first[some], first[best[some]])
+    def _around_best(self, cluster: Labels, first: Labels) -> tuple[Labels, NDArray[np.float32]]:
+        """Every row's best row, which it is alike, and how much.
+
+        Sets grow by chains, in which the ends may have little in common. So what is not alike the best row of its set makes a set
+        of its own, with a best row of its own, until all are alike theirs.
+        """
+        quality = np.concatenate([np.zeros(0, np.uint32), *self.quality])
+        best = best_of(cluster, quality)
+        alike = np.ones(self.rows, np.float32)
+        far = np.flatnonzero(best != np.arange(self.rows)).astype(np.int32)
+        for _ in range(ROUNDS):
+            alike[far] = self._similarity(far, best, first)
+            far = far[alike[far] < self.threshold]
+            if not len(far):
+                break
+            rest = np.arange(self.rows, dtype=np.int32)
+            order = far[np.argsort(cluster[far], kind="stable")]
+            rest[order] = _to_first(cluster[order].astype(np.uint64), order)[0]
+            best[far] = best_of(rest, quality)[far]
+        best[far], alike[far] = far, 1
+        return best, alike
+
+    def _similarity(self, rows: Labels, best: Labels, first: Labels) -> NDArray[np.float32]:
+        found = np.ones(len(rows), np.float32)
+        for at in range(0, len(rows), _BATCH):
+            some = np.flatnonzero(first[rows[at : at + _BATCH]] != first[best[rows[at : at + _BATCH]]]) + at
+            found[some] = self.whole.similarity(first[rows[some]], first[best[rows[some]]])
         return found
 
     def close(self) -> None:

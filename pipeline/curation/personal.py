@@ -74,7 +74,7 @@ def find_personal(text: str, kinds: tuple[str, ...] = KINDS) -> Iterator[Span]:
 
 def identity(kind: str, value: str) -> str:
     """One spelling for all spellings of the same value: they get the same placeholder."""
-    if kind == "email":
+    if kind in ("email", "name"):
         return value.casefold()
     if kind == "phone":
         digits = re.sub(r"\D", "", value)

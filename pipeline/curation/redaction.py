@@ -62,11 +62,12 @@ class Redactor:
         if self._settings[0] == "reject":
             self._refuse(row, pairs)
         repeated = _repeated(content) if secrets else {}
-        again = re.compile("|".join(rf"(?<![A-Za-z0-9\[]){re.escape(value)}(?![A-Za-z0-9])" for value in sorted(repeated, key=len, reverse=True)))
+        again = _either(repeated)
         name = _namer(whole)
 
         def edit(place: str, text: str) -> str:
-            spans = _apart([*self._found(text, secrets), *(Span(*match.span(), repeated[match[0]], 1) for match in again.finditer(text) if match[0])])
+            known = (Span(*match.span(), repeated[match[0]], 1) for match in again.finditer(text)) if again else ()
+            spans = _apart([*self._found(text, secrets), *known])
             if not spans:
                 return text
             self.counts.update(span.kind for span in spans)
@@ -142,6 +143,12 @@ def _repeated(content: Iterable[str]) -> dict[str, str]:
     """Value → kind of the secrets that are told from words, and so are secrets wherever the row repeats them."""
     found = {text[span.start : span.end]: span.kind for text in content for span in find_secrets(_unescaped(text))}
     return {value: kind for value, kind in found.items() if len(value) > 5 and not value.isalpha() and not value.isdigit()}
+
+
+def _either(values: Iterable[str]) -> re.Pattern[str] | None:
+    """Finds these values as whole words; the longest first, where one begins like another."""
+    words = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
+    return re.compile(rf"(?<![A-Za-z0-9\[])(?:{words})(?![A-Za-z0-9])") if words else None
 
 
 def _apart(spans: Iterable[Span]) -> list[Span]:

@@ -179,7 +179,7 @@ FORMATS = (
     _context("npm_token", ":_authToken", r":_authToken\s{0,2}=\s{0,2}[\"']?(?P<value>[A-Za-z0-9-]{36}+)", _mixed, rank=2),
     _context("password", "passw|Passw|PASS|passphrase|Passphrase|_pass|pwd|Pwd|PWD", r"(?i:_?pass(?:w(?:or)?d|phrase)?|pwd)" + _ASSIGNED
              + r"\\?(?:(?P<q>[\"'`])(?P<quoted>[^\s\"'`\\]{6,128}+)\\?(?P=q)"
-             r"|(?P<bare>[^\s\"'`\\<>(){}\[\],;&$|]{6,128}+)(?=[\s,;&\"'`\\|]|$))", _password_looking),
+             r"|(?P<bare>[^\s\"'`\\<>(){}\[\],;&$|]{6,64}+)(?=[\s,;&\"'`\\|]|$))", _password_looking),
     _context("secret", "secret|Secret|SECRET|token|Token|TOKEN|api_key|apikey|apiKey|ApiKey|API_KEY|APIKEY|api-key|Api-Key|API-Key|api key|API key|"
              "access_key|ACCESS_KEY|accessKey|AccessKey|auth_key|AUTH_KEY|authKey|credential|CREDENTIAL",
              r"(?i:secret|token|api[_ -]?key|access_?key|auth_?key|credential)" + _ASSIGNED
