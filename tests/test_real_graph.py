@@ -55,3 +55,20 @@ def test_either_tool_from_nothing_leaves_nothing_to_the_other(tiny_qwen2: Path, 
     run(two, "dvc", "repro")
     assert "Nothing to be done" in run(two, "snakemake", "-n")
     assert tree_hash(two / "models/adapter") == tree_hash(one / "models/adapter")
+
+    # a new raw file without a new training row: curate and the report run, everything between comes back from the cache
+    (one / "data/raw/more.jsonl").write_bytes((one / "data/raw/chats.jsonl").read_bytes())
+    said = run(one, "snakemake")
+    assert "80 rows read, 40 kept" in said
+    for stage in ("preprocess", "train", "merge", "convert", "parity"):
+        assert f"{stage}: nothing it depends on has changed: its outputs are back from DVC's cache" in said, stage
+    assert "up to date" in run(one, "dvc", "status")
+    assert tree_hash(two / "models/adapter") == tree_hash(one / "models/adapter")
+
+    # and with new training rows it trains anew
+    rows = (one / "data/raw/chats.jsonl").read_text().replace("plus", "and then also").replace("Antwort", "réponse")
+    (one / "data/raw/more.jsonl").write_text(rows)
+    said = run(one, "snakemake", "train")
+    assert "80 rows read, 80 kept" in said
+    assert "train: nothing it depends on" not in said
+    assert tree_hash(two / "models/adapter") != tree_hash(one / "models/adapter")

@@ -64,33 +64,35 @@ class Redactor:
         repeated = _repeated(content) if secrets else {}
         again = _either(repeated)
         name = _namer(whole)
+        counts: Counter[str] = Counter()
 
         def edit(place: str, text: str) -> str:
             known = (Span(*match.span(), repeated[match[0]], 1) for match in again.finditer(text)) if again else ()
             spans = _apart([*self._found(text, secrets), *known])
             if not spans:
                 return text
-            self.counts.update(span.kind for span in spans)
+            counts.update(span.kind for span in spans)
             changes.extend(_changes(place, text, spans, name))
             return _replaced(text, spans, name)
 
         for _ in range(PASSES):
             if (edited := edit_texts(row, edit)) is row:
+                self.counts += counts
                 return row
             row = edited
         raise BadRow("unredactable", f"something is left to redact after {PASSES} passes")
 
     def scrub(self, text: str) -> str:
         """A text fit for any report: `[KIND]` for its secrets, whatever the settings, and for personal data, by the settings."""
-        text = self._scrubbed(text.encode("utf-8", "replace").decode())  # without halves of surrogate pairs
+        text = text.encode("utf-8", "replace").decode()  # without halves of surrogate pairs
         if "\\u" in text or "\\/" in text:  # JSON's escapes can hide an @ or a slash
             try:
                 plain = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace").decode()
             except (ValueError, RecursionError):
-                return text
+                return self._scrubbed(text)
             if (hidden := self._scrubbed(plain)) is not plain:
                 return hidden
-        return text
+        return self._scrubbed(text)
 
     def _scrubbed(self, text: str) -> str:
         for _ in range(PASSES):
@@ -148,7 +150,7 @@ def _repeated(content: Iterable[str]) -> dict[str, str]:
 def _either(values: Iterable[str]) -> re.Pattern[str] | None:
     """Finds these values as whole words; the longest first, where one begins like another."""
     words = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
-    return re.compile(rf"(?<![A-Za-z0-9\[])(?:{words})(?![A-Za-z0-9])") if words else None
+    return re.compile(rf"(?<![\w\[])(?:{words})(?!\w)", re.ASCII) if words else None
 
 
 def _apart(spans: Iterable[Span]) -> list[Span]:
