@@ -27,6 +27,7 @@ from pipeline.rows import Row, row_id
 
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page
 WITHHELD = "‹not shown: this row had something to redact›"
+SCRUBBED = 1 << 16  # bytes of a rejected line that are looked through for secrets
 TEXT_SHOWN = 2000  # characters of a rejected line
 
 
@@ -174,8 +175,10 @@ class Cleaner:
     def entry(self, file: str, line: RawLine, rejected: Rejected) -> dict[str, Any]:
         """A line of `data/rejects.jsonl`; its text is scrubbed of secrets."""
         raw = line.data if isinstance(line.data, bytes) else b""
-        shown = self.redactor.scrub(raw[: 8 * TEXT_SHOWN].decode("utf-8", "replace"))
-        text = shown if len(shown) <= TEXT_SHOWN and len(raw) <= 8 * TEXT_SHOWN else f"{shown[:TEXT_SHOWN]}… ({len(raw)} bytes)"
+        shown = self.redactor.scrub(raw[:SCRUBBED].decode("utf-8", "replace"))
+        if len(raw) > SCRUBBED:
+            shown = shown[: -SCRUBBED // 8]  # a key that was cut in two may not be known as one
+        text = shown if len(shown) <= TEXT_SHOWN and len(raw) <= SCRUBBED else f"{shown[:TEXT_SHOWN]}… ({len(raw)} bytes)"
         return {"file": file, "line": line.number, "offset": line.offset, "rule": rejected.rule, "reason": rejected.why.code,
                 "detail": str(rejected.why), "text": text}  # fmt: skip
 

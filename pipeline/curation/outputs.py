@@ -62,6 +62,7 @@ def write_clusters(spool: Spool, clusters: Clusters, path: Path) -> None:
     members = np.argsort(clusters.cluster, kind="stable").astype(np.int32)
     sizes = np.bincount(clusters.cluster, minlength=len(members))
     ends = np.cumsum(sizes)
+    exact = clusters.exact
     with path.open("wb", buffering=1 << 20) as file:
         for name in np.flatnonzero(sizes > 1).tolist():
             rows = members[ends[name] - sizes[name] : ends[name]]
@@ -69,7 +70,7 @@ def write_clusters(spool: Spool, clusters: Clusters, path: Path) -> None:
             entry = {
                 "rows": [spool.source(row) for row in rows.tolist()],
                 "kept": spool.source(int(best)),
-                "exact": int(clusters.exact[rows].sum()),
+                "exact": int(exact[rows].sum()),
                 "similarity": round(float(clusters.similarity[rows].min()), 4),
             }
             file.write(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE))

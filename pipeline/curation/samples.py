@@ -14,6 +14,7 @@ from pipeline.curation.spool import Spool
 from pipeline.rows import Row
 
 SHOWN = 8
+LOOKED_AT = 1000  # near-duplicates among which clusters are chosen
 ROWS_SHOWN = 3
 TEXT = 1200  # characters of a row
 
@@ -23,7 +24,7 @@ def cluster_samples(spool: Spool, clusters: Clusters) -> list[dict[str, Any]]:
     near = np.flatnonzero((clusters.similarity < 1) & (clusters.cluster != clusters.first))
     order = near[np.argsort(clusters.similarity[near], kind="stable")]
     shown: dict[int, list[int]] = {}
-    for row in order.tolist():
+    for row in order[:LOOKED_AT].tolist():
         name = int(clusters.cluster[row])
         if name in shown or len(shown) < SHOWN:
             shown.setdefault(name, []).append(row)
