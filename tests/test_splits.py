@@ -70,7 +70,17 @@ def test_a_group_too_large_for_the_test_split_is_trained():
     assert (found[:90] == TRAIN).all() and (found == TEST).sum() == 10
 
 
-@pytest.mark.parametrize(("rows", "fraction", "expected"), [([10, 10], 0.1, [1, 1]), ([1] * 10, 0.1, [1] + [0] * 9), ([5, 0, 95], 0.12, [1, 0, 11]), ([7], 0.0, [0]), ([1], 0.5, [0]), ([3], 0.1, [1])])  # fmt: skip
+APPORTIONED = [
+    ([10, 10], 0.1, [1, 1]),
+    ([1] * 10, 0.1, [1] + [0] * 9),
+    ([5, 0, 95], 0.12, [1, 0, 11]),
+    ([7], 0.0, [0]),
+    ([1], 0.5, [0]),
+    ([3], 0.1, [1]),
+]
+
+
+@pytest.mark.parametrize(("rows", "fraction", "expected"), APPORTIONED)
 def test_apportion(rows: list[int], fraction: float, expected: list[int]):
     assert apportion(np.array(rows, np.int64), fraction).tolist() == expected
 
