@@ -65,8 +65,9 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
             counts, samples = compare_and_write(root, settings, pool, account, spool, work, final, rejects, lists[2])
         check_account(counts, final, lists[0])
         refuse_empty(counts, account.samples, data / "raw", settings)
-        write_json(root / "reports/data.json", counts)
-        write_text(root / "reports/data.html", render_data_page(counts, samples))
+        page = render_data_page(counts, samples)
+    write_json(root / "reports/data.json", counts)
+    write_text(root / "reports/data.html", page)
     return counts
 
 
@@ -117,12 +118,12 @@ def compare_and_write(
     decide_balance(decisions, table, settings, [weight_of(name, settings.source_weights) for name in account.files])
     requests, shown_requests = comparison.several_answers(clusters, SHOWN)
     suspected = find_suspects(spool, decisions, clusters.group)
-    dropped = write_rows(spool, decisions, clusters, leaks, final, rejects)
+    dropped = write_rows(spool, decisions, clusters, lambda row: comparison.tell(leaks[row]), final, rejects)
     write_clusters(spool, clusters, clusters_file)
     kept = decisions.fate == KEPT
     extra = {
         "groups": group_counts(clusters.group, kept) | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
-        "contamination": {"rows": len(leaks), "sources": dict(Counter(leak["source"] for leak in leaks.values())), "guarded_texts": guarded},
+        "contamination": {"rows": len(leaks), "sources": dict(Counter(leak.file or "test" for leak in leaks.values())), "guarded_texts": guarded},
         "poison": {"suspects": len(suspected), "rows_looked_at": min(int(kept.sum()), SAMPLE_ROWS)},
         "tokens": count_tokens(root / "models/base", spool, kept),
         "turns": turn_counts(table.turns[kept]),
@@ -131,9 +132,9 @@ def compare_and_write(
     samples = {
         "rejects": [*account.samples_of("reject"), *(entry for entries in dropped.values() for entry in entries)],
         "changes": account.samples_of("change"),
-        "clusters": cluster_samples(spool, clusters),
+        "clusters": cluster_samples(spool, clusters) if settings.drop_duplicates == "near" else [],
         "answers": answer_samples(spool, shown_requests),
-        "contamination": leak_samples(spool, decisions, leaks),
+        "contamination": leak_samples(spool, [(row, comparison.tell(leaks[row])) for row in list(leaks)[:SHOWN]]),
         "suspects": suspect_samples(suspected),
         "rows": row_samples(spool, decisions),
     }
@@ -159,9 +160,10 @@ def not_measured(settings: Curate, base: Path) -> list[str]:
 
 def count_tokens(base: Path, spool: Spool, kept: NDArray[np.bool_]) -> dict[str, Any]:
     """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none where there is no tokenizer to count with."""
-    rows = [spool.row(index) for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS)] if base.is_dir() else []
-    counter = TokenCounter(base) if rows else None
-    return token_counts(np.array([counter.count_row(row) for row in rows] if counter else [], np.int64))
+    if not base.is_dir() or not kept.any():
+        return token_counts(np.zeros(0, np.int64))
+    counter = TokenCounter(base)
+    return token_counts(np.array([counter.count_row(spool.row(index)) for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS)], np.int64))
 
 
 def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:
@@ -174,7 +176,7 @@ def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:
 def find_suspects(spool: Spool, decisions: Decisions, group: NDArray[np.int32]) -> list[Suspect]:
     """Trigger-like phrases among at most `SAMPLE_ROWS` kept rows."""
     chosen = spread_evenly(np.flatnonzero(decisions.fate == KEPT), SAMPLE_ROWS)
-    return suspects([spool.row(index) for index in chosen], group[chosen])
+    return suspects((spool.row(index) for index in chosen), group[chosen])
 
 
 def weight_of(file: str, weights: dict[str, float]) -> float:

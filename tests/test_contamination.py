@@ -91,6 +91,8 @@ def test_system_turns_and_the_test_split_itself_do_not_count() -> None:
     rows[7]["messages"].insert(0, {"role": "system", "content": LEAKED})
     rows[18] = chat(LEAKED, words(18))
     assert leaks(rows, {18, 19}) == []
+    rows[7]["messages"][1]["content"] += LEAKED
+    assert [[span.place for span in leak.spans] for leak in leaks(rows, {18, 19})] == [["messages 2"]]
 
 
 def test_reasoning_and_tool_calls_count() -> None:
@@ -107,6 +109,16 @@ def test_reasoning_and_tool_calls_count() -> None:
 def test_what_many_rows_say_is_a_common_phrase(times: int, counts: bool) -> None:
     rows = [chat(words(i), f"{words(i + 500)} {LEAKED}") for i in range(times)]
     assert len(leaks([*rows, chat(LEAKED, words(1000))], {times})) == (times if counts else 0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_common_phrase_is_no_leak_beside_a_short_run(seed: int) -> None:
+    """Row 3 and the test row share a common phrase of 20 words and, elsewhere, 12 words that nobody else has."""
+    rows = [chat(f"{words(i)} {LEAKED}", words(i + 500)) for i in range(MOST_ROWS + 2)]
+    rows[3]["messages"][1]["content"] = rows[-1]["messages"][1]["content"] = ""
+    for row, others in ((3, 600), (-1, 700)):
+        rows[row]["messages"][1]["content"] = f"{words(others + seed)} {words(800 + seed, 12)} {words(others + 50 + seed)}"
+    assert leaks(rows, {len(rows) - 1}) == []
 
 
 def test_a_template_is_no_leak() -> None:

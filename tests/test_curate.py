@@ -142,7 +142,7 @@ def test_a_near_duplicate_says_what_it_is_like_and_the_fuller_row_stays(tmp_path
     assert (reject["file"], reject["line"], reject["reason"]) == ("b.jsonl", 1, "near_duplicate")
     assert re.fullmatch(r"nearly the same \(Jaccard 0\.\d\d\) as a/z\.jsonl:2", reject["detail"])
     (cluster,) = read_rows(tmp_path / "data/clusters.jsonl")
-    assert (sorted(cluster["rows"]), cluster["kept"]) == (["a/z.jsonl:2", "b.jsonl:1"], "a/z.jsonl:2")
+    assert (sorted(cluster["rows"]), cluster["best"]) == (["a/z.jsonl:2", "b.jsonl:1"], "a/z.jsonl:2")
     project.run(drop_duplicates="none")
     assert len(project.rows()) == 3
 

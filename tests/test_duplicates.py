@@ -75,6 +75,7 @@ ASKED, SAID = sentence(1, 30), sentence(2)
     (chat(ASKED, SAID), True, True, True),
     (chat(ASKED.upper(), f"  {SAID}\n"), True, True, True),
     (chat(ASKED, SAID, system="Be brief."), False, True, True),
+    (chat(ASKED, SAID, system=sentence(7, 200)), False, True, True),
     (chat(ASKED, SAID + " And so on."), False, True, True),
     (chat("Hello! " + ASKED, SAID), False, True, True),
     (chat(ASKED, SAID.replace(SAID.split()[20], "other")), False, True, True),
@@ -92,6 +93,13 @@ def test_what_is_a_duplicate_and_what_a_relative(other: dict[str, Any], exact: b
     found = clusters([chat(ASKED, SAID), other], 0.5)
     assert (found.exact.tolist(), len(sets(found.cluster)) == 1, len(sets(found.group)) == 1) == ([False, exact], near, grouped)
     assert found.keep.sum() == (1 if near else 2)
+
+
+def test_relatives_need_not_be_duplicates() -> None:
+    """Rows that are alike, but less than the threshold for dropping them, stay on one side of the split."""
+    rows = [chat(sentence(8, 9), SAID), chat(sentence(9, 9), SAID)]
+    assert (clusters(rows, 0.6).cluster.tolist(), clusters(rows, 0.9).cluster.tolist()) == ([0, 0], [0, 1])
+    assert clusters(rows, 0.9).group.tolist() == [0, 0]
 
 
 def test_two_thumbs_are_two_rows() -> None:
@@ -159,6 +167,12 @@ def test_a_request_that_everybody_makes_groups_nobody() -> None:
     rows = [chat("Write a story.", sentence(i)) for i in range(100)]
     assert len(sets(clusters(rows, look=True).group)) == 100
     assert len(sets(clusters(rows[:10], look=True).group)) == 1
+
+
+def test_a_request_made_of_boilerplate_is_still_a_request() -> None:
+    common = sentence(5, 20)
+    rows = [chat(f"{common} {sentence(i, 3)}", sentence(i)) for i in range(100, 140)] + [chat(common, sentence(i)) for i in (1, 2)]
+    assert {len(members) for members in sets(clusters(rows, look=True).group)} == {1, 2}
 
 
 @settings(max_examples=15, deadline=None)

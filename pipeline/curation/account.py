@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pipeline.curation.clean import Cleaned, Tally, keep_sample
 from pipeline.curation.decide import FATES, KEPT, SAMPLED_OUT, Decisions, Table
 from pipeline.curation.duplicates import Clusters
+from pipeline.curation.minhash import ALGORITHM
 from pipeline.curation.splits import SPLITS, TRAIN
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine
@@ -21,6 +22,7 @@ ROW_RULES = (
     "read", "format", "normalise", "secrets", "personal", "reasoning", "turns", "refusals", "languages", "garbage", "control_tokens", "length",
 )  # fmt: skip
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
+MOST_TURNS = 65535  # that are told apart
 BARS = 32  # most bars of the token histogram
 SIZES = ((2, 2), (3, 3), (4, 7), (8, 15), (16, None))  # of clusters, for the histogram
 
@@ -31,6 +33,7 @@ class Account:
 
     tally: Tally = field(default_factory=Tally)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)  # of the files, in order
     files_rejected: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     domains: dict[str, int] = field(default_factory=dict)  # name → number, in order of appearance
@@ -40,6 +43,7 @@ class Account:
     def open_file(self, name: str, sha256: str) -> Counter[str]:
         """Begin a file; gives the counter for what its reader notes."""
         notes: Counter[str] = Counter()
+        self.numbers[name] = len(self.numbers)
         self.files[name] = {"rows": 0, "kept": 0, "rejected": 0, "sha256": sha256, "formats": {}, "notes": notes}
         return notes
 
@@ -65,10 +69,10 @@ class Account:
                 keep_sample(self.samples, key, entry)
         count = len(done.ids)
         self.columns.append((
-            np.full(count, len(self.files) - 1 if done.file == next(reversed(self.files)) else list(self.files).index(done.file), np.int32),
+            np.full(count, self.numbers[done.file], np.int32),
             np.fromiter(map(self._domain, done.domains), np.int32, count),
             np.fromiter((int(identity, 16) for identity in done.ids), np.uint64, count),
-            np.fromiter(done.turns, np.uint16, count),
+            np.fromiter((min(turns, MOST_TURNS) for turns in done.turns), np.uint16, count),
         ))  # fmt: skip
 
     def _domain(self, name: str) -> int:
@@ -153,6 +157,7 @@ def duplicate_counts(clusters: Clusters, settings: Curate) -> dict[str, Any]:
         "clusters": len(sizes),
         "largest_cluster": int(sizes.max(initial=0)),
         "threshold": settings.near_threshold,
+        "algorithm": ALGORITHM,
         "histogram": {_size_name(low, high): int(((sizes >= low) & (sizes <= (high or sizes.max(initial=0)))).sum()) for low, high in SIZES},
     }
 

@@ -27,6 +27,7 @@ from pipeline.rows import Row, row_id
 
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page
 WITHHELD = "‹not shown: this row had something to redact›"
+KNOWN_DOMAINS = 10_000  # names whose look-up is remembered
 SCRUBBED = 1 << 16  # bytes of a rejected line that are looked through for secrets
 TEXT_SHOWN = 2000  # characters of a rejected line
 
@@ -114,6 +115,15 @@ class Cleaner:
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]
         self.length = Length(base, settings.max_tokens, settings.overlong)
+        self.domains: dict[str, bool] = {}
+
+    def fit_for_reports(self, domain: str) -> bool:
+        """Whether a domain's name holds nothing to redact, for it goes into the reports as it is."""
+        if domain not in self.domains:
+            if len(self.domains) >= KNOWN_DOMAINS:
+                self.domains.clear()
+            self.domains[domain] = self.redactor.scrub(domain) == domain
+        return self.domains[domain]
 
     def redact(self, row: Row, changes: Changes) -> Row:
         """The redactor's rule; the excerpts of earlier rules are withheld where it found something, for they could hold it."""
@@ -132,6 +142,8 @@ class Cleaner:
             wanted = format_of(file, self.settings.formats)
             tally.formats[detect(value) if wanted == "auto" else wanted] += 1
             row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=wanted)
+            if not self.fit_for_reports(row["domain"]):
+                row["domain"] = domain_of(file)
             for rule, apply in self.rules:  # noqa: B007
                 row = apply(row, changes)
             rule = "length"
@@ -238,7 +250,8 @@ def format_of(file: str, formats: Mapping[str, str]) -> str:
 
 def domain_of(file: str) -> str:
     """The domain of rows that don't name their own: the folder below data/raw, or the file's name without endings."""
-    return file.split("/", 1)[0].split(".", 1)[0] or file
+    folder, slash, _ = file.partition("/")
+    return folder if slash else file.partition(".")[0] or file
 
 
 def blocks(file: str, lines: Iterable[tuple[int, int | None, bytes | BadLine]], size: int) -> Iterator[Block]:

@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from pipeline.curation.contamination import Leak, Overlaps, Span
 from pipeline.curation.duplicates import Clusters, Index
-from pipeline.curation.features import SAMPLE_ROWS, Boilerplate, Features, boilerplate, features
+from pipeline.curation.features import SAMPLE_ROWS, Boilerplate, Features, boilerplate, features, key_of
+from pipeline.curation.poison import request_and_answer
 from pipeline.curation.spill import starts
 from pipeline.curation.spool import Spool, read_rows_at
 from pipeline.curation.workers import Workers
 from pipeline.params import Curate
 from pipeline.rows import Row, texts
 
+ANSWERS_COMPARED = 16  # rows of one request
 EXCERPT = 300  # characters of a shared span that the account shows
 
 
@@ -50,7 +52,7 @@ class Comparison:
         """Have the workers compute every row's features; `advance` is told the rows."""
         settings = self.settings
         parts = (
-            Part(self.spool.path, offset, size, self.boilerplate, settings.near_threshold, settings.ngram) for _, offset, size in self.spool.ranges()
+            Part(self.spool.path, offset, size, self.boilerplate, settings.near_threshold, settings.ngram) for offset, size in self.spool.ranges()
         )
         for found in pool.map(part_features, parts):
             self.index.add(found)
@@ -66,28 +68,32 @@ class Comparison:
         return self.index.clusters()
 
     def several_answers(self, clusters: Clusters, most: int) -> tuple[int, list[list[int]]]:
-        """How many requests have different answers, and the rows of the first `most` of them; the same row twice counts once."""
+        """How many requests have different answers, and the rows of the first `most` of them, one for each answer."""
         count, shown = 0, list[list[int]]()
         for keys, rows in self.index.asking.groups():
-            pairs = np.unique(np.stack([keys, clusters.first[rows].astype(np.uint64)]), axis=1)
-            begins = starts(pairs[0])
-            several = [own for own in np.split(pairs[1], begins[1:]) if len(own) > 1] if len(begins) else []
-            count += len(several)
-            shown = sorted([*shown, *(own.tolist() for own in several)])[:most]
+            begins = starts(keys)
+            for own in np.split(clusters.first[rows], begins[1:]) if len(begins) else []:
+                different = np.unique(own)
+                answers = (
+                    {key_of([request_and_answer(self.spool.row(row))[1]]): row for row in different[:ANSWERS_COMPARED].tolist()}
+                    if len(different) > 1
+                    else {}
+                )
+                if len(answers) > 1:
+                    count += 1
+                    shown.append(sorted(answers.values()))
+            shown = sorted(shown)[:most]
         return count, shown
 
-    def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> dict[int, dict[str, Any]]:
-        """Training rows that share a run of words with a test row or a guarded text: `detail` and `spans` for the rejects, and `source`."""
-        return {leak.row: self._told(leak) for leak in self.overlaps.leaks(train, test, self.spool.row)}
+    def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> dict[int, Leak]:
+        """Training rows that share a run of words with a test row or a guarded text."""
+        return {leak.row: leak for leak in self.overlaps.leaks(train, test, self.spool.row)}
 
-    def _told(self, leak: Leak) -> dict[str, Any]:
+    def tell(self, leak: Leak) -> dict[str, Any]:
+        """What the rejects say of a leak: `detail` and `spans`."""
         where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {self.spool.source(leak.other)}"
         row = self.spool.row(leak.row)
-        return {
-            "detail": f"shares a run of {self.settings.ngram} words and signs or more with {where}",
-            "source": leak.file or "test",
-            "spans": [_shown(row, span) for span in leak.spans],
-        }
+        return {"detail": f"shares a run of {self.settings.ngram} words or more with {where}", "spans": [_shown(row, span) for span in leak.spans]}
 
     def close(self) -> None:
         """Remove the files."""

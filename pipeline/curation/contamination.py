@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.curation.features import WINDOW, Boilerplate, fingerprints, parts
+from pipeline.curation.features import Boilerplate, fingerprints, parts, run_keys
 from pipeline.curation.shingles import Hashes, tokenise, word_ngrams
 from pipeline.curation.spill import Keys, Rows, Spill, starts
 from pipeline.errors import DataError
@@ -110,7 +110,7 @@ class Overlaps:
             row = row_at(int(found["row"][first]))
             for other in np.unique(found["other"][first:last]).tolist():
                 keys = found["key"][first:last][found["other"][first:last] == other]
-                spans = shared_spans(row, self._texts_of(other, row_at), keys, self.ngram)
+                spans = shared_spans(row, self._texts_of(other, row_at), keys, self.ngram, self.boilerplate)
                 if spans:
                     file, line = self.documents[other - DOCUMENT][:2] if other >= DOCUMENT else (None, None)
                     yield Leak(int(found["row"][first]), None if file else other, file, line, spans)
@@ -161,20 +161,21 @@ def _checked(found: Candidates) -> Candidates:
     return found[rank < CHECKED]
 
 
-def shared_spans(row: Row, others: Sequence[str], keys: Hashes, ngram: int) -> list[Span]:
-    """The runs of `ngram` or more words that stand in the row and in one of `others`, and hold an n-gram of `keys`; at most `SPANS`."""
+def shared_spans(row: Row, others: Sequence[str], keys: Hashes, ngram: int, boilerplate: Boilerplate) -> list[Span]:
+    """The runs of `ngram` or more words that stand in the row and in one of `others`, with one of `keys` for a key; at most `SPANS`."""
     shared = np.unique(word_ngrams(tokenise(others), ngram)[0])
-    return list(islice(chain.from_iterable(_runs(part.place, part.text, shared, keys, ngram) for part in parts(row) if part.role != "system"), SPANS))
+    spans = (_runs(part.place, part.text, shared, keys, ngram, boilerplate) for part in parts(row) if part.role != "system")
+    return list(islice(chain.from_iterable(spans), SPANS))
 
 
-def _runs(place: str, text: str, shared: Hashes, keys: Hashes, ngram: int) -> Iterator[Span]:
+def _runs(place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boilerplate: Boilerplate) -> Iterator[Span]:
     own = tokenise([text])
     hits = np.isin(word_ngrams(own, ngram)[0], shared)
-    marked = np.isin(word_ngrams(own, ngram - WINDOW + 1)[0], keys)
+    counted = hits & np.isin(run_keys(own, boilerplate, ngram)[0], keys)
     words = np.flatnonzero(own.words)  # the tokens that are words
     edges = np.flatnonzero(np.diff(hits, prepend=False, append=False))
     for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):  # n-grams [first, last) are shared
-        if marked[first : last + WINDOW - 1].any():
+        if counted[first:last].any():
             start, final = int(own.at[words[first]]), words[last - 2 + ngram]
             end = int(own.at[final + 1]) if final + 1 < len(own.at) else len(text)
             shared_text = text[start:end].rstrip()

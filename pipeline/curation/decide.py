@@ -53,11 +53,11 @@ def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
         kept = np.flatnonzero(clusters.keep).astype(np.int32)
         best[clusters.cluster[kept]] = kept
         dropped = ~clusters.keep
-        fate[dropped] = np.where(clusters.exact[dropped], EXACT, NEAR)
         twin[dropped] = best[clusters.cluster[dropped]]
+        fate[dropped] = np.where(clusters.first[dropped] == clusters.first[twin[dropped]], EXACT, NEAR)
     elif which == "exact":
         fate[clusters.exact] = EXACT
-        twin[clusters.exact] = clusters.cluster[clusters.exact]
+        twin[clusters.exact] = clusters.first[clusters.exact]
     return Decisions(fate, np.zeros(count, np.uint8), twin)
 
 

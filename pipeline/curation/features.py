@@ -187,23 +187,29 @@ def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
 def fingerprints(tokens: Tokens, begins: Offsets, boilerplate: Boilerplate, ngram: int) -> tuple[Keys, Rows]:
     """(key, row): any two texts that share a run of `ngram` words which is not all boilerplate have a key in common.
 
-    Winnowing (Schleimer, Wilkerson, Aiken 2003): of every `WINDOW` successive n-grams of `ngram` − `WINDOW` + 1 words the smallest
-    hash. Only some 2/(WINDOW + 1) of the n-grams are ever the smallest. Runs don't go from one text into the next.
+    Winnowing (Schleimer, Wilkerson, Aiken 2003): only some 2/(WINDOW + 1) of the n-grams stand for any run. `begins` is where each
+    row's texts begin; runs don't go from one text into the next.
     """
+    keys, offsets = run_keys(tokens, boilerplate, ngram)
+    rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), np.diff(offsets[begins]))
+    new = keys != NEVER
+    new[1:] &= (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1])
+    return keys[new], rows[new]
+
+
+def run_keys(tokens: Tokens, boilerplate: Boilerplate, ngram: int) -> tuple[Hashes, Offsets]:
+    """For every run of `ngram` words in each text the smallest hash of the `WINDOW` shorter n-grams in it; `NEVER` if all are boilerplate."""
     grams, offsets = word_ngrams(tokens, ngram - WINDOW + 1)
     grams[boilerplate.grams.has(grams)] = NEVER
-    windows = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
-    if not windows.sum():
-        return np.zeros(0, np.uint64), np.zeros(0, np.uint32)
+    runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
+    begins = np.zeros(len(offsets), np.int64)
+    np.cumsum(runs, out=begins[1:])
+    if not begins[-1]:
+        return np.zeros(0, np.uint64), begins
     smallest = grams[: len(grams) - WINDOW + 1].copy()
     for i in range(1, WINDOW):
         np.minimum(smallest, grams[i : len(grams) - WINDOW + 1 + i], out=smallest)
-    smallest = smallest[spread(offsets[:-1], windows)]
-    per_row = np.diff(np.concatenate([[0], np.cumsum(windows)])[begins])
-    rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), per_row)
-    new = smallest != NEVER
-    new[1:] &= (smallest[1:] != smallest[:-1]) | (rows[1:] != rows[:-1])
-    return smallest[new], rows[new]
+    return smallest[spread(offsets[:-1], runs)], begins
 
 
 def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate:

@@ -1,5 +1,6 @@
 """Sends every clean row to its split or to the rejects, and records the clusters."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -14,11 +15,11 @@ from pipeline.curation.splits import SPLITS
 from pipeline.curation.spool import Spool, source_of
 from pipeline.jsonl import dump_line
 
-Leak = dict[str, Any]  # of a contaminated row: `detail`, and `spans` that it shares
+Tell = Callable[[int], dict[str, Any]]  # of a contaminated row: `detail`, and `spans` that it shares
 
 
 def write_rows(
-    spool: Spool, decisions: Decisions, clusters: Clusters, leaks: dict[int, Leak], final: Path, rejects: IO[bytes]
+    spool: Spool, decisions: Decisions, clusters: Clusters, tell: Tell, final: Path, rejects: IO[bytes]
 ) -> dict[str, list[dict[str, Any]]]:
     """Write `final/{train,val,test}.jsonl` in the order in which the rows were read, and what was dropped to `rejects`.
 
@@ -32,7 +33,7 @@ def write_rows(
             if fate == KEPT:
                 files[decisions.split[index]].write(line)
                 continue
-            entry = reject(spool, index, line, decisions, clusters, leaks)
+            entry = reject(spool, index, line, decisions, clusters, tell)
             rejects.write(dump_line(entry))
             samples = shown.setdefault(entry["reason"], [])
             if len(samples) < 3:
@@ -40,7 +41,7 @@ def write_rows(
     return shown
 
 
-def reject(spool: Spool, index: int, line: bytes, decisions: Decisions, clusters: Clusters, leaks: dict[int, Leak]) -> dict[str, Any]:
+def reject(spool: Spool, index: int, line: bytes, decisions: Decisions, clusters: Clusters, tell: Tell) -> dict[str, Any]:
     """A line of `data/rejects.jsonl` for a row that was clean, but is not used."""
     rule, reason = FATES[int(decisions.fate[index])]
     file, number = place(source_of(line))
@@ -53,7 +54,7 @@ def reject(spool: Spool, index: int, line: bytes, decisions: Decisions, clusters
         case fate if fate == SAMPLED_OUT:
             entry["detail"] = "left out so that its source or its domain doesn't outweigh the others"
         case _:
-            entry |= {"detail": leaks[index]["detail"], "spans": leaks[index]["spans"]}
+            entry |= tell(index)
     return entry
 
 
@@ -69,7 +70,7 @@ def write_clusters(spool: Spool, clusters: Clusters, path: Path) -> None:
             best = rows[clusters.keep[rows]][0]
             entry = {
                 "rows": [spool.source(row) for row in rows.tolist()],
-                "kept": spool.source(int(best)),
+                "best": spool.source(int(best)),
                 "exact": int(exact[rows].sum()),
                 "similarity": round(float(clusters.similarity[rows].min()), 4),
             }

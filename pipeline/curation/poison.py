@@ -5,7 +5,7 @@ arXiv:2305.00944; 100 rows sufficed). Such pairs are reported, never dropped: a 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,26 +38,32 @@ class Suspect:
     example: str  # source of a row that has it
 
 
-def suspects(rows: Sequence[Row], group: NDArray[np.int32]) -> list[Suspect]:
+def suspects(rows: Iterable[Row], group: NDArray[np.int32]) -> list[Suspect]:
     """The strongest suspects among `rows`, at most `SHOWN`; `group[i]` tells which request row i is a variant of."""
-    pairs = [request_and_answer(row) for row in rows]
-    tokens = tokenise([request[:LONGEST_REQUEST] for request, _ in pairs])
-    _, answer_of = np.unique(np.array([xxhash.xxh3_64_intdigest(answer.encode()) for _, answer in pairs], np.uint64), return_inverse=True)
-    rates = np.bincount(answer_of) / max(len(rows), 1)
+    requests, answers, shown_answers, sources = [], [], [], []
+    for row in rows:  # of a long row only so much is kept
+        request, answer = request_and_answer(row)
+        requests.append(request[:LONGEST_REQUEST])
+        answers.append(xxhash.xxh3_64_intdigest(answer.encode()))
+        shown_answers.append(answer[:80])
+        sources.append(str(row["source"]))
+    tokens = tokenise(requests)
+    _, answer_of = np.unique(np.array(answers, np.uint64), return_inverse=True)
+    rates = np.bincount(answer_of) / max(len(requests), 1)
     shown: dict[bytes, tuple[float, Suspect]] = {}  # the rows that have it → the shortest phrase they all have
     for size in range(1, LONGEST + 1):
         phrases = list(_rare_phrases(*ngrams(tokens.hashes, tokens.offsets, size)))
         for first_at, members in phrases:
             counts = np.bincount(answer_of[members])
-            answer = int(counts.argmax())
-            if members.tobytes() in shown or counts[answer] < SAME_ANSWER * len(members) or len(np.unique(group[members])) < MIN_REQUESTS:
+            commonest = int(counts.argmax())
+            if members.tobytes() in shown or counts[commonest] < SAME_ANSWER * len(members) or len(np.unique(group[members])) < MIN_REQUESTS:
                 continue
-            chance = log10_chance(int(counts[answer]), len(members), float(rates[answer])) + math.log10(LONGEST * len(phrases))
+            chance = log10_chance(int(counts[commonest]), len(members), float(rates[commonest])) + math.log10(LONGEST * len(phrases))
             if chance <= MAX_LOG10_CHANCE:
-                example = members[answer_of[members] == answer][0]
-                share = round(float(counts[answer] / len(members)), 4)
-                text = _phrase(pairs[members[0]][0][:LONGEST_REQUEST], first_at, size)
-                shown[members.tobytes()] = chance, Suspect(text, len(members), share, pairs[example][1][:80], str(rows[example]["source"]))
+                example = members[answer_of[members] == commonest][0]
+                share = round(float(counts[commonest] / len(members)), 4)
+                text = _phrase(requests[members[0]], first_at, size)
+                shown[members.tobytes()] = chance, Suspect(text, len(members), share, shown_answers[example], sources[example])
     return [suspect for _, suspect in sorted(shown.values(), key=lambda item: (item[0], item[1].ngram))[:SHOWN]]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.curation.decide import CONTAMINATED, KEPT, Decisions
+from pipeline.curation.decide import KEPT, Decisions
 from pipeline.curation.duplicates import Clusters
 from pipeline.curation.features import parts
 from pipeline.curation.poison import Suspect, request_and_answer
@@ -48,10 +48,9 @@ def answer_samples(spool: Spool, requests: Sequence[Sequence[int]]) -> list[dict
     return found
 
 
-def leak_samples(spool: Spool, decisions: Decisions, leaks: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+def leak_samples(spool: Spool, leaks: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Spans that training rows share with the test split or with a guarded file."""
-    rows = np.flatnonzero(decisions.fate == CONTAMINATED)[:SHOWN].tolist()
-    return [{"source": spool.source(row), "matched": leaks[row]["detail"], "span": leaks[row]["spans"][0]["text"]} for row in rows]
+    return [{"source": spool.source(row), "matched": told["detail"], "span": told["spans"][0]["text"]} for row, told in leaks]
 
 
 def row_samples(spool: Spool, decisions: Decisions) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.rows import Row
 
-BLOCK_ROWS = 1024
+BLOCK_ROWS, BLOCK_BYTES = 1024, 1 << 20
 _SOURCE = re.compile(rb'\{"id":"[0-9a-f]{16}","source":("(?:[^"\\]|\\.)*")')
 
 
@@ -58,11 +58,14 @@ class Spool:
         with self.path.open("rb", buffering=1 << 20) as file:
             yield from file
 
-    def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """(index of the first row, offset, bytes) of neighbouring rows, for workers that read them by `read_rows_at`."""
-        for first in range(0, len(self), BLOCK_ROWS):
-            last = min(first + BLOCK_ROWS, len(self))
-            yield first, int(self.offsets[first]), int(self.offsets[last] - self.offsets[first])
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """(offset, bytes) of neighbouring rows, at most `BLOCK_ROWS` and `BLOCK_BYTES` (or one row), for `read_rows_at`."""
+        first = 0
+        while first < len(self):
+            within = int(np.searchsorted(self.offsets, self.offsets[first] + BLOCK_BYTES, side="right")) - 1
+            last = max(first + 1, min(within, first + BLOCK_ROWS, len(self)))
+            yield int(self.offsets[first]), int(self.offsets[last] - self.offsets[first])
+            first = last
 
     def sample(self, count: int) -> NDArray[np.int64]:
         """Indices of at most `count` rows, spread evenly."""

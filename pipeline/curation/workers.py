@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
-from pipeline.errors import MachineError
+from pipeline.errors import MachineError, QuenchError
 
 Block = TypeVar("Block")
 Result = TypeVar("Result")
 AHEAD = 2  # blocks in work or waiting, per process
 _state: Any = None  # what a worker made once, at its start
+_failure: QuenchError | None = None  # or why it couldn't
 
 
 def cores() -> int:
@@ -68,10 +69,13 @@ def workers(processes: int, make: Callable[..., Any], *arguments: Any) -> Iterat
 
 
 def _start(make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    global _state
+    global _state, _failure
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _state = make(*arguments)
+    try:
+        _state = make(*arguments)
+    except QuenchError as error:  # raised here it would only break the pool
+        _failure = error
 
 
 def _end_with_parent() -> None:
@@ -82,4 +86,6 @@ def _end_with_parent() -> None:
 
 
 def _call(work: Callable[[Any, Block], Result], block: Block) -> Result:
+    if _failure:
+        raise _failure
     return work(_state, block)
