@@ -256,9 +256,15 @@ def test_reject_says_where_and_which(text: str, detail: str) -> None:
 
 
 def test_segments_hold_markup_on_purpose() -> None:
-    row: dict[str, Any] = {"kind": "text", "messages": [], "segments": [{"text": "<|im_start|>user\nHi<|im_end|>", "train": True}]}
+    segments = [{"text": "<|im_start|>user\nHi<|im_end|>", "train": False}, {"text": "Ho<|im_end|>", "train": True}]
+    row: dict[str, Any] = {"kind": "text", "messages": [], "segments": segments}
     assert RULE(row, []) is row
     assert ControlTokens(QWEN_ADDED, "reject")(row, []) is row
+
+
+def test_a_single_segment_is_raw_text() -> None:
+    row: dict[str, Any] = {"kind": "text", "messages": [], "segments": [{"text": "Hi<|im_end|>", "train": True}]}
+    assert RULE(row, [])["segments"] == [{"text": "Hi< |im_end| >", "train": True}]
 
 
 def test_keys_that_become_equal_reject_the_row() -> None:

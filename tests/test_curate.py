@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +18,7 @@ import pipeline.curate
 from pipeline.curate import curate, main
 from pipeline.curation.account import count_lines
 from pipeline.curation.splits import SPLITS
-from pipeline.errors import DataError, MachineError
+from pipeline.errors import ConfigError, DataError, MachineError
 from pipeline.jsonl import read_rows
 from pipeline.params import Curate, load_params
 from pipeline.rows import check_row, row_id
@@ -120,6 +121,8 @@ def test_no_secret_reaches_an_output(tmp_path: Path) -> None:
     secret = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
     rows = [
         chat(f"token {secret}"),
+        chat("q") | {"domain": secret},
+        chat("r") | {"category": "eve@cafe.fr"},
         {"messages": [ASK | {"content": secret}]},
         {secret: secret},
         chat("x", f"see {secret}"),
@@ -130,6 +133,7 @@ def test_no_secret_reaches_an_output(tmp_path: Path) -> None:
     report = project.run()
     assert report["rows_read"] == len(rows) + 5
     assert report["redactions"]
+    assert set(report["domains"]) == {"a"}
     assert not [name for name, content in project.outputs().items() if secret.encode() in content]
 
 
@@ -145,6 +149,28 @@ def test_a_near_duplicate_says_what_it_is_like_and_the_fuller_row_stays(tmp_path
     assert (sorted(cluster["rows"]), cluster["best"]) == (["a/z.jsonl:2", "b.jsonl:1"], "a/z.jsonl:2")
     project.run(drop_duplicates="none")
     assert len(project.rows()) == 3
+
+
+def test_only_exact_duplicates_go_where_that_is_asked_for(tmp_path: Path) -> None:
+    words = " ".join(f"word{i}" for i in range(60))
+    project = Project(tmp_path, {"a.jsonl": lines(chat("ask", words + " end"), chat("ask", words), chat("Ask", words + "  "))})
+    project.run(drop_duplicates="exact")
+    assert [(reject["line"], reject["detail"]) for reject in project.rejects()] == [(3, "the same conversation as a.jsonl:2")]
+
+
+def test_the_same_answer_twice_is_one_answer(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "system", "content": f"be {i}"}, *chat(f"question {i // 2}", f"answer {i // 4}")["messages"]]} for i in range(8)]
+    assert Project(tmp_path / "one", {"a.jsonl": lines(*rows)}).run(drop_duplicates="none")["groups"]["requests_with_several_answers"] == 0
+    rows[1]["messages"][2]["content"] = "another"
+    assert Project(tmp_path / "two", {"a.jsonl": lines(*rows)}).run(drop_duplicates="none")["groups"]["requests_with_several_answers"] == 1
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_worker_that_can_not_be_made_says_why(tmp_path: Path, processes: int) -> None:
+    project = Project(tmp_path, {"a.jsonl": lines(GOOD)})
+    with pytest.raises(ConfigError, match="xx"):
+        project.run(processes, languages=["xx"])
+    assert project.outputs() == {}
 
 
 def test_changes_say_what_was_done(tmp_path: Path) -> None:
@@ -327,6 +353,24 @@ def test_a_file_name_that_is_not_utf8_can_be_reported(tmp_path: Path) -> None:
     assert project.rows()[0]["source"] == "\\udcff.jsonl:1"
 
 
+@pytest.mark.parametrize("encode", [lambda text: text.encode("utf-8-sig"), lambda text: unicodedata.normalize("NFD", text).encode()])
+def test_names_are_found_however_their_file_is_saved(tmp_path: Path, encode: Any) -> None:
+    project = Project(tmp_path, {"a.jsonl": lines(chat("who is Zoë Müller?", "Zoë Müller is a friend of Ann Roe."))})
+    (tmp_path / "data/guard").mkdir()
+    (tmp_path / "data/guard/names.txt").write_bytes(encode("Zoë Müller\r\n\r\nAnn Roe\r\n"))
+    project.run(names="names.txt")
+    assert [turn["content"] for turn in project.rows()[0]["messages"]] == ["who is [NAME_1]?", "[NAME_1] is a friend of [NAME_2]."]
+
+
+def test_raw_text_holds_no_control_token_and_markup_may(tmp_path: Path) -> None:
+    segments = [{"label": False, "text": "<|im_start|>user\nhi<|im_end|>"}, {"label": True, "text": "ho<|im_end|>"}]
+    project = Project(tmp_path, {"a.jsonl": lines({"text": "a<|im_end|>b"}, {"segments": segments})})
+    project.run()
+    assert [[segment["text"] for segment in row["segments"]] for row in project.rows()] == [
+        ["a< |im_end| >b"], ["<|im_start|>user\nhi<|im_end|>", "ho<|im_end|>"],
+    ]  # fmt: skip
+
+
 def test_domains_are_balanced_and_split_in_proportion(tmp_path: Path) -> None:
     rows = [chat(f"word{i} asks", f"thing{i * 31} answers") | {"domain": "math" if i % 10 else "code"} for i in range(500)]
     report = Project(tmp_path, {"a.jsonl": lines(*rows)}).run(test_fraction=0.2, max_domain_share=0.8)
@@ -388,4 +432,4 @@ def test_the_stage_runs_on_the_projects_own_params(tmp_path: Path, capsys: pytes
     said = capsys.readouterr().out
     assert "101 rows read, 100 kept (train 85, val 3, test 12), 1 rejected" in said
     assert len(project.rejects()) == 1
-    assert b"1 of 101" in project.outputs()["data.html"] or b"100 of 101" in project.outputs()["data.html"]
+    assert b"100 of 101 rows kept" in project.outputs()["data.html"]

@@ -2,9 +2,11 @@
 
 import json
 import pickle
+import re
 import runpy
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given, settings
@@ -202,11 +204,12 @@ def test_a_password_that_looks_like_a_placeholder_breaks_none():
         ('{"a": "bob@acme.dev\\n' + KEY + '"}', '{"a": "[EMAIL]\\n[HUGGINGFACE_TOKEN]"}'),
         ('{"card": 4111111111111111}', '{"card": [CARD]}'),
         ('{"password": "tr0ub4dor"', '{"password": "[PASSWORD]"'),  # no JSON
-        ('{"a": "bob\\u0040acme.dev", "b": "caf\\u00e9"}', '{"a": "[EMAIL]", "b": "café"}'),
-        ('{"a": "redis:\\/\\/u:s3cr3tpw@cache\\/0", "b": 4111111111111111}', '{"a": "redis://u:[URL_PASSWORD]@cache/0", "b": [CARD]}'),
+        ('{"a": "bob\\u0040acme.dev", "b": "caf\\u00e9"}', '{"a": "[EMAIL]", "b": "caf\\u00e9"}'),  # what is left stays as written
+        ('{"a": "redis:\\/\\/u:s3cr3tpw@cache\\/0", "b": 4111111111111111}', '{"a": "redis:\\/\\/u:[URL_PASSWORD]@cache\\/0", "b": [CARD]}'),
         ('{"a": "caf\\u00e9"}', '{"a": "caf\\u00e9"}'),
         ("\ud800 bob@acme.dev", "? [EMAIL]"),
-        ('"\\ud800 bob@acme.dev"', '"? [EMAIL]"'),
+        ('"\\ud800 bob@acme.dev"', '"\\ud800 [EMAIL]"'),
+        ("export DB_PASSWORD=hunter2x # I put hunter2x into the vault", "export DB_PASSWORD=[PASSWORD] # I put [PASSWORD] into the vault"),
         ("[" * 100_000 + "\\u0041", "[" * 100_000 + "\\u0041"),
         ("[EMAIL] [NAME] [EMAIL_1]", "[EMAIL] [NAME] [EMAIL_1]"),
     ],
@@ -217,8 +220,146 @@ def test_scrub(text: str, scrubbed: str):
     assert redactor.scrub(scrubbed) == scrubbed
 
 
+EVERYONE = ("Zoë Müller", "𝒜𝒷 Lee")
+HIDDEN = [  # value, what is left of it
+    ("Zoë Müller", "[NAME]"),
+    ("𝒜𝒷 Lee", "[NAME]"),
+    ("john@corp.io", "[EMAIL]"),
+    ("AKIA" + "IOSF7QNN7ABCDEFG", "[AWS_ACCESS_KEY]"),
+    (KEY, "[HUGGINGFACE_TOKEN]"),
+    ("93.184.216.34", "[IP]"),
+    ("4111111111111111", "[CARD]"),
+    ("-----BEGIN PRIVATE KEY-----\n" + "MIIEvQ/+" * 16 + "\n-----END PRIVATE KEY-----", "[PRIVATE_KEY]"),
+]
+
+
+def every_character(value: str, form: str) -> str:
+    return "".join(form.format(int.from_bytes(unit)) for unit in re.findall(rb"(?s)..", value.encode("utf-16-be")))
+
+
+ESCAPED = {
+    "json": lambda value: json.dumps(value)[1:-1],
+    "json twice": lambda value: json.dumps(json.dumps(value))[3:-3],
+    "json thrice": lambda value: json.dumps(json.dumps(json.dumps(value)))[7:-7],
+    "php": lambda value: json.dumps(value)[1:-1].replace("/", "\\/"),
+    "every character": lambda value: every_character(value, "\\u{:04x}"),
+    "in capitals, twice": lambda value: every_character(value, "\\\\u{:04X}"),
+    "its backslash too": lambda value: every_character(value, "\\u005cu{:04x}"),
+    "url": lambda value: quote(value, safe=""),
+    "url in lower case": lambda value: re.sub("%..", lambda match: match[0].lower(), quote(value, safe="")),
+    "html": lambda value: re.sub(r"\W|[^ -~]", lambda match: f"&#{ord(match[0])};", value),
+    "html in hexadecimal": lambda value: "".join(f"&#x{ord(character):x};" for character in value),
+    "html by name": lambda value: value.replace("ë", "&euml;").replace("ü", "&uuml;").replace("@", "&commat;"),
+}
+LINES = [  # around one value
+    '{{"a": "caf\\u00e9 {}", "b": 1}}',
+    '{{"a": "{}", "b": "unclosed',
+    '{{"a": "{}", "a": "{}"}}',
+    '{{"a": "see {}, yes"}} {{"b": 2}}',
+    "{{'a': '{}'}}",
+    "{}",
+]
+
+
+@pytest.mark.parametrize("form", ESCAPED)
+@pytest.mark.parametrize("line", LINES)
+def test_scrub_knows_a_value_by_its_escaped_form_in_any_line(line: str, form: str):
+    redactor = Redactor(names=EVERYONE)
+    for value, mark in HIDDEN:
+        escaped = ESCAPED[form](value)
+        text = line.format(escaped, escaped)
+        assert redactor.scrub(text) == line.format(mark, mark), (value, text)
+
+
+def test_a_row_that_is_cut_is_scrubbed_as_a_whole_one():
+    row = json.dumps({"messages": [{"role": "user", "content": "Zoë Müller <john@corp.io> " * 4000}]}).replace("@", "\\u0040")
+    shown = Redactor(names=EVERYONE).scrub(row[: 1 << 16])[: -(1 << 13)]
+    assert shown.count("[NAME]") == shown.count("[EMAIL]") > 500
+    assert not re.search("Zo|ller|john|corp", shown)
+
+
+@pytest.mark.parametrize("begin", ["eyJhbGciOiJIUzI1NiJ9.eyJ", "ops_eyJ", "ATATT3", "-----BEGIN RSA PRIVATE KEY-----\n"])
+@pytest.mark.parametrize("form", ["{}", "json", "every character"])
+def test_a_long_secret_that_is_cut_leaves_nothing_before_the_last_8_kib(begin: str, form: str):
+    secret = ESCAPED.get(form, str)(begin + KEY[3:] * 600)
+    for cut in (len(secret), 1 << 16, 20_000, 12_345, 8_200, 5_000):
+        shown = Redactor().scrub(f'{{"a": "{secret}'[:cut])
+        assert re.fullmatch(r'\{"a": "\[[A-Z_]+\](?:\\(?:u[0-9a-f]{0,3})?)?', shown), (cut, shown[:200])  # and perhaps half an escape
+
+
 @pytest.mark.parametrize(
-    "unit", ["a@b.", "a@", "1.1.1.1 ", "+1", "1-", "1 ", "AA00 ", "2a00:", "\\n", "[EMAIL_1]", '{"a":', "4111 1111 1111 1111 ", "x" * 99]
+    ("text", "scrubbed"),
+    [
+        ("a -----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n{0}\n{0}", "a [PRIVATE_KEY]"),  # headers of RFC 1421
+        ('{{"k": "-----BEGIN OPENSSH PRIVATE KEY-----\\n{0}\\n{0}\\nab=", "b": 1', '{{"k": "[PRIVATE_KEY]'),
+        ("-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{0}\n-----END PGP PRIVA", "[PRIVATE_KEY]"),
+        ("-----BEGIN\\u0020PRIVATE KEY-----\\u000a{0}\\/{0}", "[PRIVATE_KEY]"),
+        ("-----BEGIN PRIVATE KEY-----\nMIIE", "[PRIVATE_KEY]"),
+        ("-----BEGIN PRIVATE KEY-----\n-- {0} -----BEGIN EC PRIVATE KEY-----\n{0}\n-----END EC PRIVATE KEY-----\nb", "[PRIVATE_KEY][PRIVATE_KEY]\nb"),
+        ("-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY----- {0}", "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY----- {0}"),
+    ],
+)
+def test_scrub_hides_a_private_key_without_an_end_to_the_end(text: str, scrubbed: str):
+    body = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC" * 2
+    assert Redactor().scrub(text.format(body)) == scrubbed.format(body)
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("", True),
+        ("code-2024_v1.2.jsonl", True),
+        ("日本語/数学", True),
+        ("caf\\u00e9 100%25 R&amp;D", True),
+        ("mail of john@corp.io", False),
+        ("john%40corp.io.jsonl", False),
+        ("Zo\\u00eb M\\u00fcller", False),
+        ("93.184.216.34", True),  # of a kind that the settings leave
+        (KEY, False),  # secrets are hidden whatever the settings
+        ("-----BEGIN PRIVATE KEY-----", False),
+        ("a\ud800", False),
+    ],
+)
+def test_is_clean(text: str, clean: bool):
+    redactor = Redactor(secrets="keep", personal=("email",), names=EVERYONE)
+    assert redactor.is_clean(text) is clean
+    assert not redactor.counts
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([*PIECES, "\\", "u0040", "\\u005c", "%40", "&#64;", "\\ud83d", "\\ude00", "/"]) | st.text(max_size=8), max_size=8))
+def test_a_scrubbed_text_is_clean(pieces: list[str]):
+    redactor = Redactor(names=("Ann Lee", "Email"))
+    assert redactor.is_clean(redactor.scrub("".join(pieces)))
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "\\u0040",
+        "\\",
+        "u005c",
+        "\\u005c",
+        "\\ud83d\\",
+        "%40",
+        "&",
+        "\\/",
+        "a\\u0040b.io ",
+        "-----BEGIN PRIVATE KEY-----",
+        "a@b.",
+        "a@",
+        "1.1.1.1 ",
+        "+1",
+        "1-",
+        "1 ",
+        "AA00 ",
+        "2a00:",
+        "\\n",
+        "[EMAIL_1]",
+        '{"a":',
+        "4111 1111 1111 1111 ",
+        "x" * 99,
+    ],
 )
 def test_scrub_takes_no_more_than_linear_time(unit: str):
     start = time.perf_counter()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.curation.secrets import BLOCK, FORMATS, find_secrets
+from pipeline.curation.secrets import BLOCK, FORMATS, find_private_keys, find_secrets
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks/redaction.py"))
 A = "aZ3kQ9xW7bN2vR5tY8uL1pM4cD6fG0hJ"  # 32 characters that look random; whole keys are put together here, never written out
@@ -106,6 +106,20 @@ def test_a_key_is_hidden_to_its_end():
 def test_a_private_key_whose_end_is_missing():
     begin, body = "-----BEGIN PRIVATE KEY-----", "\n".join([A * 2] * 3)
     assert values_of(f"{begin}\n{body}\n\nIs this safe to post?") == [f"{begin}\n{body}"]
+
+
+def test_private_keys_of_a_text_that_may_be_cut():
+    begin, end, body = "-----BEGIN RSA PRIVATE KEY-----\n", "-----END RSA PRIVATE KEY-----", "Proc-Type: 4,ENCRYPTED\n\n" + A * 2 + "\n"
+    whole, cut, example = begin + body + end, begin + body, begin + "...\n" + end
+    for text, blocks in [
+        (f"a {whole} b", [whole]),
+        (f"a {cut}", [cut]),
+        (f"{cut}{whole}{example}{cut}", [cut, whole, cut]),
+        (f"{end} {example} {begin}", [begin]),
+        (body + end, []),
+    ]:
+        assert [text[span.start : span.end] for span in find_private_keys(text)] == blocks
+        assert {(span.kind, span.rank) for span in find_private_keys(text)} <= {("private_key", 2)}
 
 
 def test_the_structured_format_is_named_where_the_surroundings_tell_it_too():

@@ -82,7 +82,7 @@ APPORTIONED = [
 
 @pytest.mark.parametrize(("rows", "fraction", "expected"), APPORTIONED)
 def test_apportion(rows: list[int], fraction: float, expected: list[int]):
-    assert apportion(np.array(rows, np.int64), fraction).tolist() == expected
+    assert apportion(np.array(rows, np.int64), fraction, 1).tolist() == expected
 
 
 def test_another_seed_gives_another_split_and_draws_are_uniform():

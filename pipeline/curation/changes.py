@@ -26,6 +26,19 @@ Rule = Callable[[Row, Changes], Row]
 
 def excerpts(before: str, after: str) -> tuple[str, str]:
     """Both texts around the first place where they differ, at most `EXCERPT` characters each."""
-    first = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after)))
-    start = max(0, first - EXCERPT // 4)
+    start = max(0, first_difference(before, after) - EXCERPT // 4)
     return tuple(("…" if start else "") + text[start : start + EXCERPT] + ("…" if len(text) > start + EXCERPT else "") for text in (before, after))  # type: ignore[return-value]
+
+
+def first_difference(one: str, other: str) -> int:
+    """Where two texts begin to differ; the length of the shorter one where it starts the other."""
+    same, end = 0, min(len(one), len(other))
+    if one[:end] == other[:end]:
+        return end
+    while end - same > 1:  # halving: comparing slices is many times faster than comparing characters
+        middle = (same + end) // 2
+        if one[same:middle] == other[same:middle]:
+            same = middle
+        else:
+            end = middle
+    return same

@@ -4,6 +4,7 @@ Runs in worker processes, on blocks of lines; what a block gives depends on that
 """
 
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -226,7 +227,8 @@ def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
         return ()
     path = root / "data/guard" / settings.names
     try:
-        return tuple(name.strip() for name in path.read_text(encoding="utf-8").splitlines() if name.strip())
+        text = unicodedata.normalize("NFC", path.read_text(encoding="utf-8-sig"))  # as the rows are, when names are looked for
+        return tuple(name.strip() for name in text.splitlines() if name.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}, which curate.names asks for, can't be read ({error}): mend the file, or set curate.names to null") from error
 

@@ -21,19 +21,48 @@ FOLLOWERS = {
 }
 ANSWERED = ("assistant", "call")  # how a conversation to learn from ends
 ASKED = ("user", "tool")  # how a prompt ends
+MOST_MARKS = 64  # Unicode's own limit for text streams is 30 (UAX #15, Stream-Safe Text Format)
+MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # of class 0 themselves, made of marks
 
 
 def normalise(row: Row, changes: Changes) -> Row:
-    """Every text in Unicode's composed form (NFC). Raises `BadRow` where that makes two keys of an object equal."""
+    """Every text in Unicode's composed form (NFC).
+
+    Raises `BadRow` where that makes two keys of an object equal, and where a character carries `MOST_MARKS` marks or more:
+    Python sorts a run of marks in quadratic time.
+    """
 
     def compose(place: str, text: str) -> str:
-        if text.isascii() or unicodedata.is_normalized("NFC", text):
+        if text.isascii():
+            return text
+        if has_endless_marks(text):
+            raise BadRow("endless_marks", f"{place} has {MOST_MARKS} or more combining marks on one character")
+        if unicodedata.is_normalized("NFC", text):
             return text
         composed = unicodedata.normalize("NFC", text)
         changes.append(Change("normalise", place, *excerpts(text, composed)))
         return composed
 
     return edit_texts(row, compose)
+
+
+def has_endless_marks(text: str) -> bool:
+    """Whether `MOST_MARKS` or more combining marks follow each other; such a run covers one of every `MOST_MARKS` places."""
+    for hit in range(0, len(text), MOST_MARKS):
+        if not _is_mark(text[hit]):
+            continue
+        first, end = hit, hit + 1
+        while first > 0 and end - first < MOST_MARKS and _is_mark(text[first - 1]):
+            first -= 1
+        while end < len(text) and end - first < MOST_MARKS and _is_mark(text[end]):
+            end += 1
+        if end - first >= MOST_MARKS:
+            return True
+    return False
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.combining(character) > 0 or character in MARKS_BY_PARTS
 
 
 def turns(mode: Literal["mend", "reject"]) -> Rule:
@@ -127,16 +156,27 @@ def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
 
 
 def _join_neighbours(turns: Turns, field: str, changes: Changes) -> Turns:
+    """The turns with each run of one side's made one; a run gives one note, at the place of its first turn."""
     joined: Turns = []
-    for number, turn in enumerate(turns, start=1):
-        if not joined or not _same_side(joined[-1], turn):
+    runs: list[list[str]] = []  # what is said in each of `joined`
+    for turn in turns:
+        if joined and _same_side(joined[-1], turn):
+            runs[-1].append(turn["content"])
+        else:
             joined.append(turn)
-            continue
-        first = joined[-1]["content"]
-        both = "\n\n".join(text for text in (first, turn["content"]) if text.strip())
-        joined[-1] = {**joined[-1], "content": both}
-        changes.append(Change("turns", f"{field} {number}", *excerpts(first, both)))
+            runs.append([turn["content"]])
+    number = 1
+    for i, said in enumerate(runs):
+        if len(said) > 1:
+            joined[i] = {**joined[i], "content": "\n\n".join(text for text in said if text.strip())}
+            before, after = excerpts(said[0], joined[i]["content"])
+            changes.append(Change("turns", f"{field} {number}", f"{before} ‹and {_turns(len(said) - 1)} more›", after))
+        number += len(said)
     return joined
+
+
+def _turns(number: int) -> str:
+    return "1 turn" if number == 1 else f"{number:,} turns"
 
 
 def _same_side(one: Turn, other: Turn) -> bool:

@@ -7,7 +7,7 @@ brackets and bars that look alike. Tokens without a bar can be other people's ta
 there only what a tokenizer or NFKC takes for the token counts. A space behind the first character breaks a token for good.
 
 Not touched: tokens of white space, tokens of a single character (some tokenizers keep letters such as `ü` as added tokens;
-there is nothing to break up), and the segments of rows without a template, which hold markup on purpose.
+there is nothing to break up), and rows of several segments, which hold markup on purpose; a single one is raw text.
 """
 
 import re
@@ -51,7 +51,7 @@ class ControlTokens:
 
     def __call__(self, row: Row, changes: Changes) -> Row:
         """The row with every control token broken up. Raises `BadRow` where one is found and `mode` is reject."""
-        if row["kind"] == "text":
+        if row["kind"] == "text" and len(row["segments"]) > 1:
             return row
 
         def edit(place: str, text: str) -> str:

@@ -96,16 +96,14 @@ class Index:
         quality = np.fromfile(self.quality, np.uint32)
         best = best_of(cluster, quality)
         alike = np.ones(self.rows, np.float32)
-        far = np.flatnonzero(best != np.arange(self.rows)).astype(np.int32)
+        far = np.flatnonzero(best != np.arange(self.rows, dtype=np.int32)).astype(np.int32)
         for _ in range(ROUNDS):
             alike[far] = self._similarity(far, best, first)
             far = far[alike[far] < self.threshold]
             if not len(far):
                 break
-            rest = np.arange(self.rows, dtype=np.int32)
-            order = far[np.argsort(cluster[far], kind="stable")]
-            rest[order] = _to_first(cluster[order].astype(np.uint64), order)[0]
-            best[far] = best_of(rest, quality)[far]
+            order = far[np.lexsort((far, ~quality[far], cluster[far]))]
+            best[order] = _to_first(cluster[order], order)[0]
         best[far], alike[far] = far, 1
         return best, alike
 
@@ -212,7 +210,7 @@ def best_of(cluster: Labels, quality: NDArray[np.uint32]) -> Labels:
     return best[cluster]
 
 
-def _to_first(keys: Keys, rows: NDArray) -> Pairs:
+def _to_first(keys: NDArray, rows: NDArray) -> Pairs:
     """(first row with the key, row) for all records, which are grouped by key."""
     begins = starts(keys)
     return np.repeat(rows[begins], np.diff(np.append(begins, len(keys)))), rows

@@ -4,22 +4,33 @@ The same value gets the same placeholder everywhere in its row; numbers count pe
 row has nothing left to redact: the search is repeated on its result until it finds nothing.
 """
 
-import json
 import re
+import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from html import unescape
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from ahocorasick_rs import AhoCorasick
 
 from pipeline.curation.changes import Change, Changes
 from pipeline.curation.personal import KINDS, find_personal, identity
-from pipeline.curation.secrets import FORMATS, Span, find_secrets
+from pipeline.curation.secrets import FORMATS, Span, find_private_keys, find_secrets
 from pipeline.rows import TURN_LISTS, BadRow, Row, edit_texts, texts
 
 PASSES = 10  # a placeholder can lay bare what its neighbour hid; two passes are the rule
 SHOWN = 5  # finds that the change of one text names
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")  # in JSON and code: the `n` of `\nghp_…` is no letter before the key
+# `\u0040` and `\/`, with all the backslashes that escaping twice puts before them (`\\u0040`, `\u005cu0040`); surrogate pairs are one character
+_SLASHES = r"\\++(?:u005[cC])*"
+_JSON = re.compile(rf"(?<!\\){_SLASHES}(?:(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{{2}}){_SLASHES}(?=u[dD][c-fC-F]))?u(?P<unit>[0-9a-fA-F]{{4}})|/)")
+_JSON_URL_HTML = re.compile(  # `%40` and `%C3%AB`, `&#64;`, `&#x40;` and `&euml;` as well
+    rf"{_JSON.pattern}|%(?:[0-7][0-9a-fA-F]|[c-fC-F][0-9a-fA-F](?:%[89abAB][0-9a-fA-F]){{1,3}})"
+    r"|&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}[0-9]{0,2});"
+)
+_WORD = frozenset(string.ascii_letters + string.digits + "_")
+_BEFORE = _WORD | {"["}  # perhaps a placeholder
 _NUMBERED = re.compile(r"\[([A-Z][A-Z0-9_]*)_(\d{1,9})\]")
 Namer = Callable[[str, str], str]  # (kind, value) → placeholder
 
@@ -61,14 +72,12 @@ class Redactor:
             return row
         if self._settings[0] == "reject":
             self._refuse(row, pairs)
-        repeated = _repeated(content) if secrets else {}
-        again = _either(repeated)
+        repeats = _repeats(content if secrets else ())
         name = _namer(whole)
         counts: Counter[str] = Counter()
 
         def edit(place: str, text: str) -> str:
-            known = (Span(*match.span(), repeated[match[0]], 1) for match in again.finditer(text)) if again else ()
-            spans = _apart([*self._found(text, secrets), *known])
+            spans = _apart([*self._found(text, secrets), *repeats(text)])
             if not spans:
                 return text
             counts.update(span.kind for span in spans)
@@ -83,23 +92,33 @@ class Redactor:
         raise BadRow("unredactable", f"something is left to redact after {PASSES} passes")
 
     def scrub(self, text: str) -> str:
-        """A text fit for any report: `[KIND]` for its secrets, whatever the settings, and for personal data, by the settings."""
-        text = text.encode("utf-8", "replace").decode()  # without halves of surrogate pairs
-        if "\\u" in text or "\\/" in text:  # JSON's escapes can hide an @ or a slash
-            try:
-                plain = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace").decode()
-            except (ValueError, RecursionError):
-                return self._scrubbed(text)
-            if (hidden := self._scrubbed(plain)) is not plain:
-                return hidden
-        return self._scrubbed(text)
+        """A text fit for any report: `[KIND]` for its secrets, whatever the settings, and for personal data, by the settings.
 
-    def _scrubbed(self, text: str) -> str:
+        Values are known in their escaped forms too (`bob\\u0040acme.dev`), whether or not the text is JSON; what is left stays as written.
+        """
+        text = text.encode("utf-8", "replace").decode()  # without halves of surrogate pairs
         for _ in range(PASSES):
-            if not (spans := _apart(self._found(text, secrets=True))):
+            if not (spans := list(self._found_escaped(text))):
                 return text
-            text = _replaced(text, spans, lambda kind, _: f"[{kind.upper()}]")
+            text = _replaced(text, _apart([*spans, *_repeats([text])(text)]), lambda kind, _: f"[{kind.upper()}]")
         return "[REDACTED]"
+
+    def is_clean(self, text: str) -> bool:
+        """Would `scrub` change nothing? For labels and file names, which have no row to be redacted in."""
+        return self.scrub(text) == text
+
+    def _found_escaped(self, text: str) -> Iterator[Span]:
+        """What is to be scrubbed: found in the text as it is, and with its escapes decoded."""
+        yield from self._found_cut(text)
+        for pattern in (_JSON, _JSON_URL_HTML) if "%" in text or "&" in text else (_JSON,):
+            if pattern.search(text):
+                decoded, origin = _decoded(text, pattern)
+                for span in self._found_cut(decoded):
+                    yield span._replace(start=origin[span.start], end=origin[span.end])
+
+    def _found_cut(self, text: str) -> Iterator[Span]:
+        yield from self._found(text, secrets=True)
+        yield from find_private_keys(text)
 
     def _found(self, text: str, secrets: bool) -> Iterator[Span]:
         text = _unescaped(text)
@@ -124,6 +143,27 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(lambda match: " " * len(match[0]), text) if "\\" in text else text
 
 
+def _decoded(text: str, pattern: re.Pattern[str]) -> tuple[str, list[int]]:
+    """The text with one character for every escape, and where in `text` each of its characters, and its end, began."""
+    pieces: list[str] = []
+    origin: list[int] = []
+    end = 0
+    for match in pattern.finditer(text):
+        character = _character(match)
+        pieces += [text[end : match.start()], character]
+        origin += range(end, match.start() + len(character))
+        end = match.end()
+    return "".join([*pieces, text[end:]]), [*origin, *range(end, len(text) + 1)]
+
+
+def _character(escape: re.Match[str]) -> str:
+    if escape["unit"]:
+        return bytes.fromhex((escape["high"] or "") + escape["unit"]).decode("utf-16-be", "replace")
+    if escape[0][0] == "\\":
+        return "/"
+    return (unquote(escape[0]) if escape[0][0] == "%" else unescape(escape[0]))[:1]
+
+
 def _one_word(edge: str, beyond: str) -> bool:
     """Does a name's last character go on into the next? Scripts that write no spaces (from U+2E80) never do."""
     return edge < "\u2e80" and (edge.isalnum() or edge == "_") and (beyond.isalnum() or beyond == "_")
@@ -141,16 +181,18 @@ def _argument_pairs(row: Row) -> Iterator[str]:
                 yield f'"{key}": "{item}"'
 
 
-def _repeated(content: Iterable[str]) -> dict[str, str]:
-    """Value → kind of the secrets that are told from words, and so are secrets wherever the row repeats them."""
+def _repeats(content: Iterable[str]) -> Callable[[str], list[Span]]:
+    """Finds, as whole words, the secrets of these texts that are told from words, and so are secrets wherever they are repeated."""
     found = {text[span.start : span.end]: span.kind for text in content for span in find_secrets(_unescaped(text))}
-    return {value: kind for value, kind in found.items() if len(value) > 5 and not value.isalpha() and not value.isdigit()}
+    kinds = {value: kind for value, kind in found.items() if len(value) > 5 and not value.isalpha() and not value.isdigit()}
+    values = AhoCorasick(kinds) if kinds else None
 
+    def find(text: str) -> list[Span]:
+        hits = values.find_matches_as_indexes(text, overlapping=True) if values else []
+        whole = [(start, end) for _, start, end in hits if text[start - 1 : start] not in _BEFORE and text[end : end + 1] not in _WORD]
+        return [Span(start, end, kinds[text[start:end]], 1) for start, end in whole]
 
-def _either(values: Iterable[str]) -> re.Pattern[str] | None:
-    """Finds these values as whole words; the longest first, where one begins like another."""
-    words = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
-    return re.compile(rf"(?<![\w\[])(?:{words})(?!\w)", re.ASCII) if words else None
+    return find
 
 
 def _apart(spans: Iterable[Span]) -> list[Span]:

@@ -6,6 +6,7 @@ at a needle, so a text without any costs microseconds and no text takes more tha
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ahocorasick_rs import AhoCorasick, Implementation
@@ -104,6 +105,7 @@ _PEM = (
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
     r"(?:[^-]*+(?:-(?!----)[^-]*+)*+-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|(?:(?:\s|\\[nr]){1,4}+[A-Za-z0-9+/=]{20,100}+)*+)"
 )
+_PEM_EDGE = re.compile(r"-----(?:(?P<begin>BEGIN)|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
 FORMATS = (
     _library("aws_access_key", "AKIA ASIA ABIA ACCA A3T", AWSKeyDetector.denylist[:1]),
@@ -211,3 +213,14 @@ def find_secrets(text: str) -> Iterator[Span]:
                             if each.valid(match.group(group)):
                                 yield Span(*match.span(group), each.kind, each.rank)
                             break
+
+
+def find_private_keys(text: str) -> Iterator[Span]:
+    """The PEM blocks of private keys in a text that may be cut: one without an end goes on to the next, or to the end of the text."""
+    edges = list(_PEM_EDGE.finditer(text)) if "-----BEGIN " in text else []
+    for edge, following in zip_longest(edges, edges[1:]):
+        if edge["begin"]:
+            closed = following is not None and not following["begin"]
+            end = len(text) if following is None else following.end() if closed else following.start()
+            if not closed or _real_pem(text[edge.start() : end]):
+                yield Span(edge.start(), end, "private_key", 2)

@@ -43,17 +43,17 @@ def assign_splits(
     stratum = domain[first[order]]
     rows = np.bincount(stratum, weights=sizes[order]).astype(np.int64)
     taken = np.zeros(len(group), np.uint8)
-    for which, fraction, walk in ((TEST, test_fraction, order), (VAL, val_fraction, order[::-1])):
-        quotas = apportion(rows, fraction)
+    for which, fraction, walk, least in ((TEST, test_fraction, order, 1), (VAL, val_fraction, order[::-1], 0)):
+        quotas = apportion(rows, fraction, least)
         for number in np.flatnonzero(quotas):
             _take(walk[(stratum if walk is order else stratum[::-1]) == number], sizes, int(quotas[number]), taken, which)
     return taken[group]
 
 
-def apportion(rows: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
-    """`fraction` of all `rows`, rounded, at least 1 where it is above 0, shared by the strata with the largest remainders."""
+def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[np.int64]:
+    """`fraction` of all `rows`, rounded, shared by the strata with the largest remainders; at least `least` of two rows or more, unless it is 0."""
     total = int(rows.sum())
-    wanted = max(1, round(total * fraction)) if fraction > 0 and total > 1 else 0
+    wanted = max(least, round(total * fraction)) if fraction > 0 and total > 1 else 0
     exact = rows * (wanted / max(total, 1))
     quotas: NDArray[np.int64] = np.floor(exact).astype(np.int64)
     missing = wanted - int(quotas.sum())

@@ -1,13 +1,15 @@
 """How many tokens a row has for the base model: counted exactly, or shown to be few without counting."""
 
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
+from pipeline.curation.cleaning import has_endless_marks
 from pipeline.curation.template import ChatTemplate
 from pipeline.errors import DataError
 from pipeline.rows import Row
@@ -17,7 +19,12 @@ Shape = Sequence[tuple[str, str]]  # roles, each with a letter where the turn sa
 
 LONE_SPACE = re.compile(r"(?<=\S) (?=\S)")
 NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html)
-CACHED_WORDS, CACHED_LENGTH = 1 << 17, 64  # words whose tokens are remembered, and the longest of them in characters
+NFC_SHRINKS = 4  # so many characters can become one (Greek letters with three marks)
+CACHED_WORDS, CACHED_CHARACTERS = 1 << 17, 1 << 20  # words whose tokens are remembered, and their length together
+LONG_WORD = 64  # characters; longer ones hardly ever repeat
+MOST_DEAR = 1 << 18  # characters that the tokenizer itself has to count: a quarter to half a second
+CACHED_SHAPE, CACHED_SHAPES = 64, 1 << 13  # turns of the longest order of roles that is remembered, and how many are
+STRETCH = 4096  # words between two looks at whether it is enough
 # one of each kind of character that the rules before merging treat differently
 KINDS = "aBéжß東ا9½_-'’\"()<>|#$&+.,!?:;@/\\~*{}[]=🙂\u0301\u200d£\ufe0f"
 
@@ -42,42 +49,79 @@ class TokenCounter:
         self.normalised = _state(self.tokenizer.normalizer).get("type")
         self.bounded = self._is_bounded()
         self.words = [_Words("", self.count_whole), _Words(" ", self.count_whole)] if self._cuts_at_spaces() else None
+        self.longest = self._longest()
         self.overheads: dict[Shape, int] = {}
 
-    def count(self, text: str) -> int:
-        """The number of tokens, exactly."""
+    def count(self, text: str, most: int | None = None) -> int:
+        """The number of tokens, exactly; of a text with more than `most`, just some number above it, which costs less."""
+        if most is not None and (least := self.at_least(text)) > most:
+            return least
         if self.words is None:
             return self.count_whole(text)
         # words repeat, and looking them up is many times faster than merging them anew
         sections = self.marks.split(text)
         tokens = len(sections) - 1
         for section in filter(None, sections):
-            first, *others = LONE_SPACE.split(section)
-            tokens += self.words[0][first] + sum(map(self.words[1].__getitem__, others))
+            words = LONE_SPACE.split(section)
+            tokens += self.words[0][words[0]]
+            for start in range(1, len(words), STRETCH):
+                tokens += sum(map(self.words[1].__getitem__, words[start : start + STRETCH]))
+                if most is not None and tokens > most:
+                    return tokens
         return tokens
+
+    def at_least(self, text: str) -> int:
+        """A number of tokens that the text can't go below, from its length alone: 0 where nothing is known."""
+        if self.longest is None:
+            return 0
+        shrinks = NFC_SHRINKS if self.normalised and not text.isascii() else 1
+        return len(text) // (self.longest * shrinks)
+
+    def dear(self, text: str) -> int:
+        """How many characters have to be counted by the tokenizer itself: those in long words; with no short cut all, and twice."""
+        if self.words is None:
+            return 2 * len(text)
+        words = chain.from_iterable(map(LONE_SPACE.split, self.marks.split(text)))
+        return sum(length for length in map(len, words) if length > LONG_WORD)
 
     def count_whole(self, text: str) -> int:
         """The number of tokens, by the tokenizer alone."""
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def count_row(self, row: Row) -> int:
-        """Tokens of the row as it is trained; of a preference, those of the prompt with its longer answer. Raises `BadRow` as the template does."""
+    def count_row(self, row: Row, most: int | None = None) -> int:
+        """Tokens of the row as it is trained; of a preference, those of the prompt with its longer answer.
+
+        With `most`, as in `count`. Raises `BadRow` as the template does.
+        """
+        if row["kind"] == "text":
+            return self._count_segments(row["segments"], most) if row["segments"] else 0
+        return max(self.count(text, most) for text in self.rendered(row))
+
+    def rendered(self, row: Row) -> list[str]:
+        """What a row is trained as: one text, of a preference two, of segments each by itself. Raises `BadRow` as the template does."""
         messages, tools = row["messages"], row.get("tools")
         if row["kind"] == "text":
-            return self._count_segments(row["segments"]) if row["segments"] else 0
+            return [segment["text"] for segment in row["segments"]]
         if row["kind"] == "preference":
-            return max(self.count(self.template.render(messages + row[side], tools)) for side in ("chosen", "rejected"))
-        return self.count(self.template.render(messages, tools, prompt=row["kind"] == "prompt"))
+            return [self.template.render(messages + row[side], tools) for side in ("chosen", "rejected")]
+        return [self.template.render(messages, tools, prompt=row["kind"] == "prompt")]
 
-    def _count_segments(self, segments: list[dict[str, Any]]) -> int:
+    def _count_segments(self, segments: list[dict[str, Any]], most: int | None) -> int:
         """One by one, with a beginning and an end of text where the text has none, as `pipeline.chat.encode_segments` makes them."""
         bos, eos = (self.template.special.get(f"{end}_token", "") for end in ("bos", "eos"))
         begins = bool(bos) and self.tokenizer.encode("").tokens[:1] == [bos] and not segments[0]["text"].startswith(bos)
         ends = bool(segments[-1]["train"]) and not segments[-1]["text"].endswith(eos or "\0")
-        return sum(self.count(segment["text"]) for segment in segments) + begins + ends
+        tokens = begins + ends
+        for segment in segments:
+            tokens += self.count(segment["text"], most)
+            if most is not None and tokens > most:
+                break
+        return tokens
 
-    def bound(self, row: Row) -> int | None:
-        """A number of tokens that a plain chat can't exceed, at a hundredth of the cost of counting; None where there is no such short cut.
+    def bound(self, row: Row, most: float = math.inf) -> int | None:
+        """A number of tokens that a plain chat can't exceed, at a hundredth of the cost of counting.
+
+        None where there is no such short cut, or where the texts alone go over `most`.
 
         A byte-level tokenizer makes at most one token of a byte; what the template adds is measured for each order of
         roles, blank turns apart: a template can put its own words where a system turn says nothing. Raises `BadRow` as the
@@ -92,8 +136,14 @@ class TokenCounter:
                 return None
             shape.append((turn["role"], "x" if text.strip() else ""))
             size += len(text) if text.isascii() else self._bytes(text)
+        if size > most:
+            return None
+        if len(shape) > CACHED_SHAPE:
+            return size + self._overhead(shape)
         key = tuple(shape)
         if key not in self.overheads:
+            if len(self.overheads) >= CACHED_SHAPES:
+                self.overheads.clear()
             self.overheads[key] = self._overhead(shape)
         return size + self.overheads[key]
 
@@ -104,7 +154,7 @@ class TokenCounter:
         return marks + len(markup.encode())
 
     def _bytes(self, text: str) -> int:
-        grows = self.normalised is not None and not unicodedata.is_normalized("NFC", text)
+        grows = self.normalised is not None and (has_endless_marks(text) or not unicodedata.is_normalized("NFC", text))
         return len(text.encode()) * (NFC_GROWTH if grows else 1)
 
     def _is_bounded(self) -> bool:
@@ -115,6 +165,15 @@ class TokenCounter:
         steps = before.get("pretokenizers", [before])
         byte_level = any(step.get("type") == "ByteLevel" and not step["add_prefix_space"] for step in steps)
         return isinstance(self.tokenizer.model, BPE) and byte_level and self.normalised in (None, "NFC")
+
+    def _longest(self) -> int | None:
+        """The most characters that one token can stand for; None where that is not known."""
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        words = self.tokenizer.get_vocab()
+        if not self.bounded or any(token.lstrip or token.rstrip for token in self.added) or not words.keys() >= set(ByteLevel.alphabet()):
+            return None
+        return max(map(len, words))
 
     def _cuts_at_spaces(self) -> bool:
         """Whether a space between two other characters always starts a new piece, so that pieces can be counted one by one."""
@@ -130,14 +189,14 @@ class _Words(dict[str, int]):
     """Tokens of each word behind `before`, counted once."""
 
     def __init__(self, before: str, count: Callable[[str], int]) -> None:
-        self.before, self.of = before, count
+        self.before, self.of, self.characters = before, count, 0
 
     def __missing__(self, word: str) -> int:
-        tokens = self.of(self.before + word)
-        if len(word) <= CACHED_LENGTH:
-            if len(self) >= CACHED_WORDS:
-                self.clear()
-            self[word] = tokens
+        if len(self) >= CACHED_WORDS or self.characters >= CACHED_CHARACTERS:
+            self.clear()
+            self.characters = 0
+        self.characters += len(word)
+        self[word] = tokens = self.of(self.before + word)
         return tokens
 
 
