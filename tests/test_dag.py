@@ -92,7 +92,7 @@ def snakemake_graph(dvc_graph: dict[str, Stage], tmp_path_factory: pytest.TempPa
     for source in {path for stage in dvc_graph.values() for path in stage.inputs}:
         if source not in made and source not in ("models/gguf", "reports/eval"):
             (folder / source).parent.mkdir(parents=True, exist_ok=True)
-            (folder / source).touch() if "." in Path(source).name else (folder / source).mkdir(parents=True)
+            (folder / source).touch() if "." in Path(source).name else (folder / source).mkdir(parents=True, exist_ok=True)
     (folder / "data/raw/a.jsonl").touch()
     with SnakemakeApi(OutputSettings(quiet=None)) as api:
         workflow = api.workflow(resource_settings=ResourceSettings(cores=2), snakefile=folder / "Snakefile", workdir=folder)
@@ -518,6 +518,7 @@ def test_a_new_raw_file_retrains_only_if_its_rows_are_new(toy: Toy, rows: str, r
     toy.agree()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lost", "rerun"), [("everything", ["curate", "train", "merge"]), ("adapter", ["curate", "train"])])
 def test_what_the_cache_has_lost_is_built(toy: Toy, lost: str, rerun: list[str]) -> None:
     """All of the cache, as an over-eager `dvc gc` leaves it, or the adapter's files alone: built anew it is the same, so others are spared."""
@@ -580,6 +581,7 @@ def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) 
         reuse("report", toy.root)
 
 
+@pytest.mark.slow
 def test_killed_while_outputs_come_back(toy: Toy) -> None:
     """Half an adapter is no adapter; the next start brings the whole one, and sweeps up what a copy left beside outputs."""
     adapter = toy.root / "models/adapter"

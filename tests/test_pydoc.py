@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from pipeline.curate import curate
 from pipeline.jsonl import read_rows
+from pipeline.params import load_params
 
-SCRIPT = Path(__file__).parents[1] / "examples/pydoc.py"
+PROJECT = Path(__file__).parents[1]
+SCRIPT = PROJECT / "examples/pydoc.py"
 ENOUGH = 1500
 
 
@@ -112,13 +115,14 @@ def test_names_are_public_and_modules_harmless(rows: list[tuple[str, str]]) -> N
     assert {"json", "os", "math", "pathlib", "urllib"} <= tops
 
 
-def test_curate_keeps_every_row(made: Path, tmp_path: Path) -> None:
-    base = tmp_path / "base.json"
-    base.write_text(json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]}))
-    report = curate(
-        raw=made.parent, base=base, final=tmp_path / "final", rejects=tmp_path / "rejects.jsonl", report=tmp_path / "data.json",
-        format="messages", val_fraction=0.03, test_fraction=0.12, seed=42,
-    )  # fmt: skip
-    assert report["rejected"] == {}
-    assert report["rows_kept"] >= ENOUGH
+def test_curate_keeps_nearly_every_row(made: Path, tmp_path: Path) -> None:
+    """All of them are usable; what goes are variants of one function, and training rows that share a sentence with a test row."""
+    (tmp_path / "data/raw").mkdir(parents=True)
+    shutil.copy(made, tmp_path / "data/raw")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/base.json").write_text(json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]}))
+    report = curate(tmp_path, load_params(PROJECT / "recipes/demo.yaml").curate)
+    assert report["rows_rejected"] == 0
+    assert set(report["rejected"]) <= {"near_duplicate", "contaminated"}
+    assert report["rows_kept"] >= 0.95 * report["rows_read"] >= 0.95 * ENOUGH
     assert report["splits"]["test"] >= 100

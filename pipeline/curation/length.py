@@ -1,15 +1,27 @@
 """The token budget: what is longer is split between exchanges, or rejected; nothing is ever cut in silence."""
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.curation.changes import Change, Changes, excerpts
-from pipeline.curation.token_count import TokenCounter
+from pipeline.curation.token_count import MOST_DEAR, TokenCounter
 from pipeline.rows import BadRow, Row, row_id
 
 Turns = list[dict[str, Any]]
+
+EXACT = 4  # a row of more than so many budgets is not counted to its end
+MOST_PARTS = 2000  # of one row, with those that are lost
+MARKUP = 24  # characters that a template adds to a turn, about
+CHARACTERS_PER_TOKEN = 4.0  # the first guess
+GUESSES = 6  # of where a part ends, before the rest is halved
+SLOWER = 0.9  # how a guess that was too high lowers the next one
+# what splitting may cost, in characters counted: for a row of ordinary turns a quarter of it is enough
+WORK, WORK_PER_CHARACTER = 1 << 20, 5
+REPEATED = 1 << 16  # characters of system turns that parts may repeat, above their own length
 
 
 class Length:
@@ -35,61 +47,95 @@ class Length:
         """
         if self.folder is None:
             return [row]
-        bound = self.counter.bound(row)
-        if bound is not None and bound <= self.max_tokens:
-            return [row]
-        tokens = self.counter.count_row(row)
+        many = len(row["messages"]) > self.max_tokens  # a turn has at least one token, so there is no need to count
+        if not many:
+            bound = self.counter.bound(row, self.max_tokens)
+            if bound is not None and bound <= self.max_tokens:
+                return [row]
+        splits = self.mode == "split" and row["kind"] == "chat" and "reward" not in row
+        tokens = self.max_tokens + 1 if many else self._count(row, splits)
         if tokens <= self.max_tokens:
             return [row]
-        if self.mode == "reject" or row["kind"] != "chat" or "reward" in row:
-            raise BadRow("over_budget", f"{tokens:,} tokens, the budget is {self.max_tokens:,}")
-        return self._split(row, tokens, changes)
+        exact = not many and tokens <= EXACT * self.max_tokens
+        said = f"{tokens:,} tokens" if exact else f"more than {self.max_tokens:,} tokens"
+        if not splits:
+            raise BadRow("over_budget", f"{said}, the budget is {self.max_tokens:,}")
+        return self._split(row, said, changes)
 
-    def _split(self, row: Row, tokens: int, changes: Changes) -> list[Row]:
+    def _count(self, row: Row, splits: bool) -> int:
+        """The row's tokens; above `EXACT` times the budget just some number there. Raises `BadRow` where counting would take seconds."""
+        texts = self.counter.rendered(row)
+        most = EXACT * self.max_tokens
+        least = max(map(self.counter.at_least, texts), default=0)
+        if least > most and not splits:
+            return least
+        dear = sum(map(self.counter.dear, texts))
+        if dear > MOST_DEAR:
+            raise BadRow("over_budget", f"{dear:,} characters that can't be counted word by word; more than {MOST_DEAR:,} take too long")
+        return self.counter.count_row(row, most)
+
+    def _split(self, row: Row, said: str, changes: Changes) -> list[Row]:
         system, exchanges = exchanges_of(row["messages"])
+        said = f"{said} in {_exchanges(len(exchanges))}"
+        starts = [*accumulate(map(len, exchanges), initial=len(system))]  # in the row's messages
+        weights = [*accumulate((sum(map(_weight, exchange)) for exchange in exchanges), initial=0)]
+        repeated = sum(map(_weight, system))
+        work = WORK + WORK_PER_CHARACTER * (weights[-1] + repeated)
 
         def turns_of(first: int, end: int) -> Turns:
-            return [turn for exchange in exchanges[first:end] for turn in exchange]
+            turns: Turns = row["messages"][starts[first] : starts[end]]
+            return turns
 
         def size(first: int, end: int) -> int:
-            return self.counter.count_row(row | {"messages": system + turns_of(first, end)})
+            nonlocal work
+            work -= repeated + weights[end] - weights[first]
+            if work < 0:
+                raise BadRow("over_budget", f"{said}: too much work to split")
+            return self.counter.count_row(row | {"messages": system + turns_of(first, end)}, self.max_tokens)
 
+        if sum(self.counter.count(turn["content"], self.max_tokens) for turn in system) >= self.max_tokens:
+            raise BadRow("over_budget", f"{said}, none of which fits the budget of {self.max_tokens:,} behind the system turn")
         parts: list[Row] = []
-        sizes: list[str] = []
-        for first, end, fits in spans(len(exchanges), size, self.max_tokens):
+        sizes: list[int] = []
+        for number, (first, end, tokens) in enumerate(spans(weights, size, self.max_tokens)):
+            if number >= MOST_PARTS:
+                raise BadRow("over_budget", f"{said}: too long to split, it would come in more than {MOST_PARTS:,} parts")
             turns = turns_of(first, end)
-            if fits and any(turn["role"] == "assistant" and turn.get("train", True) for turn in turns):
+            if tokens <= self.max_tokens and any(turn["role"] == "assistant" and turn.get("train", True) for turn in turns):
                 parts.append(row | {"source": f"{row['source']}#{len(parts) + 1}", "messages": system + turns})
-                sizes.append(f"{size(first, end):,}")
+                sizes.append(tokens)
+                if repeated * len(parts) > REPEATED + weights[-1]:
+                    raise BadRow("over_budget", f"{said}: the parts would hold more of the repeated system turn than of the conversation")
                 continue
-            start = len(system) + len(turns_of(0, first)) + 1
             text = "\n".join(turn["content"] for turn in turns)
-            changes.append(Change("length", f"messages {start} to {start + len(turns) - 1}", *excerpts(text, "")))
+            changes.append(Change("length", f"messages {starts[first] + 1} to {starts[end]}", *excerpts(text, "")))
         if not parts:
-            raise BadRow("over_budget", f"{tokens:,} tokens in {_exchanges(len(exchanges))}, none of which fits the budget of {self.max_tokens:,}")
-        changes.append(Change("length", "messages", f"{tokens:,} tokens in {_exchanges(len(exchanges))}", f"in parts of {', '.join(sizes)} tokens"))
+            raise BadRow("over_budget", f"{said}, none of which fits the budget of {self.max_tokens:,}")
+        changes.append(Change("length", "messages", said, f"in parts of {_listed(sizes)} tokens"))
         return [part | {"id": row_id(part)} if "id" in row else part for part in parts]
 
 
-def spans(exchanges: int, size: Callable[[int, int], int], most: int) -> Iterator[tuple[int, int, bool]]:
-    """(first, one past the last, whether it fits) of neighbouring exchanges, each as long as `size` stays within `most` tokens.
+def spans(weights: Sequence[int], size: Callable[[int, int], int], most: int) -> Iterator[tuple[int, int, int]]:
+    """(first, one past the last, tokens) of neighbouring exchanges, in each as many as `size` finds within `most` tokens.
 
-    An exchange that doesn't fit comes alone. `size` is dear, so where to look is guessed from the sizes of single exchanges.
+    An exchange that doesn't fit comes alone. `size` is dear, so the end is guessed from the running sum of the exchanges'
+    `weights` (one more than there are exchanges) and the tokens that such weight had so far, and then closed in from both sides.
     """
-    alone = [size(i, i + 1) for i in range(exchanges)]
-    shared = alone[0] + alone[1] - size(0, 2) if exchanges > 1 else 0  # what each part has once: the system turn
-    first = 0
+    exchanges, first, rate = len(weights) - 1, 0, CHARACTERS_PER_TOKEN
     while first < exchanges:
-        end, guess = first + 1, alone[first]
-        while end < exchanges and guess + alone[end] - shared <= most:
-            guess += alone[end] - shared
-            end += 1
-        while end > first + 1 and size(first, end) > most:
-            end -= 1
-        while alone[first] <= most and end < exchanges and size(first, end + 1) <= most:
-            end += 1
-        yield first, end, alone[first] <= most
-        first = end
+        fits, fails, tokens, tries = first, exchanges + 1, 0, 0
+        while fails - fits > 1:
+            reach = weights[fits] + int((most - tokens) * rate)
+            guess = bisect_right(weights, reach) - 1 if tries < GUESSES else (fits + fails) // 2
+            end = min(max(guess, fits + 1), fails - 1)
+            found, tries = size(first, end), tries + 1
+            if found <= most:
+                fits, tokens = end, found
+                rate = (weights[end] - weights[first]) / max(found, 1)
+            else:
+                fails, rate = end, rate * SLOWER
+        yield first, max(fits, first + 1), tokens if fits > first else most + 1
+        first = max(fits, first + 1)
 
 
 def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
@@ -101,6 +147,16 @@ def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
             exchanges.append([])
         exchanges[-1].append(turn)
     return messages[:start], exchanges
+
+
+def _weight(turn: dict[str, Any]) -> int:
+    """What a turn costs, in characters; those of calls and thoughts are few and left out."""
+    return len(turn["content"]) + MARKUP
+
+
+def _listed(sizes: list[int]) -> str:
+    more = f" … {sizes[-1]:,} ({len(sizes):,} of them)" if len(sizes) > LISTED else ""
+    return ", ".join(f"{size:,}" for size in sizes[:LISTED]) + more
 
 
 def _exchanges(number: int) -> str:

@@ -29,25 +29,36 @@ def assign_splits(
     Groups are taken in the order of a draw from seed and content (the smallest of `keys`, 64 bits of each row's id), test from
     one end and val from the other: a row mostly stays where it is when others come, and test is the same for any `val_fraction`.
     """
-    split = np.zeros(len(group), np.uint8)
-    sizes = np.bincount(group[keep], minlength=len(group)).astype(np.int32)
-    leaders = np.flatnonzero(sizes)
+    leaders, sizes, stratum, lowest = _groups(group, domain, keep, keys)
+    taken = np.zeros(len(group), np.uint8)
     if not len(leaders):
-        return split
+        return taken
+    by_draw = np.argsort(draws(lowest, "split", seed), kind="stable")
+    leaders, sizes, stratum = leaders[by_draw], sizes[by_draw], stratum[by_draw]
+    rows = np.bincount(stratum, weights=sizes).astype(np.int64)
+    for which, fraction, step, least in ((TEST, test_fraction, 1, 1), (VAL, val_fraction, -1, 0)):
+        for number, quota in enumerate(apportion(rows, fraction, least).tolist()):
+            if quota:
+                own = np.flatnonzero(stratum == number)[::step]
+                _take(leaders[own], sizes[own], quota, taken, which)
+    return taken[group]
+
+
+def _groups(
+    group: NDArray[np.int32], domain: NDArray[np.int32], keep: NDArray[np.bool_], keys: NDArray[np.uint64]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.uint64]]:
+    """Of every group with kept rows: its name, how many they are, the domain of the first, and the smallest key of all its rows."""
+    sizes = np.zeros(len(group), np.int32)
+    np.add.at(sizes, group[keep], 1)
+    leaders = np.flatnonzero(sizes).astype(np.int32)
     smallest = np.full(len(group), np.iinfo(np.uint64).max)
     np.minimum.at(smallest, group, keys)
-    first = np.full(len(group), -1, np.int32)
-    kept = np.flatnonzero(keep)[::-1]
+    lowest = smallest[leaders]
+    del smallest
+    first = np.zeros(len(group), np.int32)
+    kept = np.flatnonzero(keep).astype(np.int32)[::-1]
     first[group[kept]] = kept  # the last assignment wins: the group's first kept row
-    order = leaders[np.argsort(draws(smallest[leaders], "split", seed), kind="stable")]
-    stratum = domain[first[order]]
-    rows = np.bincount(stratum, weights=sizes[order]).astype(np.int64)
-    taken = np.zeros(len(group), np.uint8)
-    for which, fraction, walk, least in ((TEST, test_fraction, order, 1), (VAL, val_fraction, order[::-1], 0)):
-        quotas = apportion(rows, fraction, least)
-        for number in np.flatnonzero(quotas):
-            _take(walk[(stratum if walk is order else stratum[::-1]) == number], sizes, int(quotas[number]), taken, which)
-    return taken[group]
+    return leaders, sizes[leaders], domain[first[leaders]], lowest
 
 
 def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[np.int64]:
@@ -61,12 +72,12 @@ def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[n
     return quotas
 
 
-def _take(walk: NDArray[np.int64], sizes: NDArray[np.int32], quota: int, taken: NDArray[np.uint8], which: int) -> None:
+def _take(leaders: NDArray[np.int32], sizes: NDArray[np.int32], quota: int, taken: NDArray[np.uint8], which: int) -> None:
     """Mark groups in order as long as they fit; one too large for what is left stays in training."""
     left = quota
-    for leader in walk.tolist():
+    for place in range(len(leaders)):
         if left <= 0:
             return
-        if not taken[leader] and sizes[leader] <= left:
-            taken[leader] = which
-            left -= int(sizes[leader])
+        if sizes[place] <= left and not taken[leaders[place]]:
+            taken[leaders[place]] = which
+            left -= int(sizes[place])

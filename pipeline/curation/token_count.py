@@ -170,10 +170,12 @@ class TokenCounter:
         """The most characters that one token can stand for; None where that is not known."""
         from tokenizers.pre_tokenizers import ByteLevel
 
-        words = self.tokenizer.get_vocab()
-        if not self.bounded or any(token.lstrip or token.rstrip for token in self.added) or not words.keys() >= set(ByteLevel.alphabet()):
+        words, before = self.tokenizer.get_vocab(), _state(self.tokenizer.pre_tokenizer)
+        steps = before.get("pretokenizers", [before])
+        keeps = all(step["type"] in ("ByteLevel", "Digits") or step.get("behavior", "Removed") != "Removed" for step in steps)
+        if not self.bounded or not keeps or any(token.lstrip or token.rstrip for token in self.added):
             return None
-        return max(map(len, words))
+        return max(map(len, words)) if words.keys() >= set(ByteLevel.alphabet()) else None
 
     def _cuts_at_spaces(self) -> bool:
         """Whether a space between two other characters always starts a new piece, so that pieces can be counted one by one."""
