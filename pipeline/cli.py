@@ -110,9 +110,8 @@ def check(
 ) -> None:
     """Name the rows that can't be used, and why; exit 3 if there is any. Writes nothing."""
     from pipeline.commands.data.check import main
-    from pipeline.params import load_params
 
-    raise typer.Exit(main(load_params(params or root / "params.yaml"), root, paths, everything=everything, as_json=as_json))
+    raise typer.Exit(main(params, root, paths, everything=everything, as_json=as_json))
 
 
 @data.command(epilog="example: quench data diff HEAD~1 --rows 3")

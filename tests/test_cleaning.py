@@ -1,5 +1,7 @@
 """cleaning: text in composed form, turns in order; what is mended is noted, what can't be is rejected."""
 
+import re
+import time
 import unicodedata
 from typing import Any
 
@@ -7,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.curation.changes import Changes
-from pipeline.curation.cleaning import check_turns, mend_turns, normalise, turns
+from pipeline.curation.changes import Changes, first_difference
+from pipeline.curation.cleaning import MARKS_BY_PARTS, MOST_MARKS, check_turns, has_endless_marks, mend_turns, normalise, turns
 from pipeline.rows import BadRow, Row, texts
 
 
@@ -113,7 +115,8 @@ def test_what_is_in_order_stays(good: Row) -> None:
 def test_what_can_be_mended_is_and_noted(script: str, mended: str) -> None:
     changes: Changes = []
     assert turns("mend")(row(script), changes)["messages"] == conversation(mended)
-    assert len(changes) == len(conversation(script)) - len(conversation(mended)), "a note for every turn that is gone"
+    gone = sum(int(found[1]) if (found := re.search(r"‹and (\d+) more turn", change.before)) else 1 for change in changes)
+    assert gone == len(conversation(script)) - len(conversation(mended)), "every turn that is gone is noted"
     assert {change.rule for change in changes} == {"turns"}
     with pytest.raises(BadRow):
         turns("reject")(row(script), [])
@@ -130,14 +133,19 @@ def test_what_can_not_be_mended_is_rejected(bad: Row, code: str, detail: str) ->
 
 def test_answers_of_a_preference_are_mended_each_for_itself() -> None:
     bad = row("u:a u:b", "preference", chosen="a:c a:d u:e", rejected="a:f u:g a:")
-    mended = turns("mend")(bad, changes := [])
+    changes: Changes = []
+    mended = turns("mend")(bad, changes)
     assert mended | {"source": ""} == row("u:a+b", "preference", chosen="a:c+d", rejected="a:f") | {"source": ""}
-    assert [change.place for change in changes] == ["messages 2", "chosen 3", "chosen 2", "rejected 2", "rejected 3"]
+    assert [change.place for change in changes] == ["messages 1", "chosen 3", "chosen 1", "rejected 2", "rejected 3"]
 
 
 def test_a_note_shows_what_was_joined_or_dropped() -> None:
-    turns("mend")(row("u:one u:two a:three u:four"), changes := [])
-    assert [(change.place, change.before, change.after) for change in changes] == [("messages 4", "four", ""), ("messages 2", "one", "one\n\ntwo")]
+    changes: Changes = []
+    turns("mend")(row("u:one u:two a:three u:four"), changes)
+    assert [(change.place, change.before, change.after) for change in changes] == [
+        ("messages 4", "four", ""),
+        ("messages 1", "one ‹and 1 more turn›", "one\n\ntwo"),
+    ]
     turns("mend")(
         row("u:a a:b u:c c: t:5 a:") | {"messages": [*conversation("u:a a:b"), *conversation("t:5"), {"role": "assistant", "content": ""}]},
         changes := [],
@@ -220,3 +228,50 @@ def test_keys_that_become_equal_reject_the_row() -> None:
     with pytest.raises(BadRow) as caught:
         normalise(row("") | {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}, [])
     assert caught.value.code == "duplicate_key"
+
+
+LINE = 4 << 20  # bytes of the longest line
+HOSTILE = {
+    "a long run of users": [("user", "hi")] * (LINE // 40) + [("assistant", "x")],
+    "a run that grows": [("user", "a" * 800)] * 5000 + [("assistant", "x")],
+    "a long tail": [("user", "hi"), ("assistant", "x"), ("user", "a"), ("system", "b")] + [("user", "hi")] * (LINE // 40),
+    "empty answers": [("user", "a")] + [("assistant", "")] * (LINE // 40) + [("assistant", "x")],
+    "marks out of order": [("user", "a"), ("assistant", "a" + "\u0301\u0323" * (LINE // 4))],
+    "marks made of marks": [("user", "a"), ("assistant", "a" + "\u0f73" * (LINE // 3))],
+    "marks just short of too many": [("user", "a"), ("assistant", ("a" + "\u0301\u0323" * 31) * (LINE // 126))],
+    "all to be composed": [("user", "e\u0301" * (LINE // 3)), ("assistant", "\u1112\u1161\u11ab" * (LINE // 27))],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_line_takes_long(name: str) -> None:
+    bad = row("") | {"messages": [{"role": role, "content": content} for role, content in HOSTILE[name]]}
+
+    def clean() -> tuple[Any, Changes]:
+        changes: Changes = []
+        try:
+            return turns("mend")(normalise(bad, changes), changes)["messages"], changes
+        except BadRow as error:
+            return error.code, changes
+
+    start = time.process_time()
+    first = clean()
+    assert time.process_time() - start < 2
+    assert clean() == first
+    assert (first[0] == "endless_marks") == (name in ("marks out of order", "marks made of marks"))
+
+
+def test_endless_marks_are_found_wherever_they_begin() -> None:
+    marked = {chr(code) for code in range(0x110000) if unicodedata.combining(unicodedata.normalize("NFD", chr(code))[0])}
+    assert {mark for mark in marked if not unicodedata.combining(mark)} == set(MARKS_BY_PARTS)
+    for start in range(130):
+        assert has_endless_marks("x" * start + "\u0301" * MOST_MARKS + "x")
+        assert not has_endless_marks("x" * start + ("\u0301" * (MOST_MARKS - 1) + "x") * 3)
+
+
+@given(one=st.text("ab", max_size=40), other=st.text("ab", max_size=40), same=st.text("aé🙂", max_size=40))
+def test_the_first_difference_is_found(one: str, other: str, same: str) -> None:
+    one, other = same + one, same + other
+    first = first_difference(one, other)
+    assert one[:first] == other[:first]
+    assert first == min(len(one), len(other)) or one[first] != other[first]

@@ -1,6 +1,7 @@
 """Containers: which files are read, where their rows begin and end, and that each row is accounted for in flat memory."""
 
 import csv
+import errno
 import gzip
 import io
 import json
@@ -8,10 +9,11 @@ import os
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import date
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow
 import pyarrow.parquet
@@ -21,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.curation import unpack
-from pipeline.curation.containers import raw_files, raw_lines, refusal
+from pipeline.curation.containers import files_below, raw_files, raw_lines, refusal, sha256, size
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine, dump_line, parse_line
 
@@ -70,6 +72,19 @@ LINES: dict[str, tuple[bytes, Items]] = {
     "an array with what JSON has no word for": (b'[{"a": NaN}, {"\xff": 1}, {}]', [(1, 1, b'{"a": NaN}'), (2, 13, b'{"\xff": 1}'), (3, 23, b"{}")]),
     "an array and more": (b"[{}]\n[{}]\n", [(1, 0, b"[{}]"), (2, 5, b"[{}]")]),
     "an array over lines and more": (b"[\n{}]\n{}\n", [(1, 2, b"{}"), (2, 6, "not_json")]),
+    "an array, an element a line": (b'[{"a": 1},\n{"b": 2}\n]', [(1, 1, b'{"a": 1}'), (2, 11, b'{"b": 2}')]),
+    "an array with commas first": (b'[ 1\n, {"b": 2}\n, 3 ]', [(1, 2, b"1"), (2, 6, b'{"b": 2}'), (3, 17, b"3")]),
+    "an array of one": (b'[\n\n{"a": 1}\n\n]', [(1, 3, b'{"a": 1}')]),
+    "an array of one over lines": (b"[-1.5e3\n]", [(1, 1, b"-1.5e3")]),
+    "a date in brackets": (b'[2024-01-01] start\n\n"x"\n{}\n', [(1, 0, b"[2024-01-01] start"), (2, 19, "blank"), (3, 20, b'"x"'), (4, 24, b"{}")]),
+    "a word in brackets": (b"[INFO] start\r\n{}\n{}", [(1, 0, b"[INFO] start"), (2, 14, b"{}"), (3, 17, b"{}")]),
+    "a number in brackets": (b"[1/2] start\n{}\n", [(1, 0, b"[1/2] start"), (2, 12, b"{}")]),
+    "an array that no comma follows": (
+        b'["a"] start\n\n{"a": 1}\n{}\n',
+        [(1, 0, b'["a"] start'), (2, 12, "blank"), (3, 13, b'{"a": 1}'), (4, 22, b"{}")],
+    ),
+    "a bracket alone": (b"[\n{}\n{}\n", [(1, 0, b"["), (2, 2, b"{}"), (3, 5, b"{}")]),
+    "an array cut off": (b'[{"a": 1},\n{"b": 2}', [(1, 0, b'[{"a": 1},'), (2, 11, b'{"b": 2}')]),
 }
 
 
@@ -97,7 +112,7 @@ CSV: dict[str, tuple[bytes, list[Any]]] = {
     ),
     "labels and scores": (
         b"label,score\nTrue,1\n0,-.5e1\nmaybe,1e999\nfalse,1_0\n",
-        [{"label": True, "score": 1.0}, {"label": False, "score": -5.0}, {"label": "maybe", "score": "1e999"}, {"label": False, "score": "1_0"}],
+        [{"label": "True", "score": 1.0}, {"label": "0", "score": -5.0}, {"label": "maybe", "score": "1e999"}, {"label": "false", "score": "1_0"}],
     ),
     "no UTF-8": (b'a\n\xe9\n"\xe9\nb"\n1\n', ["not_utf8", "not_utf8", {"a": "1"}]),
     "a bad quote in one line": (b'a,b\n"x"y,"z"\n1,2\n', ["not_csv", {"a": "1", "b": "2"}]),
@@ -121,6 +136,37 @@ def test_rows_of_csv(tmp_path: Path, case: str, packing: str) -> None:
     items = read_bytes(tmp_path, "a.csv" + packing, PACK[packing](data))
     assert [(number, offset) for number, offset, _ in items] == [(number, None) for number in range(1, len(rows) + 1)]
     assert [row if isinstance(row, str) else json.loads(row) for _, _, row in items] == rows
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"prompt;completion\na;b\nc;d\n", "separated by semicolons: write commas"),
+        (b'"prompt";"completion"\n', "separated by semicolons: write commas"),
+        (BOM + b"prompt\tcompletion\r\na\tb\r\n", "separated by tabs: write commas"),
+        (b"prompt|completion\n", "separated by vertical bars: write commas"),
+        (b"prompt,completion\ra,b\rc,d\r", "a line ends with CR alone"),
+        (b'"a"b,c\n', "something stands between a quote and the next comma"),
+        (b'"a,b\n', "a quote is never closed"),
+        (b"a,a\n", "two have the same name"),
+        (b"a,\n", "one has no name"),
+        (b"\n", "nothing on this line"),
+        ("a\tb\n".encode("utf-16"), "byte 0 is not UTF-8"),
+    ],
+)
+def test_a_bad_header_is_told_once_and_why(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    ((_, _, row),) = raw_lines(tmp_path / "a.csv", "a.csv", max_line_bytes=100, notes=Counter())
+    assert isinstance(row, BadLine)
+    assert row.code == "bad_header"
+    assert words in str(row)
+    assert "newline=" not in str(row)
+
+
+def test_a_bad_record_is_told_in_our_words(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'a,b\nx\ry,z\n"x"y,z\n')
+    rows = raw_lines(tmp_path / "a.csv", "a.csv", max_line_bytes=100, notes=Counter())
+    assert [str(row) for _, _, row in rows] == ["a line ends with CR alone: write LF or CRLF", "something stands between a quote and the next comma"]
 
 
 @settings(max_examples=50)
@@ -154,12 +200,7 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "code"),
     [
-        (date(2024, 2, 29), pyarrow.date32(), "bad_shape"),
-        (10**18, pyarrow.timestamp("ns"), "bad_shape"),
         (10**12, pyarrow.timestamp("s"), "bad_shape"),  # the year 33,658
-        (Decimal("1.5"), pyarrow.decimal128(3, 1), "bad_shape"),
-        (b"\xff", pyarrow.binary(), "bad_shape"),
-        ([("a", 1)], pyarrow.map_(pyarrow.string(), pyarrow.int64()), "bad_shape"),
         (float("nan"), pyarrow.float64(), "not_finite"),
         ("x" * 100, pyarrow.string(), "too_long"),
     ],
@@ -168,6 +209,40 @@ def test_what_json_has_no_form_for_rejects_its_row_alone(tmp_path: Path, value: 
     schema = pyarrow.schema([("a", pyarrow.struct([("b", kind)]))])
     items = read_bytes(tmp_path, "a.parquet", parquet([{"a": {"b": None}}, {"a": {"b": value}}, {"a": None}], schema))
     assert [row for _, _, row in items] == [b'{"a":{}}', code, b"{}"]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "said"),
+    [
+        (date(2024, 2, 29), pyarrow.date32(), "2024-02-29"),
+        (datetime(2024, 2, 29, 1, 2, 3, tzinfo=UTC), pyarrow.timestamp("us", "UTC"), "2024-02-29T01:02:03+00:00"),
+        (10**18, pyarrow.timestamp("ns"), "2001-09-09T01:46:40"),
+        (time(1, 2), pyarrow.time64("us"), "01:02:00"),
+        (timedelta(days=1), pyarrow.duration("us"), "1 day, 0:00:00"),
+        (Decimal("1.50"), pyarrow.decimal128(3, 2), "1.50"),
+        (UUID(int=1).bytes, pyarrow.uuid(), "00000000-0000-0000-0000-000000000001"),
+        ("grün".encode(), pyarrow.binary(), "grün"),
+        (b"\x89PNG", pyarrow.binary(), {"bytes": 4}),  # no text, but there: a picture must not vanish
+        ([("a", 1)], pyarrow.map_(pyarrow.string(), pyarrow.int64()), [["a", 1]]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_json_lacks_a_type_for_becomes_text(tmp_path: Path, value: object, kind: pyarrow.DataType, said: object, nested: bool) -> None:
+    array = pyarrow.array([value], kind)
+    column = pyarrow.StructArray.from_arrays([array], ["b"]) if nested else array
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"], "a": column}), sink)
+    ((_, _, row),) = read_bytes(tmp_path, "a.parquet", sink.getvalue(), max_line_bytes=1000)
+    assert json.loads(row) == {"text": "x", "a": {"b": said} if nested else said}
+
+
+def test_a_time_that_nobody_can_tell_does_not_cost_the_row(tmp_path: Path) -> None:
+    """Seconds taken for milliseconds: the year 33,658, in a column that most often nobody reads."""
+    schema = pyarrow.schema([("text", pyarrow.string()), ("created_at", pyarrow.timestamp("s"))])
+    data = parquet([{"text": "x", "created_at": 10**12}, {"text": "y", "created_at": 10**9}], schema)
+    rows = [json.loads(row) for _, _, row in read_bytes(tmp_path, "a.parquet", data)]
+    assert rows == [{"text": "x"}, {"text": "y", "created_at": "2001-09-09T01:46:40"}]
 
 
 def test_text_in_parquet_that_is_not_utf8_rejects_its_row_alone(tmp_path: Path) -> None:
@@ -302,17 +377,68 @@ def test_raw_files_are_sorted_and_hidden_ones_are_no_data(tmp_path: Path) -> Non
     assert [name for name, _ in raw_files(tmp_path)] == ["\\udcff.jsonl", "a/z.parquet", "b.jsonl", "notes.txt"]
 
 
-def test_a_folder_without_data_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no data in .*: put JSONL there"):
+def test_links_to_files_are_data_and_links_to_folders_are_not_followed(tmp_path: Path) -> None:
+    raw, elsewhere = tmp_path / "raw", tmp_path / "elsewhere"
+    raw.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "a.jsonl").write_text("{}")
+    (raw / "link.jsonl").symlink_to(elsewhere / "a.jsonl")
+    (raw / "folder").symlink_to(elsewhere)
+    assert raw_files(raw) == [("folder", raw / "folder"), ("link.jsonl", raw / "link.jsonl")]
+    (tmp_path / "other").symlink_to(raw)
+    assert [name for name, _ in raw_files(tmp_path / "other")] == ["folder", "link.jsonl"]
+
+
+def test_two_files_with_one_name_in_the_reports_are_told(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).touch()
+    (tmp_path / "\\udcff.jsonl").touch()
+    with pytest.raises(DataError, match=r"udcff\.jsonl' and b'.*/\\xff\.jsonl' would have one name in the reports: rename one"):
         raw_files(tmp_path)
+
+
+def shut(error: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that can't be listed (of which root knows no such thing)."""
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if Path(path).name == where:
+            raise OSError(error, os.strerror(error), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+
+
+def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("good/a.jsonl", "shut/b.jsonl", ".hidden/c.jsonl"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    with monkeypatch.context() as patched:
+        shut(errno.EACCES, ".hidden", patched)
+        assert [name for name, _ in files_below(tmp_path)] == ["good/a.jsonl", "shut/b.jsonl"]
+    shut(errno.EACCES, "shut", monkeypatch)
+    with pytest.raises(DataError, match=r"shut can't be read \(Permission denied\): mend its rights or take it away"):
+        raw_files(tmp_path)
+
+
+def test_a_folder_without_data_is_told(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(DataError, match=r"no data in .*: put JSONL there"):
+            raw_files(folder)
     (tmp_path / "notes.txt").touch()
     with pytest.raises(DataError, match=r"none of its 1 files is \*\.jsonl.*\*\.parquet"):
         raw_files(tmp_path)
 
 
-def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", [read, sha256, size])
+def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, use: Callable[[Path], object]) -> None:
     with pytest.raises(DataError, match=r"gone\.jsonl can't be read \(No such file or directory\): mend its rights or take it away"):
-        read(tmp_path / "gone.jsonl")
+        use(tmp_path / "gone.jsonl")
+
+
+def test_hash_and_size_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"abc")
+    assert sha256(tmp_path / "a.jsonl") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert size(tmp_path / "a.jsonl") == 3
 
 
 def test_a_file_that_breaks_while_it_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """`quench data …`: end to end on small files, with a real git and DVC repository."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
 from pipeline.commands.data import one_line, plain
+from pipeline.commands.data.check import files
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.rows import row_id
 
@@ -130,7 +132,8 @@ def test_diff_counts_rows_that_are_there_twice(versions: Path, tmp_path: Path) -
         (["show", "--row", "99"], 3, "has no row '99'"),
         (["show", "--split", "nonsense"], 2, "--split"),
         (["export", "x.jsonl", "--to", "nonsense"], 2, "--to"),
-        (["check", "no-such-file"], 2, "params.yaml can't be read"),
+        (["check", "no-such-file"], 3, "no-such-file is not there"),
+        (["check", ".", "--params", "no-such.yaml"], 2, "no-such.yaml can't be read"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_its_code(versions: Path, words: list[str], code: int, sentence: str) -> None:
@@ -138,6 +141,7 @@ def test_a_mistake_is_one_sentence_and_its_code(versions: Path, words: list[str]
     assert shown.exit_code == code
     assert sentence in " ".join(shown.stderr.split())
     assert "Traceback" not in shown.stderr
+    assert isinstance(shown.exception, SystemExit)
     assert not shown.stdout
 
 
@@ -243,6 +247,58 @@ def test_check_of_a_whole_file_that_is_not_read(raw: Path) -> None:
     assert shown.stdout.startswith(f"{raw / 'letter.doc'}: unknown_container: ")
 
 
+def test_check_reads_links_as_curate_does(raw: Path) -> None:
+    """Also those that lead out of the folder; under the name they have in it."""
+    outside = raw.parent / "outside.jsonl"
+    outside.write_text("not json\n")
+    (raw / "good.jsonl").unlink()
+    (raw / "bad.jsonl").unlink()
+    (raw / "link.jsonl").symlink_to(outside)
+    (raw / "gone.jsonl").symlink_to("nowhere")
+    for path, reasons in ((raw, ["unknown_container", "not_json"]), (raw / "link.jsonl", ["not_json"])):
+        shown = quench(raw.parent, "check", str(path))
+        assert shown.exit_code == 3, shown.output
+        assert [line.split(": ")[1] for line in shown.stdout.splitlines()[:-1]] == reasons
+        assert f"{raw / 'link.jsonl'}:1: not_json" in shown.stdout
+
+
+def test_check_names_files_below_data_raw_as_curate_does(raw: Path) -> None:
+    """By which the globs of curate.formats find them, also through a link to data/raw."""
+    folder = raw.parent / "data/raw/logs"
+    folder.mkdir(parents=True)
+    (raw.parent / "short").symlink_to(folder)
+    (folder / "link.jsonl").symlink_to(raw / "good.jsonl")
+    for path in (raw.parent / "data/raw", folder, folder / "link.jsonl", raw.parent / "short/link.jsonl", folder / "../logs/link.jsonl"):
+        assert [name for _, name in files([path], raw.parent / "data/raw")] == ["logs/link.jsonl"]
+    assert [name for _, name in files([raw / "good.jsonl"], raw.parent / "data/raw")] == ["good.jsonl"]
+
+
+def test_check_reads_a_hidden_file_that_is_named(raw: Path) -> None:
+    for path in (raw / ".hidden/x.jsonl", raw / ".hidden"):
+        shown = quench(raw.parent, "check", str(path))
+        assert shown.exit_code == 3, shown.output
+        assert f"{raw / '.hidden/x.jsonl'}:1: not_json" in shown.stdout
+
+
+def test_check_outside_of_a_project_uses_the_demos_settings(raw: Path) -> None:
+    (raw.parent / "params.yaml").unlink()
+    shown = quench(raw.parent, "check", str(raw))
+    assert shown.exit_code == 3, shown.output
+    assert shown.stdout.splitlines()[-1] == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
+    assert f"check: no params.yaml in {raw.parent}, so the settings are those of {PROJECT / 'recipes/demo.yaml'}" in shown.stderr
+    missing = quench(raw.parent, "check", str(raw), "--params", str(raw.parent / "params.yaml"))
+    assert missing.exit_code == 2
+    assert "params.yaml can't be read" in missing.stderr
+
+
+def test_check_can_say_any_files_name(raw: Path) -> None:
+    Path(os.fsdecode(os.fsencode(raw) + b"/\xff.jsonl")).write_text("not json\n")
+    for flags in ([], ["--json"]):
+        shown = quench(raw.parent, "check", str(raw), *flags)
+        assert isinstance(shown.exception, SystemExit)
+        assert "udcff.jsonl" in shown.stdout
+
+
 @pytest.mark.parametrize(("name", "sentence"), [("nothing", "is not there"), ("empty", "holds no file")])
 def test_check_of_nothing_is_a_mistake(raw: Path, name: str, sentence: str) -> None:
     (raw.parent / "empty").mkdir()
@@ -293,6 +349,20 @@ def test_export_overwrites_nothing_unasked(project: Path) -> None:
     assert shown.exit_code == 3
     assert "is there already" in shown.stderr
     assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["thesis", "link", "pipe"])
+@pytest.mark.parametrize("flags", [[], ["--force"]])
+def test_export_never_replaces_what_is_no_file(project: Path, name: str, flags: list[str]) -> None:
+    (project / "thesis").mkdir()
+    (project / "thesis/precious.txt").write_text("mine")
+    (project / "link").symlink_to("thesis")
+    os.mkfifo(project / "pipe")
+    before = sorted(project.rglob("*"))
+    shown = quench(project, "export", str(project / name), "--to", "sharegpt", *flags)
+    assert shown.exit_code == 2
+    assert f"{project / name} is a folder or no regular file: name a file to write" in shown.stderr
+    assert sorted(project.rglob("*")) == before
 
 
 def test_export_as_messages_can_be_read_again(project: Path) -> None:

@@ -2,8 +2,9 @@
 
 import importlib.util
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,13 +15,14 @@ from canonical import ROWS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pipeline.curation.features
 from pipeline.curation.duplicates import Clusters, Index, best_of, labels, unite
-from pipeline.curation.features import Boilerplate, boilerplate, features, parts, quality
+from pipeline.curation.features import COMMON_ROWS, OWN, Boilerplate, boilerplate, features, parts, quality
 from pipeline.curation.minhash import FOUND, PERMUTATIONS, bands_for, signatures, similarity, sketch
 from pipeline.curation.shingles import Common, shingles, tokenise
 
 NOTHING = Common(np.zeros(0, np.uint64))
-PLAIN = Boilerplate(NOTHING, NOTHING, NOTHING)
+PLAIN = Boilerplate(NOTHING, NOTHING, NOTHING, NOTHING)
 WORDS = [f"{a}{b}{c}" for a in ("ka", "lo", "mi", "ru") for b in ("ta", "ne", "so", "vi") for c in ("n", "x", "la", "do", "")]
 EDGES = st.integers(2, 12).flatmap(
     lambda n: st.tuples(st.just(n), st.lists(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=8), max_size=4))
@@ -111,9 +113,23 @@ def test_two_thumbs_are_two_rows() -> None:
 
 def test_parts_of_one_conversation_stay_together() -> None:
     rows = [
-        chat(sentence(i), sentence(i + 10), source=source) for i, source in enumerate(["a.jsonl:3#1", "a.jsonl:4#1", "a.jsonl:3#2", "b.jsonl:3#2"])
+        chat(sentence(i), sentence(i + 10), source=source)
+        for i, source in enumerate(["a.jsonl:3#1", "a.jsonl:4#1", "a.jsonl:3#2", "b.jsonl:3#2", "a:3#1.jsonl:5", "a:3#1.jsonl:6", "a:3#1.jsonl:7#1"])
     ]
-    assert clusters(rows).group.tolist() == [0, 1, 0, 3]
+    assert clusters(rows).group.tolist() == [0, 1, 0, 3, 4, 5, 6]
+
+
+def test_long_rows_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sizes: list[int] = []
+    read = pipeline.curation.features._read
+
+    def counted(rows: Sequence[dict[str, Any]]) -> Any:
+        sizes.append(len(rows))
+        return read(rows)
+
+    monkeypatch.setattr("pipeline.curation.features._read", counted)
+    boilerplate([chat(ASKED, SAID)] * 600 + [chat("word " * 150_000, SAID)] * 3 + [chat(ASKED, SAID)], tmp_path, ngram=13)
+    assert sizes == [256, 256, 88 + 1, 1, 1 + 1]
 
 
 def test_the_request_is_what_the_user_says_before_the_last_answer() -> None:
@@ -163,9 +179,66 @@ def test_a_template_is_not_one_cluster() -> None:
     assert max(map(len, sets(clusters(rows, 0.7).cluster))) > 250  # what it would be without looking for boilerplate
 
 
+def unrelated(rows: int) -> list[dict[str, Any]]:
+    """Rows with nothing in common."""
+    return [chat(sentence(i, 20), sentence(i + 5000, 30)) for i in range(1000, 1000 + rows)]
+
+
+@pytest.mark.parametrize(("family", "kept", "groups"), [
+    ([chat(ASKED, f"{SAID} item{i}x") for i in range(30)], 1, 1),
+    ([chat(f"{ASKED} nr{i}z", SAID) for i in range(30)], 1, 1),
+    ([chat(f"Nr{i}z: {ASKED}", f"{SAID} item{i}x") for i in range(30)], 1, 1),
+    ([chat(ASKED, f"{SAID} item{i}x") for i in range(30)] + [chat(ASKED, SAID)] * 5, 1, 1),
+    ([chat(ASKED, sentence(i)) for i in range(30)], 30, 1),
+    ([chat("Write a story.", sentence(i)) for i in range(30)], 30, 30),
+    ([chat(f"{sentence(9, 300)} {sentence(i, 15)}", sentence(i + 50, 5)) for i in range(30)], 30, 30),
+], ids=["answer", "request", "both", "with copies", "one request", "one short request", "template"])  # fmt: skip
+def test_a_family_of_a_tenth_of_the_rows(family: list[dict[str, Any]], kept: int, groups: int) -> None:
+    """What so many rows share is boilerplate, but they are near-duplicates of each other all the same."""
+    found = clusters([*unrelated(270), *family], 0.8, look=True)
+    assert (found.keep[270:].sum(), len(set(found.group[270:].tolist()))) == (kept, groups)
+    assert found.keep[:270].all()
+    assert len(set(found.group[:270].tolist())) == 270
+
+
+def test_a_family_inside_a_template() -> None:
+    """Every row has the instruction; what a tenth of the rows has besides is theirs, not the template's."""
+    instruction = sentence(99, 80)
+    rows = [chat(f"{instruction} {sentence(i, 6)}", sentence(i + 500, 4)) for i in range(270)]
+    rows += [chat(f"{instruction} {ASKED}", f"{SAID} item{i}x") for i in range(30)]
+    found = clusters(rows, 0.8, look=True)
+    assert sets(found.cluster) == {frozenset({i}) for i in range(270)} | {frozenset(range(270, 300))}
+
+
+def plain_shingles(row: dict[str, Any]) -> set[tuple[str, ...]]:
+    words = " ".join(turn["content"] for turn in row["messages"]).split()
+    return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
+
+
+def test_who_is_alike_is_on_one_side_but_for_templates() -> None:
+    """Against all pairs: those over the threshold are in one group, or each of the two has `OWN` shingles or more of its own."""
+    rows = unrelated(150)
+    rows += [chat(sentence(1, 30), f"{sentence(2, 40)} {sentence(i, i % 9)}") for i in range(40)]
+    rows += [chat(f"{sentence(3, 120)} {sentence(i, 8)}", sentence(i + 100, 2)) for i in range(40)]
+    rows += [chat(f"{sentence(i, 25)} {sentence(i + 1, 2)}", sentence(i // 4, 40)) for i in range(200, 240)]
+    grams = [plain_shingles(row) for row in rows]
+    often = Counter(gram for own in grams for gram in own)
+    own = [sum(often[gram] < COMMON_ROWS for gram in each) for each in grams]
+    group = clusters(rows, 0.8, look=True).group.tolist()
+    apart, together = 0, 0
+    for a, b in combinations(range(len(rows)), 2):
+        if len(grams[a] & grams[b]) >= 0.8 * len(grams[a] | grams[b]):
+            apart += group[a] != group[b]
+            together += group[a] == group[b]
+            assert group[a] == group[b] or max(own[a], own[b]) >= OWN
+    assert apart > 500
+    assert together > 200
+
+
 def test_a_request_that_everybody_makes_groups_nobody() -> None:
-    rows = [chat("Write a story.", sentence(i)) for i in range(100)]
-    assert len(sets(clusters(rows, look=True).group)) == 100
+    for request in ("Write a story.", ASKED):
+        rows = [chat(request, sentence(i)) for i in range(100)]
+        assert len(sets(clusters(rows, look=True).group)) == 100
     assert len(sets(clusters(rows[:10], look=True).group)) == 1
 
 

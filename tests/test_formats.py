@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from typing import Any, get_args
 
 import pytest
@@ -71,8 +72,9 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
      chat(ASK, CALLING | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]})),
     ("messages", {"messages": [ASK, ANSWER], "score": 3}, chat(ASK, ANSWER, reward=3.0)),
     ("messages", {"messages": [ASK, ANSWER], "reward": -0.5, "score": 3, "label": "math"}, chat(ASK, ANSWER, reward=-0.5)),
-    ("messages", {"messages": [ASK, ANSWER], "score": "high", "reward": True}, chat(ASK, ANSWER)),
+    ("messages", {"messages": [ASK, ANSWER], "score": "", "reward": None, "label": 2}, chat(ASK, ANSWER)),
     ("messages", {"messages": [ASK, ANSWER], "label": False, "reward": 1}, chat(ASK, ANSWER, kind="feedback", label=False)),
+    ("messages", {"messages": [ASK, ANSWER], "label": " False"}, chat(ASK, ANSWER, kind="feedback", label=False)),
     ("messages", {"messages": [ASK], "answer": 4}, chat(ASK, kind="prompt", answer="4")),
     ("messages", {"messages": json.dumps([ASK, ANSWER])}, chat(ASK, ANSWER)),  # a table's cell
     ("messages", {"messages": [ASK, ANSWER], "chosen": None, "rejected": None}, chat(ASK, ANSWER)),
@@ -82,6 +84,8 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("sharegpt", {"conversations": [{"from": "system", "value": "Be brief."}, *SAID], "images": []}, chat(SYSTEM, ASK, ANSWER)),
     ("sharegpt", {"system": "Be brief.", "conversations": [ASK, ANSWER]}, chat(SYSTEM, ASK, ANSWER)),
     ("sharegpt", {"conversation": [{"role": "User", "text": "2 + 2?"}, {"role": "ASSISTANT", "text": "4"}]}, chat(ASK, ANSWER)),
+    ("sharegpt", {"conversations": SAID, "label": "true"}, chat(ASK, ANSWER, kind="feedback", label=True)),
+    ("sharegpt", {"conversation": SAID, "kto_tag": 0, "label": "math"}, chat(ASK, ANSWER, kind="feedback", label=False)),
     ("sharegpt", {"conversations": [SAID[0] | {"weight": 0}, SAID[1] | {"loss": False}]}, chat(ASK, ANSWER | {"train": False})),
     ("sharegpt", {"conversations": [SAID[0], {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
                                     {"from": "observation", "value": "4"}, SAID[1]], "tools": json.dumps([ADD])},
@@ -90,6 +94,7 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
                                     {"from": "function-response", "value": "4"}], "tools": ""}, chat(ASK, CALLING, RESULT)),
     ("alpaca", {"instruction": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
     ("alpaca", {"instruction": "2 + 2?", "input": "", "output": "4", "system": "", "history": None}, chat(ASK, ANSWER)),
+    ("alpaca", {"instruction": "2 + 2?", "output": "4", "kto_tag": "false"}, chat(ASK, ANSWER, kind="feedback", label=False)),
     ("alpaca", {"instruction": "", "input": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
     ("alpaca", {"instruction": "Add", "context": "2, 2", "response": "4", "category": None}, chat(ASK | {"content": "Add\n\n2, 2"}, ANSWER)),
     ("alpaca", {"instruction": "2 + 2?", "output": "4", "system": "Be brief.", "history": [["2 + 2?", "4"]]}, chat(SYSTEM, ASK, ANSWER, ASK, ANSWER)),
@@ -123,6 +128,7 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("kto", {"prompt": "2 + 2?", "completion": "5", "label": False}, chat(ASK, WRONG, kind="feedback", label=False)),
     ("kto", {"prompt": [ASK], "completion": [ANSWER], "label": 1}, chat(ASK, ANSWER, kind="feedback", label=True)),
     ("kto", {"prompt": "2 + 2?", "completion": "4", "label": "True"}, chat(ASK, ANSWER, kind="feedback", label=True)),
+    ("kto", {"messages": [ASK, ANSWER], "kto_tag": 1, "label": 0}, chat(ASK, ANSWER, kind="feedback", label=True)),
     ("kto", {"conversations": SAID, "kto_tag": True}, chat(ASK, ANSWER, kind="feedback", label=True)),
     ("prompt", {"prompt": "2 + 2?", "answer": "4"}, chat(ASK, kind="prompt", answer="4")),
     ("prompt", {"prompt": [SYSTEM, ASK], "answer": 4.5, "tools": [TOOL]}, chat(SYSTEM, ASK, kind="prompt", tools=[TOOL], answer="4.5")),
@@ -192,6 +198,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "completion": "b", "label": "perhaps"}, "bad_shape", "label"),
     ({"prompt": "a", "completion": "b", "label": [1]}, "bad_shape", "label"),
     ({"prompt": "a", "completion": "b", "label": 2}, "bad_shape", "label"),
+    ({"conversations": SAID, "kto_tag": 2}, "bad_shape", "kto_tag is neither true nor false"),
+    ({"instruction": "a", "output": "b", "kto_tag": "bad"}, "bad_shape", "kto_tag is neither true nor false"),
+    *(({"messages": [ASK, ANSWER], "label": label}, "unsupported_field", "label is a thumb or the number of a class: write true or false")
+      for label in (0, 1, 1.0, -1, "0", " 1 ", "-1")),
+    ({"instruction": "a", "output": "b", "label": 0}, "unsupported_field", "label"),
+    *(({"messages": [ASK, ANSWER], "score": score}, "bad_shape", "score is no finite number")
+      for score in ("bad", True, "1e999", [1], {"help": 1}, 10**400)),
+    ({"messages": [ASK, ANSWER], "reward": "bad", "score": 1}, "bad_shape", "reward is no finite number"),
     ({"chosen": "a", "rejected": "b"}, "bad_shape", "chosen is text, and there is no prompt"),
     ({"messages": [ASK, ANSWER], "tools": {"a": 1}}, "bad_shape", "tools is an object"),
     ({"messages": [ASK, ANSWER], "tools": ["add"]}, "bad_shape", "tools 1 is text"),
@@ -236,6 +250,18 @@ def test_what_can_not_be_represented_is_refused_with_the_place(value: dict[str, 
         read(value)
     assert caught.value.code == reason
     assert words in str(caught.value)
+
+
+def test_many_system_turns_take_linear_time() -> None:
+    """A row of 1 MB; with its square it would take minutes."""
+    systems = [{"role": "system", "content": str(number)} for number in range(20_000)]
+    more = [{"role": "system", "content": f"x{number}"} for number in range(20_000)]
+    start = time.process_time()
+    row = to_row({"prompt": systems, "chosen": [*more, ANSWER], "rejected": [*more, WRONG]}, source="a.jsonl:1", domain="a")
+    assert time.process_time() - start < 5
+    assert row["messages"] == systems + more
+    row = to_row({"prompt": [SYSTEM, *systems[:2]], "chosen": [*systems, ANSWER], "rejected": [*systems, WRONG]}, source="a.jsonl:1", domain="a")
+    assert row["messages"] == [SYSTEM, *systems]
 
 
 def test_another_format_than_the_one_demanded_is_refused() -> None:

@@ -1,9 +1,12 @@
 """length: what is longer than the budget is split between exchanges or rejected, and the count is the one that training makes."""
 
 import pickle
+import random
 import re
+import time
 from itertools import chain, pairwise
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from tokenizer_folders import qwen_folder, smollm_folder
 
 from pipeline.chat import encode, encode_chat
 from pipeline.curation import template as template_module
+from pipeline.curation import token_count
 from pipeline.curation.changes import Changes
 from pipeline.curation.cleaning import check_turns
 from pipeline.curation.length import Length, exchanges_of
@@ -387,3 +391,102 @@ def test_other_tokenizers_are_counted_whole(folders: dict[str, Path], tmp_path: 
         assert (counter.bounded, counter.words) == (bounded, None)
         assert (counter.bound(long_chat(1)) is not None) == bounded
         assert counter.count("a b <|im_end|> c") == counter.count_whole("a b <|im_end|> c")
+
+
+LINE = 4 << 20  # bytes of the longest line
+SAID = "The quick brown fox jumps over the lazy dog and runs far away. "
+
+
+def random_words(size: int, word: int) -> str:
+    """Letters in words that hardly repeat."""
+    letters = "".join(random.Random(1).choices(ascii_lowercase, k=size))  # noqa: S311 (no secret)
+    return " ".join(letters[start : start + word] for start in range(0, size, word + 1))
+
+
+def repeated(user: str, assistant: str, *system: str, size: int = LINE) -> Row:
+    """A chat of one exchange again and again, as many as a line of so many bytes holds."""
+    times = size // (len(user) + len(assistant) + 62)
+    return chat(*(turn("system", text) for text in system), *[turn("user", user), turn("assistant", assistant)] * times)
+
+
+def sliced(text: str, size: int) -> Row:
+    """A chat that says the text in turns of `size` characters."""
+    return chat(*(turn(("user", "assistant")[i % 2], text[start : start + size]) for i, start in enumerate(range(0, len(text) - size, size))))
+
+
+HOSTILE = {
+    "tiny exchanges": lambda: repeated("a", "b"),
+    "as many as are split": lambda: repeated("a", "b", size=10_000 * 64),
+    "a system turn of half the budget": lambda: repeated("hi", "yes", "word " * 500),
+    "a system turn of nearly the budget": lambda: repeated(SAID, SAID, "word " * 950),
+    "a system turn over the budget": lambda: repeated("hi", "yes", "word " * 1500, size=400_000),
+    "a long system turn of few tokens": lambda: repeated("7" * 200, "b", " " * 60_000),
+    "long tools": lambda: repeated(SAID, SAID, size=400_000) | {"tools": [{"description": "word " * 100_000}]},
+    "one word": lambda: chat(turn("user", "a"), turn("assistant", "a" * LINE)),
+    "digits": lambda: chat(turn("user", "a"), turn("assistant", "7" * LINE)),
+    "digits that are counted": lambda: chat(turn("user", "a"), turn("assistant", "7" * 500_000)),
+    "many words": lambda: chat(turn("user", "a"), turn("assistant", "a " * (LINE // 2))),
+    "many different words": lambda: chat(turn("user", "a"), turn("assistant", random_words(LINE, 6))),
+    "many different words in turns": lambda: sliced(random_words(LINE, 6), 700),
+    "many different long words in turns": lambda: sliced(random_words(LINE, 64), 320),
+    "thoughts in digits": lambda: chat(*[turn("user", "a"), turn("assistant", "b", reasoning_content="7" * 1000)] * 4_000),
+    "ordinary turns": lambda: repeated(SAID * 3, SAID * 5),
+    "exchanges of half the budget": lambda: repeated("7 " * 130, "7 " * 130),
+    "exchanges over the budget": lambda: repeated("7 " * 520, "7 " * 520),
+    "Chinese": lambda: chat(turn("user", "a"), turn("assistant", "".join(map(chr, range(0x4E00, 0x9000))) * 80)),
+    "control tokens": lambda: chat(turn("user", "a"), turn("assistant", "<|im_start|>" * (LINE // 12))),
+    "marks": lambda: chat(turn("user", "a"), turn("assistant", "a" + "\u0301\u0323" * (LINE // 4))),
+    "segments": lambda: chat(kind="text", segments=[{"text": "ab", "train": True}] * (LINE // 32)),
+    "calls": lambda: chat(*[turn("user", "a"), turn("assistant", "", tool_calls=call(a=1)), turn("tool", "x"), turn("assistant", "b")] * 5_000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_line_takes_long(rules: dict[str, Length], name: str) -> None:
+    row, rule = HOSTILE[name](), with_budget(rules["smollm"], 1024)
+
+    def parts() -> Any:
+        changes: Changes = []
+        try:
+            return rule.parts(row, changes), changes
+        except BadRow as error:
+            return error.code, str(error)
+
+    rule.counter.overheads.clear()
+    start = time.process_time()
+    first = parts()
+    assert time.process_time() - start < 2
+    assert parts() == first, "whatever is remembered of the row, it gives the same"
+    if first[0] == "over_budget":
+        assert name not in ("as many as are split", "ordinary turns")
+    else:
+        assert sum(len(str(part)) for part in first[0]) < 2.5 * len(str(row)) + (1 << 17)
+        assert all(rule.counter.count_row(part) <= 1024 for part in first[0][:: max(1, len(first[0]) // 20)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text(max_size=60) | st.sampled_from(["ᾂ", "\u03b1\u0313\u0300\u0345", " ", "-", "\u1112\u1161\u11ab"]).map(lambda one: one * 40),
+    most=st.integers(0, 40),
+)
+def test_counting_stops_only_above_what_is_asked_for(rules: dict[str, Length], text: str, most: int) -> None:
+    for rule in rules.values():
+        tokens = rule.counter.count_whole(text)
+        assert rule.counter.at_least(text) <= tokens
+        assert rule.counter.count(text, most) == tokens or most < rule.counter.count(text, most) <= tokens
+
+
+def test_what_is_remembered_has_an_end(rules: dict[str, Length], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_count, "CACHED_SHAPES", 4)
+    monkeypatch.setattr(token_count, "CACHED_CHARACTERS", 100)
+    counter = rules["smollm"].counter
+    assert counter.words is not None
+    for words in counter.words:
+        words.clear()
+    for exchanges in range(1, 40):
+        row = long_chat(1, exchanges, None)
+        bound = counter.bound(row)
+        assert bound is not None
+        assert bound >= counter.count_row(row) == counter.count_whole(counter.template.render(row["messages"]))
+        assert len(counter.overheads) <= 4
+    assert sum(map(len, counter.words[1])) <= 120

@@ -170,13 +170,13 @@ def _join_neighbours(turns: Turns, field: str, changes: Changes) -> Turns:
         if len(said) > 1:
             joined[i] = {**joined[i], "content": "\n\n".join(text for text in said if text.strip())}
             before, after = excerpts(said[0], joined[i]["content"])
-            changes.append(Change("turns", f"{field} {number}", f"{before} ‹and {_turns(len(said) - 1)} more›", after))
+            changes.append(Change("turns", f"{field} {number}", f"{before} ‹and {_more(len(said) - 1)}›", after))
         number += len(said)
     return joined
 
 
-def _turns(number: int) -> str:
-    return "1 turn" if number == 1 else f"{number:,} turns"
+def _more(turns: int) -> str:
+    return "1 more turn" if turns == 1 else f"{turns:,} more turns"
 
 
 def _same_side(one: Turn, other: Turn) -> bool:

@@ -15,7 +15,6 @@ from pipeline.curation.spill import starts
 from pipeline.curation.spool import Spool, read_rows_at
 from pipeline.curation.workers import Workers
 from pipeline.params import Curate
-from pipeline.rows import Row, texts
 
 ANSWERS_COMPARED = 16  # rows of one request
 EXCERPT = 300  # characters of a shared span that the account shows
@@ -30,12 +29,13 @@ class Part(NamedTuple):
     boilerplate: Boilerplate
     threshold: float
     ngram: int
+    guarded: bool
 
 
 def part_features(_: Any, part: Part) -> Features:
     """The features of one part (in a worker)."""
     rows = read_rows_at(part.path, part.offset, part.size)
-    return features(rows, part.boilerplate, threshold=part.threshold, ngram=part.ngram)
+    return features(rows, part.boilerplate, threshold=part.threshold, ngram=part.ngram, guarded=part.guarded)
 
 
 class Comparison:
@@ -52,7 +52,8 @@ class Comparison:
         """Have the workers compute every row's features; `advance` is told the rows."""
         settings = self.settings
         parts = (
-            Part(self.spool.path, offset, size, self.boilerplate, settings.near_threshold, settings.ngram) for offset, size in self.spool.ranges()
+            Part(self.spool.path, offset, size, self.boilerplate, settings.near_threshold, settings.ngram, bool(settings.decontaminate))
+            for offset, size in self.spool.ranges()
         )
         for found in pool.map(part_features, parts):
             self.index.add(found)
@@ -92,8 +93,7 @@ class Comparison:
     def tell(self, leak: Leak) -> dict[str, Any]:
         """What the rejects say of a leak: `detail` and `spans`."""
         where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {self.spool.source(leak.other)}"
-        row = self.spool.row(leak.row)
-        return {"detail": f"shares a run of {self.settings.ngram} words or more with {where}", "spans": [_shown(row, span) for span in leak.spans]}
+        return {"detail": f"shares a run of {self.settings.ngram} words or more with {where}", "spans": [_shown(span) for span in leak.spans]}
 
     def close(self) -> None:
         """Remove the files."""
@@ -101,6 +101,6 @@ class Comparison:
         self.overlaps.close()
 
 
-def _shown(row: Row, span: Span) -> dict[str, Any]:
-    text = next(text for place, text in texts(row) if place == span.place)[span.start : span.end]
-    return {"place": span.place, "start": span.start, "end": span.end, "text": text if len(text) <= EXCERPT else text[:EXCERPT] + "…"}
+def _shown(span: Span) -> dict[str, Any]:
+    text = span.text if len(span.text) <= EXCERPT else span.text[:EXCERPT] + "…"
+    return {"place": span.place, "start": span.start, "end": span.end, "text": text}

@@ -4,12 +4,16 @@ The name tells the container, and the content whether JSON is one value a line o
 each of its rows is given once: as bytes for `pipeline.jsonl.parse_line`, or as the `BadLine` that says why there are none.
 """
 
+import hashlib
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import orjson
 
@@ -23,20 +27,43 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PACKED_SUFFIXES = (".gz", ".zst")  # around JSON and CSV; Parquet is packed inside
 READ = "*.jsonl, *.ndjson, *.json and *.csv, plain or with .gz or .zst, and *.parquet"
 SNIFFED = 4096  # bytes in which a JSON file's first character must be
+BEGINS_ARRAY = re.compile(
+    rb'\[[ \t\r\n]*+(?:[\]\[{"]|\Z|(?:-?\d++(?:\.\d++)?(?:[eE][-+]?\d++)?|true|false|null|NaN|-?Infinity)[ \t\r\n]*+(?:[,\]]|\Z))'
+)
 
 RawRow = tuple[int, int | None, bytes | BadLine]
 
 
 def raw_files(raw: Path) -> list[tuple[str, Path]]:
-    """(name, path) of every file below `raw`, sorted by name; hidden ones (`.gitkeep`) are not data. Raises `DataError` if none can be read."""
-    found = [path for path in raw.rglob("*") if path.is_symlink() or not path.is_dir()]
-    # a name that is not UTF-8 must still go into JSON
-    named = [(path.relative_to(raw).as_posix().encode("utf-8", "backslashreplace").decode(), path) for path in found]
-    files = sorted(item for item in named if not any(part.startswith(".") for part in item[0].split("/")))
+    """`files_below` data/raw. Raises `DataError` also where none of them is one that is read."""
+    files = files_below(raw)
     if not any(_suffixes(name)[0] for name, _ in files):
         others = f" (none of its {len(files)} files is {READ})" if files else ""
         raise DataError(f"no data in {raw}{others}: put JSONL there (or `make demo` writes an example)")
     return files
+
+
+def files_below(top: Path) -> list[tuple[str, Path]]:
+    """(name below `top`, path) of every file, sorted by name; hidden ones (`.gitkeep`) are not data, links to folders aren't followed.
+
+    Raises `DataError` where a folder can't be listed, and where two names are one in UTF-8.
+    """
+    found: list[tuple[str, Path]] = []
+    for folder, inner, names in os.walk(top, onerror=_not_listed):
+        links = [name for name in inner if Path(folder, name).is_symlink()]
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        for path in (Path(folder, name) for name in names + links if not name.startswith(".")):
+            found.append((printable(path.relative_to(top)), path))
+    found.sort()
+    for (name, one), (other, two) in pairwise(found):
+        if name == other:
+            raise DataError(f"{os.fsencode(one)!r} and {os.fsencode(two)!r} would have one name in the reports: rename one")
+    return found
+
+
+def printable(path: Path) -> str:
+    """The path as text that can go into JSON, also where it is not UTF-8."""
+    return path.as_posix().encode("utf-8", "backslashreplace").decode()
 
 
 def refusal(path: Path) -> BadLine | None:
@@ -52,9 +79,24 @@ def opened(path: Path) -> Iterator[BufferedReader]:
     try:
         file = path.open("rb")
     except OSError as error:
-        raise DataError(f"{path} can't be read ({error.strerror}): mend its rights or take it away") from error
+        _unreadable(path, error)
     with file:
         yield file
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256, hexadecimal; `DataError` where the machine can't read it."""
+    with opened(path) as file:
+        try:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            _unreadable(path, error)
+
+
+def size(path: Path) -> int:
+    """The file's bytes on disk; `DataError` where the machine can't open it."""
+    with opened(path) as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
@@ -73,6 +115,15 @@ def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]
         yield number + 1, None, broken
     except OSError as error:
         yield number + 1, None, BadLine("broken_container", f"the file can't be read on ({error.strerror})")
+
+
+def _unreadable(path: Path | str, error: OSError) -> NoReturn:
+    raise DataError(f"{path} can't be read ({error.strerror}): mend its rights or take it away") from error
+
+
+def _not_listed(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # a folder that is gone holds no data
+        _unreadable(error.filename, error)
 
 
 def _suffixes(name: str) -> tuple[str, str]:
@@ -129,13 +180,22 @@ def _layout(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> st
                 line, rest = head + file.readline(max_bytes), b""
             whole_line = _is_json(line)
             if head.startswith(b"["):
-                return "lines" if whole_line and (rest + file.read(SNIFFED)).strip(JSON_SPACE) else "array"
+                if whole_line:
+                    return "lines" if (rest + file.read(SNIFFED)).strip(JSON_SPACE) else "array"
+                ended = newline or line.endswith(b"\n")
+                return "array" if BEGINS_ARRAY.match(line) and not (ended and _is_row(rest + file.read(max_bytes))) else "lines"
             if whole_line:
                 return "lines"
             text = head + (b"" if newline else line[len(head) :]) + file.read(max_bytes)
             return "object" if len(text) <= max_bytes and _is_json(text) else "lines"
     except BadLine:  # it is met again, and told, when the rows are read
         return "lines"
+
+
+def _is_row(text: bytes) -> bool:
+    """Whether its first line that is not blank is a row of its own: an object that no array goes on behind."""
+    line, _, rest = text.lstrip(JSON_SPACE).partition(b"\n")
+    return line.startswith(b"{") and _is_json(line) and not rest.lstrip(JSON_SPACE).startswith((b",", b"]"))
 
 
 def _is_json(text: bytes) -> bool:

@@ -1,41 +1,44 @@
 """Training rows that share text with what the model is to be measured on: the test split, and files the user names.
 
 Two texts share text if they have a run of n words in common (n = 13 as in GPT-3, arXiv:2005.14165, appendix C; case and
-punctuation don't count). Runs of boilerplate, runs in system turns, and runs that stand in more than `MOST_ROWS` training rows
-(GPT-3's rule: common phrases and legal boilerplate) don't count. A row of fewer than n words shares none: such rows can only be
-caught as duplicates.
+punctuation don't count), however many training rows have it. Runs in system turns don't count, nor runs of boilerplate that a
+test row has: the template of all rows; what a named file has always counts. A row of fewer than n words shares none: such rows
+can only be caught as duplicates.
 
 Winnowed fingerprints (`pipeline.curation.features`) are joined on disk and give candidates, whose texts are then compared.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.curation.features import Boilerplate, fingerprints, parts, run_keys
+from pipeline.curation.containers import READ, opened, raw_lines, refusal
+from pipeline.curation.features import Boilerplate, fingerprints, of_boilerplate, parts, run_keys
 from pipeline.curation.shingles import Hashes, tokenise, word_ngrams
 from pipeline.curation.spill import Keys, Rows, Spill, starts
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine, parse_line, read_raw_lines
 from pipeline.rows import Row
 
-MOST_ROWS = 10
 PARTNERS = 4  # of one training row for one key
-CHECKED = 32  # candidates looked at for one training row
+CHECKED = 32  # candidates looked at for one training row, among files and as many among test rows
 SPANS = 3  # shown of one training row
 DOCUMENT = 1 << 31  # added to the number of a named file's text; smaller numbers are rows
+PLAIN_SUFFIXES = (".txt", ".md")
+MAX_TEXT_BYTES = 1 << 28  # of one line of a named file
 CANDIDATE = np.dtype([("row", "u4"), ("other", "u4"), ("key", "u8")])
 Candidates = NDArray  # of CANDIDATE
 
 
 @dataclass(frozen=True)
 class Span:
-    """Characters `start` to `end` of a row's text, which stand in another text too; `place` as in `pipeline.rows.texts`."""
+    """Characters `start` to `end` of what `pipeline.curation.features.parts` has at `place` (tool calls are JSON), which another text has too."""
 
     place: str
     start: int
@@ -90,25 +93,28 @@ class Overlaps:
     def candidates(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Candidates:
         """(training row, test row or `DOCUMENT` + number of a text, shared key), sorted; `train` and `test` have an entry per row.
 
-        At most `MOST_ROWS` rows and `PARTNERS` others per key and `CHECKED` candidates per row: work grows with the rows, not their pairs.
+        For a row at most `PARTNERS` others per key and `CHECKED` candidates of either kind: work grows with the rows, not their pairs.
         """
         train, test = np.append(train, False), np.append(test, False)  # the last entry stands for documents
         found, fresh = np.zeros(0, CANDIDATE), [np.zeros(0, CANDIDATE)]
         for keys, rows in self.spill.groups():
             document = rows >= DOCUMENT
             number = np.where(document, len(train) - 1, rows)
-            fresh += _joined(keys, rows, train[number], test[number] | document)
+            fresh += _joined(keys, rows, train[number], (test[number] & ~of_boilerplate(keys)) | document)
             if sum(map(len, fresh)) > len(found) + (1 << 16):
                 found, fresh = _checked(np.concatenate([found, *fresh])), []
         return _checked(np.concatenate([found, *fresh]))
 
     def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_], row_at: Callable[[int], Row]) -> Iterator[Leak]:
-        """The training rows that share text, in order, each with the first text it shares some with. `row_at` gives a row by its number."""
+        """The training rows that share text, in order, each with the first text it shares some with, files before test rows.
+
+        `row_at` gives a row by its number.
+        """
         found = self.candidates(train, test)
         begins = starts(found["row"])
         for first, last in zip(begins.tolist(), np.append(begins, len(found))[1:].tolist(), strict=True):
             row = row_at(int(found["row"][first]))
-            for other in np.unique(found["other"][first:last]).tolist():
+            for other in sorted(set(found["other"][first:last].tolist()), key=lambda other: (other < DOCUMENT, other)):
                 keys = found["key"][first:last][found["other"][first:last] == other]
                 spans = shared_spans(row, self._texts_of(other, row_at), keys, self.ngram, self.boilerplate)
                 if spans:
@@ -139,7 +145,7 @@ def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.
         return
     sizes = np.diff(np.append(begins, len(keys)))
     trained = np.add.reduceat(ours.astype(np.int64), begins)
-    good = (trained > 0) & (trained <= MOST_ROWS) & (trained < sizes)
+    good = (trained > 0) & (trained < sizes)
     group = np.repeat(np.arange(len(begins)), sizes)
     left = np.flatnonzero(ours & good[group])
     right = np.flatnonzero(~ours & good[group])
@@ -154,9 +160,9 @@ def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.
 
 
 def _checked(found: Candidates) -> Candidates:
-    """Sorted, and no more than `CHECKED` per row."""
+    """Sorted, and no more than `CHECKED` per row and kind of other."""
     found = found[np.lexsort((found["key"], found["other"], found["row"]))]
-    begins = starts(found["row"])
+    begins = starts(found["row"].astype(np.int64) << 1 | (found["other"] >= DOCUMENT))
     rank = np.arange(len(found)) - np.repeat(begins, np.diff(np.append(begins, len(found))))
     return found[rank < CHECKED]
 
@@ -183,28 +189,37 @@ def _runs(place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boile
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, text): every string of a JSONL file (`*.jsonl`), every paragraph of any other. Raises `DataError`."""
+    """(line or row, text): every string in a file that `curate` reads data from, every paragraph of plain text. Raises `DataError`."""
     if not path.is_file():
         raise DataError(f"{path}, which curate.decontaminate names, is no file: correct the name or take it out")
-    with path.open("rb") as file:
-        lines = ((number, line or b"") for number, _, line in read_raw_lines(file, max_bytes=1 << 30))
-        yield from _json_texts(path, lines) if path.suffix == ".jsonl" else _paragraphs(lines)
+    if path.suffix.lower() in PLAIN_SUFFIXES:
+        with opened(path) as file:
+            yield from _paragraphs(path, file)
+    elif refusal(path):
+        raise DataError(f"{path}, which curate.decontaminate names, can't be read: only {READ}, and plain text in *.txt and *.md, are read")
+    else:
+        yield from _strings_of_rows(path)
 
 
-def _json_texts(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
-    for number, line in lines:
-        if not line.strip():
-            continue
+def _strings_of_rows(path: Path) -> Iterator[tuple[int, str]]:
+    for number, _, line in raw_lines(path, path.name, max_line_bytes=MAX_TEXT_BYTES, notes=Counter()):
         try:
+            if isinstance(line, BadLine):
+                raise line
             value = parse_line(line)
         except BadLine as error:
-            raise DataError(f"{path}, line {number}: {error}: curate.decontaminate needs one JSON object a line in a .jsonl file") from error
+            if error.code == "blank":
+                continue
+            raise DataError(f"{path}, line {number}: {error}: curate.decontaminate needs a JSON object in every line: mend or remove it") from error
         yield from ((number, text) for text in _strings(value))
 
 
-def _paragraphs(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+def _paragraphs(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
     first, paragraph = 0, bytearray()
+    lines = ((number, line) for number, _, line in read_raw_lines(file, MAX_TEXT_BYTES))
     for number, line in chain(lines, [(0, b"")]):
+        if line is None:
+            raise DataError(f"{path}, line {number}: longer than {MAX_TEXT_BYTES} bytes: curate.decontaminate needs paragraphs in a text file")
         if line.strip():
             first = first or number
             paragraph += line + b"\n"

@@ -49,7 +49,7 @@ class Index:
 
     def __init__(self, folder: Path, threshold: float) -> None:
         self.exact, self.asking, self.divided = (Spill(folder / name) for name in ("exact", "asking", "divided"))
-        self.whole, self.request = Similar(folder / "whole"), Similar(folder / "request")
+        self.whole, self.family, self.request = (Similar(folder / name) for name in ("whole", "family", "request"))
         self.threshold, self.related = threshold, min(threshold, RELATED)
         self.quality = (folder / "quality").open("w+b")
         self.rows = 0
@@ -61,6 +61,7 @@ class Index:
         self.asking.add(block.asking[0], block.asking[1] + first)
         self.divided.add(block.divided[0], block.divided[1] + first)
         self.whole.add(block.whole, first)
+        self.family.add(block.family, first)
         self.request.add(block.request, first)
         self.quality.write(block.quality.data)
         self.rows += count
@@ -75,9 +76,10 @@ class Index:
         for same in (self.asking, self.divided):
             for keys, rows in same.groups():
                 unite(group, *_to_first(keys, rows.astype(np.int32)))
-        for a, b, alike in self.whole.pairs(cluster, first):
-            unite(cluster, a[alike >= self.threshold], b[alike >= self.threshold])
-            unite(group, a[alike >= self.related], b[alike >= self.related])
+        for similar in (self.whole, self.family):
+            for a, b, alike in similar.pairs(cluster, first):
+                unite(cluster, a[alike >= self.threshold], b[alike >= self.threshold])
+                unite(group, a[alike >= self.related], b[alike >= self.related])
         for a, b, alike in self.request.pairs(group, first):
             unite(group, a[alike >= self.related], b[alike >= self.related])
         best, alike = self._around_best(labels(cluster), first)
@@ -111,12 +113,13 @@ class Index:
         found = np.ones(len(rows), np.float32)
         for at in range(0, len(rows), _BATCH):
             some = np.flatnonzero(first[rows[at : at + _BATCH]] != first[best[rows[at : at + _BATCH]]]) + at
-            found[some] = self.whole.similarity(first[rows[some]], first[best[rows[some]]])
+            pairs = first[rows[some]], first[best[rows[some]]]
+            found[some] = np.maximum(self.whole.similarity(*pairs), self.family.similarity(*pairs))
         return found
 
     def close(self) -> None:
         """Remove the files."""
-        for part in (self.exact, self.asking, self.divided, self.whole, self.request, self.quality):
+        for part in (self.exact, self.asking, self.divided, self.whole, self.family, self.request, self.quality):
             part.close()
         Path(self.quality.name).unlink(missing_ok=True)
 

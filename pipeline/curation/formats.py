@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +71,8 @@ def _prompt_completion(value: Value) -> Content:
 def _kto(value: Value) -> Content:
     """TRL's (`label`) and LLaMA-Factory's (`kto_tag`) unpaired preferences."""
     read = _prompt_completion if _has(value, ("prompt", "completion")) else _messages if _has(value, ("messages",)) else _sharegpt
-    field = _first(value, "kto_tag", "label")
-    label = value[field].strip().lower() if isinstance(value[field], str) else value[field]
-    thumbs = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}  # True == 1 == 1.0
-    if isinstance(label, list | dict) or label not in thumbs:
-        raise BadRow("bad_shape", f"{field} is neither true nor false")
-    return read({key: value[key] for key in value if key not in ("kto_tag", "label")} | {"label": thumbs[label]})
+    thumb = _thumb(value, _first(value, "kto_tag", "label"))
+    return read({key: value[key] for key in value if key not in ("kto_tag", "label")} | {"label": thumb})
 
 
 def _prompt(value: Value) -> Content:
@@ -100,7 +97,8 @@ def _preference(value: Value) -> Content:
     common = chosen[:shared]
     said = [turn for turn in asked if turn["role"] != "system"]
     if [turn for turn in common if turn["role"] != "system"][: len(said)] == said:  # both sides are whole conversations
-        asked = [turn for turn in asked if turn["role"] == "system" and turn not in common]
+        known = {json.dumps(turn) for turn in common if turn["role"] == "system"}
+        asked = [turn for turn in asked if turn["role"] == "system" and json.dumps(turn) not in known]
     return "preference", _with_tools(value, asked + common) | {"chosen": chosen[shared:], "rejected": rejected[shared:]}
 
 
@@ -155,12 +153,34 @@ def _chat(value: Value, turns: list[Turn]) -> Content:
     if len(value) == 1:
         return "chat", {"messages": turns}
     content = _with_tools(value, _system(value) + turns)
-    if isinstance(label := value.get("label"), bool):
-        return "feedback", content | {"label": label}
+    if (thumb := _label(value)) is not None:
+        return "feedback", content | {"label": thumb}
     if turns and turns[-1]["role"] == "user" and value.get("answer") is not None:
         return "prompt", content | {"answer": _answer(value["answer"])}
-    reward = next((number for key in ("reward", "score") if (number := _number(value.get(key))) is not None), None)
-    return "chat", content if reward is None else content | {"reward": reward}
+    scored = next((key for key in ("reward", "score") if value.get(key) not in (None, "")), None)
+    return "chat", content | {"reward": _number(value[scored], scored)} if scored else content
+
+
+def _label(value: Value) -> bool | None:
+    """The thumb that a row of no particular format has; words other than true and false are the names of classes."""
+    if value.get("kto_tag") is not None:
+        return _thumb(value, "kto_tag")
+    label = value.get("label")
+    label = label.strip().lower() if isinstance(label, str) else label
+    if isinstance(label, bool) or label in ("true", "false"):
+        return label in (True, "true")
+    if label in (0, 1, -1, "0", "1", "-1"):  # trained as a good answer, a thumb down would do harm
+        raise BadRow("unsupported_field", "label is a thumb or the number of a class: write true or false for a thumb, else take it out")
+    return None
+
+
+def _thumb(value: Value, field: str) -> bool:
+    """The field's thumb, true or false, as text or a number too."""
+    label = value[field].strip().lower() if isinstance(value[field], str) else value[field]
+    thumbs = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}  # True == 1 == 1.0
+    if isinstance(label, list | dict) or label not in thumbs:
+        raise BadRow("bad_shape", f"{field} is neither true nor false")
+    return thumbs[label]
 
 
 def _with_tools(value: Value, messages: list[Turn]) -> dict[str, Any]:
@@ -213,15 +233,15 @@ def _answer(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, field: str) -> float:
     """A finite number, also as text (tables have nothing but text)."""
-    if isinstance(value, bool) or not (isinstance(value, int | float) or (isinstance(value, str) and NUMBER.fullmatch(value))):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+    number = math.nan
+    if not isinstance(value, bool) and (isinstance(value, int | float) or (isinstance(value, str) and NUMBER.fullmatch(value))):
+        with suppress(OverflowError):
+            number = float(value)
+    if not math.isfinite(number):
+        raise BadRow("bad_shape", f"{field} is no finite number")
+    return number
 
 
 def _domain(value: Value, default: str) -> str:

@@ -9,19 +9,22 @@ from typing import Any, Literal
 
 from pipeline.curation.changes import Change, Changes, excerpts
 from pipeline.curation.token_count import MOST_DEAR, TokenCounter
+from pipeline.jsonl import dump_line
 from pipeline.rows import BadRow, Row, row_id
 
 Turns = list[dict[str, Any]]
 
 EXACT = 4  # a row of more than so many budgets is not counted to its end
+MOST_TURNS = 20_000  # of a row that is split
 MOST_PARTS = 2000  # of one row, with those that are lost
+LISTED = 20  # parts whose sizes are told
 MARKUP = 24  # characters that a template adds to a turn, about
 CHARACTERS_PER_TOKEN = 4.0  # the first guess
 GUESSES = 6  # of where a part ends, before the rest is halved
 SLOWER = 0.9  # how a guess that was too high lowers the next one
-# what splitting may cost, in characters counted: for a row of ordinary turns a quarter of it is enough
-WORK, WORK_PER_CHARACTER = 1 << 20, 5
-REPEATED = 1 << 16  # characters of system turns that parts may repeat, above their own length
+# what splitting may cost, in characters counted: for a row of ordinary turns three quarters of it are enough
+WORK, WORK_PER_CHARACTER = 1 << 20, 4
+REPEATED = 1 << 16  # characters of system turns and tools that parts may repeat, above their own length
 
 
 class Length:
@@ -43,7 +46,8 @@ class Length:
         whole exchanges as fit; so what is asked and answered stays together, but a part doesn't see the parts before it.
         An exchange that is too long by itself, or a part in which nothing is trained, is left out and goes to `changes`.
         Raises `BadRow` (`over_budget`) where no part is left, where `mode` is reject, and for all rows that only make
-        sense as a whole: preferences, feedback, prompts, chats with a reward, text.
+        sense as a whole: preferences, feedback, prompts, chats with a reward, text. Also where counting or splitting would
+        take seconds (`MOST_DEAR`, `MOST_TURNS`, `MOST_PARTS`, `WORK`) or would mainly repeat the system turn (`REPEATED`).
         """
         if self.folder is None:
             return [row]
@@ -53,11 +57,14 @@ class Length:
             if bound is not None and bound <= self.max_tokens:
                 return [row]
         splits = self.mode == "split" and row["kind"] == "chat" and "reward" not in row
-        tokens = self.max_tokens + 1 if many else self._count(row, splits)
-        if tokens <= self.max_tokens:
-            return [row]
-        exact = not many and tokens <= EXACT * self.max_tokens
-        said = f"{tokens:,} tokens" if exact else f"more than {self.max_tokens:,} tokens"
+        said = f"more than {self.max_tokens:,} tokens"
+        if not many:
+            tokens = self._count(row, splits)
+            if tokens <= self.max_tokens:
+                return [row]
+            said = f"{tokens:,} tokens" if tokens <= EXACT * self.max_tokens else said
+        elif splits:
+            self._check_cost([" ".join(map(_said, row["messages"]))])
         if not splits:
             raise BadRow("over_budget", f"{said}, the budget is {self.max_tokens:,}")
         return self._split(row, said, changes)
@@ -69,17 +76,21 @@ class Length:
         least = max(map(self.counter.at_least, texts), default=0)
         if least > most and not splits:
             return least
-        dear = sum(map(self.counter.dear, texts))
-        if dear > MOST_DEAR:
-            raise BadRow("over_budget", f"{dear:,} characters that can't be counted word by word; more than {MOST_DEAR:,} take too long")
+        self._check_cost(texts)
         return self.counter.count_row(row, most)
+
+    def _check_cost(self, texts: list[str]) -> None:
+        if sum(map(self.counter.dear, texts)) > MOST_DEAR:
+            raise BadRow("over_budget", "too many different words, or too long ones, to count its tokens")
 
     def _split(self, row: Row, said: str, changes: Changes) -> list[Row]:
         system, exchanges = exchanges_of(row["messages"])
         said = f"{said} in {_exchanges(len(exchanges))}"
+        if len(row["messages"]) > MOST_TURNS:
+            raise BadRow("over_budget", f"{said}: too long to split, {MOST_TURNS:,} turns are the most")
         starts = [*accumulate(map(len, exchanges), initial=len(system))]  # in the row's messages
         weights = [*accumulate((sum(map(_weight, exchange)) for exchange in exchanges), initial=0)]
-        repeated = sum(map(_weight, system))
+        repeated = sum(map(_weight, system)) + len(dump_line({"tools": row.get("tools")}))
         work = WORK + WORK_PER_CHARACTER * (weights[-1] + repeated)
 
         def turns_of(first: int, end: int) -> Turns:
@@ -105,7 +116,7 @@ class Length:
                 parts.append(row | {"source": f"{row['source']}#{len(parts) + 1}", "messages": system + turns})
                 sizes.append(tokens)
                 if repeated * len(parts) > REPEATED + weights[-1]:
-                    raise BadRow("over_budget", f"{said}: the parts would hold more of the repeated system turn than of the conversation")
+                    raise BadRow("over_budget", f"{said}: the parts would hold more of the repeated system turn and tools than of the conversation")
                 continue
             text = "\n".join(turn["content"] for turn in turns)
             changes.append(Change("length", f"messages {starts[first] + 1} to {starts[end]}", *excerpts(text, "")))
@@ -149,9 +160,18 @@ def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
     return messages[:start], exchanges
 
 
+def _said(turn: dict[str, Any]) -> str:
+    """All that a template may show of a turn."""
+    content: str = turn["content"]
+    if len(turn) == 2:
+        return content
+    calls = dump_line({"": turn["tool_calls"]}).decode() if "tool_calls" in turn else ""
+    return f"{content} {turn.get('reasoning_content', '')} {calls}"
+
+
 def _weight(turn: dict[str, Any]) -> int:
-    """What a turn costs, in characters; those of calls and thoughts are few and left out."""
-    return len(turn["content"]) + MARKUP
+    """What a turn costs, in characters."""
+    return len(_said(turn)) + MARKUP
 
 
 def _listed(sizes: list[int]) -> str:

@@ -21,8 +21,7 @@ LONE_SPACE = re.compile(r"(?<=\S) (?=\S)")
 NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html)
 NFC_SHRINKS = 4  # so many characters can become one (Greek letters with three marks)
 CACHED_WORDS, CACHED_CHARACTERS = 1 << 17, 1 << 20  # words whose tokens are remembered, and their length together
-LONG_WORD = 64  # characters; longer ones hardly ever repeat
-MOST_DEAR = 1 << 18  # characters that the tokenizer itself has to count: a quarter to half a second
+MOST_DEAR, NEW_WORD = 1 << 19, 4  # units of what counting a row may cost, and what a word costs above its characters
 CACHED_SHAPE, CACHED_SHAPES = 64, 1 << 13  # turns of the longest order of roles that is remembered, and how many are
 STRETCH = 4096  # words between two looks at whether it is enough
 # one of each kind of character that the rules before merging treat differently
@@ -78,11 +77,16 @@ class TokenCounter:
         return len(text) // (self.longest * shrinks)
 
     def dear(self, text: str) -> int:
-        """How many characters have to be counted by the tokenizer itself: those in long words; with no short cut all, and twice."""
+        """What counting costs, in units of about a microsecond: one for each character, but `NEW_WORD` more and only once for each word.
+
+        Where there is no short cut by words, two for each character. Not above `MOST_DEAR` means: a second at most.
+        """
         if self.words is None:
             return 2 * len(text)
-        words = chain.from_iterable(map(LONE_SPACE.split, self.marks.split(text)))
-        return sum(length for length in map(len, words) if length > LONG_WORD)
+        if (1 + NEW_WORD) * len(text) <= MOST_DEAR:
+            return len(text)
+        words = set(chain.from_iterable(map(LONE_SPACE.split, self.marks.split(text))))
+        return sum(map(len, words)) + NEW_WORD * len(words)
 
     def count_whole(self, text: str) -> int:
         """The number of tokens, by the tokenizer alone."""

@@ -11,24 +11,40 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.data import one_line
+from pipeline.curation.containers import files_below, printable
 from pipeline.errors import DataError
-from pipeline.params import Curate, Params
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.params import Curate, load_params
 
+RECIPE = PROJECT / "recipes/demo.yaml"
 SHOWN = 50  # rejected rows that are named one by one
 
 
 def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
     """(path, name as in data/raw) of the files named, and of those below the folders named, without hidden ones. Raises `DataError`."""
     for path in paths:
-        if not path.exists():
-            raise DataError(f"{path} is not there: name a file or a folder with chat logs")
-        folder = raw if path.resolve().is_relative_to(raw.resolve()) else path if path.is_dir() else path.parent
-        found = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
-        named = [(one, one.resolve().relative_to(folder.resolve()).as_posix()) for one in found]
-        shown = [(one, name) for one, name in named if not any(part.startswith(".") for part in name.split("/"))]
-        if path.is_dir() and not shown:
+        try:
+            path.stat()
+        except OSError as error:
+            raise DataError(f"{path} is not there or can't be reached ({error.strerror}): name a file or a folder with chat logs") from error
+        whole = path.resolve() if path.is_dir() else path.parent.resolve() / path.name  # a link to a file is itself the file
+        inside = whole.relative_to(raw.resolve()) if whole.is_relative_to(raw.resolve()) else None
+        if not path.is_dir():
+            yield path, printable(inside or Path(path.name))
+            continue
+        found = files_below(path)
+        if not found:
             raise DataError(f"{path} holds no file: name a file or a folder with chat logs")
-        yield from shown
+        yield from ((one, printable((inside or Path()) / name)) for name, one in found)
+
+
+def settings(params: Path | None, root: Path) -> Curate:
+    """Section `curate` of the file named, of `root`'s params.yaml or, outside of a project, of the demo's recipe. Raises `ConfigError`."""
+    path = params or root / "params.yaml"
+    if params is None and not path.exists() and RECIPE.exists():
+        print(f"check: no params.yaml in {root}, so the settings are those of {RECIPE}", file=sys.stderr)
+        path = RECIPE
+    return load_params(path).curate
 
 
 def rejects(settings: Curate, root: Path, paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
@@ -40,16 +56,17 @@ def rejects(settings: Curate, root: Path, paths: Sequence[Path]) -> Iterator[dic
     cleaner = Cleaner(settings, tokens, base if base.is_dir() else None, read_names(root, settings))
     for path, name in files(paths, root / "data/raw"):
         for entry in check_file(path, name, cleaner):
-            yield entry | {"file": str(path)}
+            yield entry | {"file": printable(path)}
 
 
-def main(params: Params, root: Path, paths: Sequence[Path], *, everything: bool, as_json: bool) -> int:
+def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: bool, as_json: bool) -> int:
     """Name the rows that can't be used; gives the exit code: 3 if there is any."""
+    curate = settings(params, root)
     for file, what in (("models/base.json", "control tokens are"), ("models/base", "lengths are")):
         if not (root / file).exists():
             print(f"check: {file} is not there, so {what} not measured: `snakemake base` makes it", file=sys.stderr)
     reasons: Counter[str] = Counter()
-    for entry in rejects(params.curate, root, paths):
+    for entry in rejects(curate, root, paths):
         reasons[entry["reason"]] += 1
         if as_json:
             print(json.dumps(entry, ensure_ascii=False))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipeline.commands.data import one_line
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.jsonl import read_rows, write_rows
 from pipeline.rows import BadRow, Row
 
@@ -48,6 +48,8 @@ def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force
     source = root / "data" / "final" / f"{split}.jsonl"
     if not source.exists():
         raise DataError(f"{source} is not there: stage curate writes it, so run `snakemake curate`")
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"{target} is a folder or no regular file: name a file to write")
     if target.exists() and not force:
         raise DataError(f"{target} is there already: name another file, or overwrite it with --force")
     written, left = export(source, target, format)
