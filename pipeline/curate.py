@@ -9,7 +9,7 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +35,7 @@ from pipeline.params import Curate, Params
 from pipeline.progress import progress
 from pipeline.publish import need_disk, publishing, remove, write_json, write_text
 from pipeline.reporting.data_page import render_data_page
+from pipeline.rows import BadRow
 
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
 ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
@@ -162,8 +163,11 @@ def count_tokens(base: Path, spool: Spool, kept: NDArray[np.bool_]) -> dict[str,
     """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none where there is no tokenizer to count with."""
     if not base.is_dir() or not kept.any():
         return token_counts(np.zeros(0, np.int64))
-    counter = TokenCounter(base)
-    return token_counts(np.array([counter.count_row(spool.row(index)) for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS)], np.int64))
+    counter, tokens = TokenCounter(base), []
+    for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS):
+        with suppress(BadRow):  # a template that refuses by content; preprocess counts such rows
+            tokens.append(counter.count_row(spool.row(index)))
+    return token_counts(np.array(tokens, np.int64))
 
 
 def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:

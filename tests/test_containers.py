@@ -420,6 +420,15 @@ def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pyt
         raw_files(tmp_path)
 
 
+def test_a_folder_whose_files_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rights r--: it lists its names, and no more (root may do all)."""
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "shut/a.jsonl").touch()
+    monkeypatch.setattr(os, "access", lambda folder, _: Path(folder).name != "shut")
+    with pytest.raises(DataError, match=r"shut can't be read \(Permission denied\)"):
+        raw_files(tmp_path)
+
+
 def test_a_folder_without_data_is_told(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DataError, match=r"no data in .*: put JSONL there"):

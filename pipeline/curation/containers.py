@@ -4,6 +4,7 @@ The name tells the container, and the content whether JSON is one value a line o
 each of its rows is given once: as bytes for `pipeline.jsonl.parse_line`, or as the `BadLine` that says why there are none.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -50,6 +51,8 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
     """
     found: list[tuple[str, Path]] = []
     for folder, inner, names in os.walk(top, onerror=_not_listed):
+        if not os.access(folder, os.X_OK):  # its names can be listed, and no more
+            _unreadable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         links = [name for name in inner if Path(folder, name).is_symlink()]
         inner[:] = [name for name in inner if not name.startswith(".")]
         for path in (Path(folder, name) for name in names + links if not name.startswith(".")):
