@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.curation.account import Account, check_account, group_counts, refuse_empty, token_counts, turn_counts
 from pipeline.curation.clean import Block, Cleaner, blocks, cleaner_arguments
 from pipeline.curation.compare import Comparison
-from pipeline.curation.containers import raw_files, raw_lines, refusal
+from pipeline.curation.containers import raw_files, raw_lines, refusal, sha256, size
 from pipeline.curation.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
 from pipeline.curation.outputs import write_clusters, write_rows
 from pipeline.curation.poison import SAMPLE_ROWS, Suspect, suspects
@@ -29,7 +29,6 @@ from pipeline.curation.splits import SPLITS, TEST
 from pipeline.curation.spool import Spool
 from pipeline.curation.token_count import TokenCounter
 from pipeline.curation.workers import Workers, cores, workers
-from pipeline.hashing import file_hash
 from pipeline.jsonl import dump_line
 from pipeline.params import Curate, Params
 from pipeline.progress import progress
@@ -51,7 +50,7 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
     """
     data = root / "data"
     files = raw_files(data / "raw")
-    total_bytes = sum(path.stat().st_size for _, path in files if path.is_file())
+    total_bytes = sum(size(path) for _, path in files if path.is_file())
     need_disk(data, DISK_FACTOR * total_bytes)
     arguments = cleaner_arguments(root, settings)
     with ExitStack() as stack:
@@ -84,10 +83,10 @@ def read_and_clean(
 
     def stream() -> Iterator[Block]:
         for name, path in readable:
-            notes = account.open_file(name, file_hash(path))
+            notes = account.open_file(name, sha256(path))
             yield from blocks(name, raw_lines(path, name, max_line_bytes=settings.max_line_bytes, notes=notes), BLOCK_BYTES)
 
-    left = {name: path.stat().st_size for name, path in readable}  # bytes; a packed file has more when it is read
+    left = {name: size(path) for name, path in readable}  # bytes; a packed file has more when it is read
     for done in pool.map(Cleaner.block, stream()):
         spool.append(done.rows)
         rejects.writelines(done.rejects)
