@@ -21,7 +21,17 @@ SplitFraction = Annotated[float, Field(ge=0, le=0.5)]
 Count = Annotated[int, Field(ge=1)]
 Layers = Annotated[int, Field(ge=0)]
 Format = Literal[
-    "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "query_response", "input_output", "text", "preference", "kto", "prompt",
+    "auto",
+    "messages",
+    "sharegpt",
+    "alpaca",
+    "prompt_completion",
+    "query_response",
+    "input_output",
+    "text",
+    "preference",
+    "kto",
+    "prompt",
 ]
 # a file below data/guard, which the graph watches; so it can't lead out of there
 GuardFile = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*(/[^./\\][^/\\]*)*$")]
