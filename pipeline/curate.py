@@ -106,6 +106,7 @@ def compare_and_write(
     comparison = Comparison(spool, settings, work)
     with progress("curate: comparing", len(spool)) as advance:
         comparison.read(pool, advance)
+    pool.close()  # what follows is done by this process alone
     guarded = comparison.guard(root / "data/guard")
     table = account.table()
     clusters = comparison.clusters()
