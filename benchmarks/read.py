@@ -22,8 +22,8 @@ import numpy as np
 from chats import originals, vocabulary
 from jsonschema import Draft202012Validator
 
-from pipeline.curation.containers import raw_lines
-from pipeline.curation.formats import to_row
+from pipeline.curation.reading.containers import raw_lines
+from pipeline.curation.reading.formats import to_row
 from pipeline.jsonl import MAX_LINE_BYTES, BadLine, dump_line, parse_line
 from pipeline.rows import json_schema
 

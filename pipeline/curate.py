@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from pipeline.curation.account import Account, check_account, group_counts, refuse_empty, token_counts, turn_counts
 from pipeline.curation.clean import Block, Cleaner, blocks, cleaner_arguments
-from pipeline.curation.compare import Comparison
-from pipeline.curation.containers import raw_files, raw_lines, refusal, sha256, size
-from pipeline.curation.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
+from pipeline.curation.comparing.compare import Comparison
+from pipeline.curation.comparing.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
+from pipeline.curation.comparing.poison import SAMPLE_ROWS, Suspect, suspects
+from pipeline.curation.comparing.splits import SPLITS, TEST
 from pipeline.curation.outputs import write_clusters, write_rows
-from pipeline.curation.poison import SAMPLE_ROWS, Suspect, suspects
+from pipeline.curation.reading.containers import raw_files, raw_lines, refusal, sha256, size
+from pipeline.curation.rules.token_count import TokenCounter
 from pipeline.curation.samples import SHOWN, answer_samples, cluster_samples, leak_samples, row_samples, suspect_samples
-from pipeline.curation.splits import SPLITS, TEST
 from pipeline.curation.spool import Spool
-from pipeline.curation.token_count import TokenCounter
 from pipeline.curation.workers import Workers, cores, workers
 from pipeline.jsonl import dump_line
 from pipeline.params import Curate, Params

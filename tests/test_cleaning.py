@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.curation.changes import Changes, first_difference
-from pipeline.curation.cleaning import MARKS_BY_PARTS, MOST_MARKS, check_turns, has_endless_marks, mend_turns, normalise, turns
+from pipeline.curation.rules.changes import Changes, first_difference
+from pipeline.curation.rules.cleaning import MARKS_BY_PARTS, MOST_MARKS, check_turns, has_endless_marks, mend_turns, normalise, turns
 from pipeline.rows import BadRow, Row, texts
 
 

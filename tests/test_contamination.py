@@ -16,10 +16,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.curation.compare import Comparison
-from pipeline.curation.contamination import DOCUMENT, Leak, Overlaps, read_texts
-from pipeline.curation.features import WINDOW, Boilerplate, boilerplate, features, fingerprints, of_boilerplate
-from pipeline.curation.shingles import Common, tokenise, word_ngrams
+from pipeline.curation.comparing.compare import Comparison
+from pipeline.curation.comparing.contamination import DOCUMENT, Leak, Overlaps, read_texts
+from pipeline.curation.comparing.features import WINDOW, Boilerplate, boilerplate, features, fingerprints, of_boilerplate
+from pipeline.curation.comparing.shingles import Common, tokenise, word_ngrams
 from pipeline.curation.spool import Spool
 from pipeline.errors import DataError
 from pipeline.jsonl import dump_line

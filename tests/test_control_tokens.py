@@ -13,9 +13,9 @@ from tiny import QWEN_ADDED
 from tokenizer_folders import added_tokens, qwen_folder, smollm_folder
 from tokenizers import Tokenizer
 
-from pipeline.curation.changes import Changes
-from pipeline.curation.control_tokens import ControlTokens
-from pipeline.curation.template import ChatTemplate
+from pipeline.curation.rules.changes import Changes
+from pipeline.curation.rules.control_tokens import ControlTokens
+from pipeline.curation.rules.template import ChatTemplate
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.rows import BadRow, Row, edit_texts, texts
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import pipeline.curate
 from pipeline.curate import curate, main
 from pipeline.curation.account import count_lines
-from pipeline.curation.splits import SPLITS
+from pipeline.curation.comparing.splits import SPLITS
 from pipeline.errors import ConfigError, DataError, MachineError
 from pipeline.jsonl import read_rows
 from pipeline.params import Curate, load_params
@@ -111,7 +111,7 @@ def test_a_bad_line_is_rejected_with_its_reason_and_the_run_goes_on(
 
 def test_the_docs_list_exactly_the_reasons_there_are() -> None:
     documented = re.findall(r"^\| `(\w+)` \|", DOCS.read_text().partition("## What is rejected")[2], flags=re.MULTILINE)
-    sources = [REPO / "pipeline/jsonl.py", *(path for path in (REPO / "pipeline/curation").glob("*.py") if path.name != "export.py")]
+    sources = [REPO / "pipeline/jsonl.py", *(path for path in (REPO / "pipeline/curation").rglob("*.py") if path.name != "export.py")]
     code = "".join(path.read_text() for path in sources)
     reasons = set(re.findall(r"Bad(?:Row|Line)\(\s*\"(\w+)\"", code)) | set(re.findall(r"^    [A-Z_]+: \(\"\w+\", \"(\w+)\"\),$", code, re.MULTILINE))
     assert sorted(documented) == sorted(reasons)

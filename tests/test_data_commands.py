@@ -366,7 +366,7 @@ def test_export_never_replaces_what_is_no_file(project: Path, name: str, flags: 
 
 
 def test_export_as_messages_can_be_read_again(project: Path) -> None:
-    from pipeline.curation.formats import to_row
+    from pipeline.curation.reading.formats import to_row
 
     target = project / "out.jsonl"
     shown = quench(project, "export", str(target), "--to", "messages")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.curation.export import to_alpaca, to_sharegpt
-from pipeline.curation.formats import detect, to_row
+from pipeline.curation.reading.formats import detect, to_row
 from pipeline.rows import BadRow
 
 ASK = {"role": "user", "content": "2 + 2?"}

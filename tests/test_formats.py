@@ -10,7 +10,7 @@ from canonical import ROWS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.curation.formats import FORMATS, GROUPS, detect, to_row
+from pipeline.curation.reading.formats import FORMATS, GROUPS, detect, to_row
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.rows import BadRow, check_row, row_id
 

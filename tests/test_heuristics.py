@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.curation.heuristics import garbage, garbage_in, is_refusal, languages, refusals
+from pipeline.curation.rules.heuristics import garbage, garbage_in, is_refusal, languages, refusals
 from pipeline.errors import ConfigError, ToolError
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.rows import BadRow, Row

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tokenizer_folders import qwen_folder, smollm_folder
 
 from pipeline.chat import encode, encode_chat
-from pipeline.curation import template as template_module
-from pipeline.curation import token_count
-from pipeline.curation.changes import Changes
-from pipeline.curation.cleaning import check_turns
-from pipeline.curation.length import Length, exchanges_of
-from pipeline.curation.template import ChatTemplate
-from pipeline.curation.token_count import TokenCounter
+from pipeline.curation.rules import template as template_module
+from pipeline.curation.rules import token_count
+from pipeline.curation.rules.changes import Changes
+from pipeline.curation.rules.cleaning import check_turns
+from pipeline.curation.rules.length import Length, exchanges_of
+from pipeline.curation.rules.template import ChatTemplate
+from pipeline.curation.rules.token_count import TokenCounter
 from pipeline.errors import DataError
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.rows import BadRow, Row, row_id

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.curation.reasoning import move_reasoning, reasoning
+from pipeline.curation.rules.reasoning import move_reasoning, reasoning
 from pipeline.rows import check_row, row_id
 
 

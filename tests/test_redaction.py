@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.curation.changes import EXCERPT, Change
-from pipeline.curation.redaction import PASSES, Redactor, kinds
+from pipeline.curation.rules.changes import EXCERPT, Change
+from pipeline.curation.rules.redaction import PASSES, Redactor, kinds
 from pipeline.rows import BadRow, texts
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks/redaction.py"))

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.curation.clean import Cleaned, Tally, keep_sample
-from pipeline.curation.decide import FATES, KEPT, SAMPLED_OUT, Decisions, Table
-from pipeline.curation.duplicates import Clusters
-from pipeline.curation.minhash import ALGORITHM
-from pipeline.curation.splits import SPLITS, TRAIN
+from pipeline.curation.comparing.decide import FATES, KEPT, SAMPLED_OUT, Decisions, Table
+from pipeline.curation.comparing.duplicates import Clusters
+from pipeline.curation.comparing.minhash import ALGORITHM
+from pipeline.curation.comparing.splits import SPLITS, TRAIN
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine
 from pipeline.params import Curate

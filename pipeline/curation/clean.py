@@ -12,15 +12,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.curation.changes import Change, Changes
-from pipeline.curation.cleaning import normalise, turns
-from pipeline.curation.containers import raw_lines, refusal
-from pipeline.curation.control_tokens import ControlTokens
-from pipeline.curation.formats import detect, to_row
-from pipeline.curation.heuristics import garbage, languages, refusals
-from pipeline.curation.length import Length
-from pipeline.curation.reasoning import reasoning
-from pipeline.curation.redaction import Redactor
+from pipeline.curation.reading.containers import raw_lines, refusal
+from pipeline.curation.reading.formats import detect, to_row
+from pipeline.curation.rules.changes import Change, Changes
+from pipeline.curation.rules.cleaning import normalise, turns
+from pipeline.curation.rules.control_tokens import ControlTokens
+from pipeline.curation.rules.heuristics import garbage, languages, refusals
+from pipeline.curation.rules.length import Length
+from pipeline.curation.rules.reasoning import reasoning
+from pipeline.curation.rules.redaction import Redactor
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine, dump_line, parse_line
 from pipeline.params import Curate

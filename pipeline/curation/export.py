@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.curation.turns import Turn
+from pipeline.curation.reading.turns import Turn
 from pipeline.jsonl import to_line
 from pipeline.rows import BadRow, Row
 

@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 
 from pipeline.curation.clean import TEXT_SHOWN
-from pipeline.curation.decide import EXACT, FATES, KEPT, NEAR, SAMPLED_OUT, Decisions
-from pipeline.curation.duplicates import Clusters
-from pipeline.curation.splits import SPLITS
+from pipeline.curation.comparing.decide import EXACT, FATES, KEPT, NEAR, SAMPLED_OUT, Decisions
+from pipeline.curation.comparing.duplicates import Clusters
+from pipeline.curation.comparing.splits import SPLITS
 from pipeline.curation.spool import Spool, source_of
 from pipeline.jsonl import dump_line
 

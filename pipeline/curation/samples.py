@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.curation.decide import KEPT, Decisions
-from pipeline.curation.duplicates import Clusters
-from pipeline.curation.features import parts
-from pipeline.curation.poison import Suspect, request_and_answer
+from pipeline.curation.comparing.decide import KEPT, Decisions
+from pipeline.curation.comparing.duplicates import Clusters
+from pipeline.curation.comparing.features import parts
+from pipeline.curation.comparing.poison import Suspect, request_and_answer
 from pipeline.curation.spool import Spool
 from pipeline.rows import Row
 

@@ -28,8 +28,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from pipeline.curation.containers import _layout, raw_lines
-from pipeline.curation.formats import to_row
+from pipeline.curation.reading.containers import _layout, raw_lines
+from pipeline.curation.reading.formats import to_row
 from pipeline.jsonl import BadLine, dump_line, parse_line
 
 MAX_LINE_BYTES = 20_000  # small, so that damage reaches it

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.data import one_line
-from pipeline.curation.containers import files_below, printable
+from pipeline.curation.reading.containers import files_below, printable
 from pipeline.errors import DataError
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.params import Curate, load_params

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.commands.data import one_line
 from pipeline.commands.data.versions import SPLITS, Version, revision, workspace
-from pipeline.curation.changes import excerpts
+from pipeline.curation.rules.changes import excerpts
 from pipeline.rows import Row, texts
 
 LINES = 20  # of a table of domains or reasons

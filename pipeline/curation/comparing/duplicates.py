@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.curation.features import RELATED, Features
-from pipeline.curation.minhash import PERMUTATIONS, Sketch, similarity
-from pipeline.curation.spill import Keys, Spill, sizes, starts
+from pipeline.curation.comparing.features import RELATED, Features
+from pipeline.curation.comparing.minhash import PERMUTATIONS, Sketch, similarity
+from pipeline.curation.comparing.spill import Keys, Spill, sizes, starts
 
 ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays
 NEIGHBOURS = 4  # in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not pairs

@@ -7,8 +7,8 @@ import numpy as np
 import rensa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from pipeline.curation.shingles import Hashes, Offsets, mix
-from pipeline.curation.spill import Keys
+from pipeline.curation.comparing.shingles import Hashes, Offsets, mix
+from pipeline.curation.comparing.spill import Keys
 
 os.environ.setdefault("RAYON_NUM_THREADS", "1")  # rensa's threads: the cores are busy with other blocks
 PERMUTATIONS = 128

@@ -5,7 +5,7 @@ punctuation don't count), however many training rows have it. Runs in system tur
 test row has: the template of all rows; what a named file has always counts. A row of fewer than n words shares none: such rows
 can only be caught as duplicates.
 
-Winnowed fingerprints (`pipeline.curation.features`) are joined on disk and give candidates, whose texts are then compared.
+Winnowed fingerprints (`pipeline.curation.comparing.features`) are joined on disk and give candidates, whose texts are then compared.
 """
 
 from collections import Counter
@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.curation.containers import READ, opened, raw_lines, refusal
-from pipeline.curation.features import Boilerplate, fingerprints, of_boilerplate, parts, run_keys
-from pipeline.curation.shingles import Hashes, tokenise, word_ngrams
-from pipeline.curation.spill import Keys, Rows, Spill, starts
+from pipeline.curation.comparing.features import Boilerplate, fingerprints, of_boilerplate, parts, run_keys
+from pipeline.curation.comparing.shingles import Hashes, tokenise, word_ngrams
+from pipeline.curation.comparing.spill import Keys, Rows, Spill, starts
+from pipeline.curation.reading.containers import READ, opened, raw_lines, refusal
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine, parse_line, read_raw_lines
 from pipeline.rows import Row
@@ -38,7 +38,7 @@ Candidates = NDArray  # of CANDIDATE
 
 @dataclass(frozen=True)
 class Span:
-    """Characters `start` to `end` of what `pipeline.curation.features.parts` has at `place` (tool calls are JSON), which another text has too."""
+    """Characters `start` to `end` of what `features.parts` has at `place` (tool calls are JSON), which another text has too."""
 
     place: str
     start: int

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from pipeline.curation.changes import Change, Changes, excerpts
+from pipeline.curation.rules.changes import Change, Changes, excerpts
 from pipeline.rows import BadRow, Row, edit_texts
 
 Fold = dict[int, str]  # code point → what it counts as, "" where it shows nothing

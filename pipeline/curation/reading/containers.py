@@ -18,9 +18,9 @@ from typing import BinaryIO, NoReturn
 
 import orjson
 
-from pipeline.curation.json_array import JSON_SPACE, array_rows
-from pipeline.curation.tables import csv_rows, parquet_rows
-from pipeline.curation.unpack import unpacked
+from pipeline.curation.reading.json_array import JSON_SPACE, array_rows
+from pipeline.curation.reading.tables import csv_rows, parquet_rows
+from pipeline.curation.reading.unpack import unpacked
 from pipeline.errors import DataError
 from pipeline.jsonl import BYTE_ORDER_MARK, BadLine, read_raw_lines
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import orjson
 
-from pipeline.curation.unpack import growth_limit
+from pipeline.curation.reading.unpack import growth_limit
 from pipeline.jsonl import BYTE_ORDER_MARK, MAX_DEPTH, BadLine, parse_value
 
 JSON_COLUMNS = frozenset(("messages", "conversations", "history", "tools", "segments"))  # text there is of no use

@@ -12,8 +12,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from pipeline.curation.shingles import Hashes, Offsets, ngrams, tokenise
-from pipeline.curation.spill import starts
+from pipeline.curation.comparing.shingles import Hashes, Offsets, ngrams, tokenise
+from pipeline.curation.comparing.spill import starts
 from pipeline.rows import Row
 
 SAMPLE_ROWS = 10_000  # rows looked at, spread evenly

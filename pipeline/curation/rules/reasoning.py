@@ -7,7 +7,7 @@ them itself around `reasoning_content`. For other bases they are plain text and 
 import re
 from collections.abc import Iterable
 
-from pipeline.curation.changes import Change, Changes, Rule, excerpts
+from pipeline.curation.rules.changes import Change, Changes, Rule, excerpts
 from pipeline.rows import TURN_LISTS, Row
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)

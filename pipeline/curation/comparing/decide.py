@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.curation.balance import sample_rows
-from pipeline.curation.duplicates import Clusters
-from pipeline.curation.splits import TRAIN, assign_splits, draws
+from pipeline.curation.comparing.balance import sample_rows
+from pipeline.curation.comparing.duplicates import Clusters
+from pipeline.curation.comparing.splits import TRAIN, assign_splits, draws
 from pipeline.params import Curate
 
 KEPT, EXACT, NEAR, CONTAMINATED, SAMPLED_OUT = range(5)

@@ -14,9 +14,9 @@ from urllib.parse import unquote
 
 from ahocorasick_rs import AhoCorasick
 
-from pipeline.curation.changes import Change, Changes
-from pipeline.curation.personal import KINDS, find_personal, identity
-from pipeline.curation.secrets import FORMATS, Span, find_private_keys, find_secrets
+from pipeline.curation.rules.changes import Change, Changes
+from pipeline.curation.rules.personal import KINDS, find_personal, identity
+from pipeline.curation.rules.secrets import FORMATS, Span, find_private_keys, find_secrets
 from pipeline.rows import TURN_LISTS, BadRow, Row, edit_texts, texts
 
 PASSES = 10  # a placeholder can lay bare what its neighbour hid; two passes are the rule

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from pipeline.curation.changes import Changes, Rule
+from pipeline.curation.rules.changes import Changes, Rule
 from pipeline.errors import ConfigError, ToolError
 from pipeline.rows import TURN_LISTS, BadRow, Row
 

@@ -4,7 +4,7 @@ import json
 import unicodedata
 from typing import Any, Literal
 
-from pipeline.curation.changes import Change, Changes, Rule, excerpts
+from pipeline.curation.rules.changes import Change, Changes, Rule, excerpts
 from pipeline.rows import BadRow, Row, edit_texts
 
 Turn = dict[str, Any]

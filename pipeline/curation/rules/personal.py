@@ -13,7 +13,7 @@ from functools import lru_cache
 import phonenumbers
 from stdnum import iban, luhn, numdb
 
-from pipeline.curation.secrets import Span
+from pipeline.curation.rules.secrets import Span
 
 KINDS = ("email", "phone", "ip", "iban", "card")
 ENOUGH = 10_000  # phone numbers checked in one text, 50 µs each; what looks like one after these counts as one

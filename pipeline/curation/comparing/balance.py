@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.curation.splits import draws
+from pipeline.curation.comparing.splits import draws
 from pipeline.errors import DataError
 
 

@@ -7,8 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.curation.changes import Change, Changes, excerpts
-from pipeline.curation.token_count import MOST_DEAR, TokenCounter
+from pipeline.curation.rules.changes import Change, Changes, excerpts
+from pipeline.curation.rules.token_count import MOST_DEAR, TokenCounter
 from pipeline.jsonl import dump_line
 from pipeline.rows import BadRow, Row, row_id
 

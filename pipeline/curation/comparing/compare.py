@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.curation.contamination import Leak, Overlaps, Span
-from pipeline.curation.duplicates import Clusters, Index
-from pipeline.curation.features import SAMPLE_ROWS, Boilerplate, Features, boilerplate, features, key_of
-from pipeline.curation.poison import request_and_answer
-from pipeline.curation.spill import starts
+from pipeline.curation.comparing.contamination import Leak, Overlaps, Span
+from pipeline.curation.comparing.duplicates import Clusters, Index
+from pipeline.curation.comparing.features import SAMPLE_ROWS, Boilerplate, Features, boilerplate, features, key_of
+from pipeline.curation.comparing.poison import request_and_answer
+from pipeline.curation.comparing.spill import starts
 from pipeline.curation.spool import Spool, read_rows_at
 from pipeline.curation.workers import Workers
 from pipeline.params import Curate

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.curation.turns import Turn, items, kind, read_tools, read_turns, text, turn
+from pipeline.curation.reading.turns import Turn, items, kind, read_tools, read_turns, text, turn
 from pipeline.rows import BadRow, Kind, Row
 
 Value = Mapping[str, Any]

@@ -24,9 +24,9 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
-from pipeline.curation.minhash import Sketch, bands_for, signatures, sketch
-from pipeline.curation.shingles import Common, Hashes, Offsets, Tokens, filtered, shingles, spread, tokenise, word_ngrams
-from pipeline.curation.spill import Keys, Rows, Spill
+from pipeline.curation.comparing.minhash import Sketch, bands_for, signatures, sketch
+from pipeline.curation.comparing.shingles import Common, Hashes, Offsets, Tokens, filtered, shingles, spread, tokenise, word_ngrams
+from pipeline.curation.comparing.spill import Keys, Rows, Spill
 from pipeline.rows import TURN_LISTS, Row
 
 SHINGLE = 3  # tokens; see benchmarks/near_duplicates.py
@@ -65,7 +65,7 @@ class Features:
     request: Sketch
     asking: tuple[Keys, Rows]  # rows with the same key make the same request
     divided: tuple[Keys, Rows]  # rows with the same key are parts of one conversation
-    fingerprints: tuple[Keys, Rows]  # for `pipeline.curation.contamination`
+    fingerprints: tuple[Keys, Rows]  # for `pipeline.curation.comparing.contamination`
 
 
 class Part(NamedTuple):

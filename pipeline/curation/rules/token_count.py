@@ -9,8 +9,8 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from pipeline.curation.cleaning import has_endless_marks
-from pipeline.curation.template import ChatTemplate
+from pipeline.curation.rules.cleaning import has_endless_marks
+from pipeline.curation.rules.template import ChatTemplate
 from pipeline.errors import DataError
 from pipeline.rows import Row
 

@@ -1,0 +1,1 @@
+"""What compares rows with each other: duplicates, leaks, triggers, splits, balance."""

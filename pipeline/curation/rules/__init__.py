@@ -1,0 +1,1 @@
+"""What is looked at row by row: cleaning, redaction, control tokens, the token budget."""
