@@ -10,7 +10,6 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.curation.account import Account, check_account, group_counts, refuse_empty, token_counts, turn_counts
-from pipeline.curation.clean import Block, Cleaner, blocks, cleaner_arguments
+from pipeline.curation.clean import Block, Cleaner, blocks, by_glob, cleaner_arguments
 from pipeline.curation.comparing.compare import Comparison
 from pipeline.curation.comparing.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
 from pipeline.curation.comparing.poison import SAMPLE_ROWS, Suspect, suspects
@@ -27,7 +26,7 @@ from pipeline.curation.outputs import write_clusters, write_rows
 from pipeline.curation.reading.containers import raw_files, raw_lines, refusal, sha256, size
 from pipeline.curation.rules.token_count import TokenCounter
 from pipeline.curation.samples import SHOWN, answer_samples, cluster_samples, leak_samples, row_samples, suspect_samples
-from pipeline.curation.spool import Spool
+from pipeline.curation.spool import Spool, spread_evenly
 from pipeline.curation.workers import Workers, cores, workers
 from pipeline.jsonl import dump_line
 from pipeline.params import Curate, Params
@@ -116,7 +115,7 @@ def compare_and_write(
     prevented = leaks_prevented(decisions, table, clusters, settings)
     leaks = comparison.leaks(kept & (decisions.split != TEST), kept & (decisions.split == TEST))
     decisions.fate[list(leaks)] = CONTAMINATED
-    decide_balance(decisions, table, settings, [weight_of(name, settings.source_weights) for name in account.files])
+    decide_balance(decisions, table, settings, [by_glob(name, settings.source_weights, 1.0) for name in account.files])
     requests, shown_requests = comparison.several_answers(clusters, SHOWN)
     suspected = find_suspects(spool, decisions, clusters.group)
     dropped = write_rows(spool, decisions, clusters, lambda row: comparison.tell(leaks[row]), final, rejects)
@@ -140,6 +139,7 @@ def compare_and_write(
         "rows": row_samples(spool, decisions),
     }
     comparison.close()
+    spool.close()
     return account.summary(settings, decisions, table, clusters, extra), samples
 
 
@@ -170,22 +170,10 @@ def count_tokens(base: Path, spool: Spool, kept: NDArray[np.bool_]) -> dict[str,
     return token_counts(np.array(tokens, np.int64))
 
 
-def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:
-    """At most `most` of them, spread evenly."""
-    places = np.unique(np.linspace(0, max(len(indices) - 1, 0), min(most, len(indices))).astype(np.int64))
-    chosen: list[int] = indices[places].tolist()
-    return chosen
-
-
 def find_suspects(spool: Spool, decisions: Decisions, group: NDArray[np.int32]) -> list[Suspect]:
     """Trigger-like phrases among at most `SAMPLE_ROWS` kept rows."""
     chosen = spread_evenly(np.flatnonzero(decisions.fate == KEPT), SAMPLE_ROWS)
     return suspects((spool.row(index) for index in chosen), group[chosen])
-
-
-def weight_of(file: str, weights: dict[str, float]) -> float:
-    """The share of a file's training rows that is used: that of the first fitting glob, or 1."""
-    return next((weight for glob, weight in weights.items() if fnmatchcase(file, glob)), 1.0)
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from html_page import Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +14,6 @@ from pipeline.reporting.data_words import RULES, percent, title, verdict, warnin
 from pipeline.reporting.differences import clipped, marked
 from pipeline.reporting.drawings import Step, bars, flow
 
-VOID = {"meta", "br", "link", "img", "hr", "input"}
 # rule → rows in, rows out, rejected, changed
 WORK = {
     "read": (8000, 7996, 4, 0), "format": (7996, 7989, 7, 0), "normalise": (7989, 7989, 0, 212), "turns": (7989, 7941, 48, 15),
@@ -27,33 +26,6 @@ REJECTED = {
     "unknown_format": ("format", 7), "refusal": ("refusals", 6), "overlap": ("contamination", 6), "not_json": ("read", 3),
     "lone_surrogate": ("read", 1), "too_long": ("length", 2),
 }  # fmt: skip
-
-
-class Page(HTMLParser):
-    """Tags in order, ids, text; unbalanced tags are an error."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def account() -> dict[str, Any]:

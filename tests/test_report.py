@@ -3,12 +3,12 @@
 import csv
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from html_page import Page
 from report_inputs import CHATML_WITH_DEFAULT, MODELS, parity, put, write_inputs
 
 from pipeline import report as stage
@@ -19,34 +19,6 @@ from pipeline.reporting.ollama import CHATML, OllamaTemplate, ollama_template
 from pipeline.reporting.page import disagreements, seam_counts
 
 ROOT = Path(__file__).resolve().parent.parent
-VOID = {"meta", "br", "link", "img", "hr", "input"}
-
-
-class Page(HTMLParser):
-    """The page as a browser sees it: tags in order, ids, text; unbalanced tags are an error."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 @pytest.fixture

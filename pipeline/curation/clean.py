@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pipeline.curation.reading.containers import raw_lines, refusal
 from pipeline.curation.reading.formats import detect, to_row
@@ -26,6 +26,7 @@ from pipeline.jsonl import BadLine, dump_line, parse_line
 from pipeline.params import Curate
 from pipeline.rows import Row, row_id
 
+Value = TypeVar("Value")
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page
 WITHHELD = "‹not shown: this row had something to redact›"
 KNOWN_DOMAINS = 10_000  # names whose look-up is remembered
@@ -123,7 +124,7 @@ class Cleaner:
         if domain not in self.domains:
             if len(self.domains) >= KNOWN_DOMAINS:
                 self.domains.clear()
-            self.domains[domain] = self.redactor.scrub(domain) == domain
+            self.domains[domain] = self.redactor.is_clean(domain)
         return self.domains[domain]
 
     def redact(self, row: Row, changes: Changes) -> Row:
@@ -140,9 +141,10 @@ class Cleaner:
         try:
             value = parse_line(_bytes(line.data))
             rule = "format"
-            wanted = format_of(file, self.settings.formats)
-            tally.formats[detect(value) if wanted == "auto" else wanted] += 1
-            row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=wanted)
+            wanted = by_glob(file, self.settings.formats, "auto")
+            found = detect(value) if wanted == "auto" else wanted
+            tally.formats[found] += 1
+            row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=found)
             if not self.fit_for_reports(row["domain"]):
                 row["domain"] = domain_of(file)
             for rule, apply in self.rules:  # noqa: B007
@@ -245,9 +247,9 @@ def check_file(path: Path, name: str, cleaner: Cleaner) -> Iterator[dict[str, An
             yield cleaner.entry(name, RawLine(*line), rejected)
 
 
-def format_of(file: str, formats: Mapping[str, str]) -> str:
-    """The format that the first fitting glob demands for a file below data/raw, or auto."""
-    return next((name for glob, name in formats.items() if fnmatchcase(file, glob)), "auto")
+def by_glob(file: str, values: Mapping[str, Value], default: Value) -> Value:
+    """What the settings say for a file below data/raw: the value of the first glob that fits, or the default."""
+    return next((value for glob, value in values.items() if fnmatchcase(file, glob)), default)
 
 
 def domain_of(file: str) -> str:

@@ -8,7 +8,7 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from pipeline.curation.clean import TEXT_SHOWN
+from pipeline.curation.clean import TEXT_SHOWN, keep_sample
 from pipeline.curation.comparing.decide import EXACT, FATES, KEPT, NEAR, SAMPLED_OUT, Decisions
 from pipeline.curation.comparing.duplicates import Clusters
 from pipeline.curation.comparing.splits import SPLITS
@@ -35,26 +35,24 @@ def write_rows(
                 continue
             entry = reject(spool, index, line, decisions, clusters, tell)
             rejects.write(dump_line(entry))
-            samples = shown.setdefault(entry["reason"], [])
-            if len(samples) < 3:
-                samples.append(entry)
+            keep_sample(shown, entry["reason"], entry)
     return shown
 
 
 def reject(spool: Spool, index: int, line: bytes, decisions: Decisions, clusters: Clusters, tell: Tell) -> dict[str, Any]:
     """A line of `data/rejects.jsonl` for a row that was clean, but is not used."""
-    rule, reason = FATES[int(decisions.fate[index])]
+    fate, twin = int(decisions.fate[index]), int(decisions.twin[index])
+    rule, reason = FATES[fate]
     file, number = place(source_of(line))
     entry = {"file": file, "line": number, "offset": None, "rule": rule, "reason": reason, "detail": "", "text": shortened(line)}
-    match decisions.fate[index]:
-        case fate if fate == EXACT:
-            entry["detail"] = f"the same conversation as {spool.source(int(decisions.twin[index]))}"
-        case fate if fate == NEAR:
-            entry["detail"] = f"nearly the same (Jaccard {clusters.similarity[index]:.2f}) as {spool.source(int(decisions.twin[index]))}"
-        case fate if fate == SAMPLED_OUT:
-            entry["detail"] = "left out so that its source or its domain doesn't outweigh the others"
-        case _:
-            entry |= tell(index)
+    if fate == EXACT:
+        entry["detail"] = f"the same conversation as {spool.source(twin)}"
+    elif fate == NEAR:
+        entry["detail"] = f"nearly the same (Jaccard {clusters.similarity[index]:.2f}) as {spool.source(twin)}"
+    elif fate == SAMPLED_OUT:
+        entry["detail"] = "left out so that its source or its domain doesn't outweigh the others"
+    else:
+        entry |= tell(index)
     return entry
 
 

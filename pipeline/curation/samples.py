@@ -10,7 +10,7 @@ from pipeline.curation.comparing.decide import KEPT, Decisions
 from pipeline.curation.comparing.duplicates import Clusters
 from pipeline.curation.comparing.features import parts
 from pipeline.curation.comparing.poison import Suspect, request_and_answer
-from pipeline.curation.spool import Spool
+from pipeline.curation.spool import Spool, spread_evenly
 from pipeline.rows import Row
 
 SHOWN = 8
@@ -55,8 +55,7 @@ def leak_samples(spool: Spool, leaks: Sequence[tuple[int, dict[str, Any]]]) -> l
 
 def row_samples(spool: Spool, decisions: Decisions) -> list[dict[str, Any]]:
     """Some rows that are kept, spread evenly."""
-    kept = np.flatnonzero(decisions.fate == KEPT)
-    return [spool.row(int(kept[i])) for i in np.unique(np.linspace(0, max(len(kept) - 1, 0), min(ROWS_SHOWN, len(kept))).astype(int))]
+    return [spool.row(index) for index in spread_evenly(np.flatnonzero(decisions.fate == KEPT), ROWS_SHOWN)]
 
 
 def suspect_samples(suspects: Sequence[Suspect]) -> list[dict[str, Any]]:

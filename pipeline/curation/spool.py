@@ -67,13 +67,16 @@ class Spool:
             yield int(self.offsets[first]), int(self.offsets[last] - self.offsets[first])
             first = last
 
-    def sample(self, count: int) -> NDArray[np.int64]:
-        """Indices of at most `count` rows, spread evenly."""
-        return np.unique(np.linspace(0, max(len(self) - 1, 0), min(count, len(self))).astype(np.int64))
-
     def close(self) -> None:
         """Let go of the file."""
         self.file.close()
+
+
+def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:
+    """At most `most` of the indices, spread evenly."""
+    places = np.unique(np.linspace(0, max(len(indices) - 1, 0), min(most, len(indices))).astype(np.int64))
+    chosen: list[int] = indices[places].tolist()
+    return chosen
 
 
 def source_of(line: bytes) -> str:

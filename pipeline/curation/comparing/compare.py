@@ -12,7 +12,7 @@ from pipeline.curation.comparing.duplicates import Clusters, Index
 from pipeline.curation.comparing.features import SAMPLE_ROWS, Boilerplate, Features, boilerplate, features, key_of
 from pipeline.curation.comparing.poison import request_and_answer
 from pipeline.curation.comparing.spill import starts
-from pipeline.curation.spool import Spool, read_rows_at
+from pipeline.curation.spool import Spool, read_rows_at, spread_evenly
 from pipeline.curation.workers import Workers
 from pipeline.params import Curate
 
@@ -43,7 +43,7 @@ class Comparison:
 
     def __init__(self, spool: Spool, settings: Curate, folder: Path) -> None:
         self.spool, self.settings = spool, settings
-        sample = (spool.row(index) for index in spool.sample(SAMPLE_ROWS).tolist())
+        sample = (spool.row(index) for index in spread_evenly(np.arange(len(spool)), SAMPLE_ROWS))
         self.boilerplate = boilerplate(sample, folder, ngram=settings.ngram)
         self.index = Index(folder, settings.near_threshold)
         self.overlaps = Overlaps(folder, settings.ngram, self.boilerplate)
@@ -75,11 +75,9 @@ class Comparison:
             begins = starts(keys)
             for own in np.split(clusters.first[rows], begins[1:]) if len(begins) else []:
                 different = np.unique(own)
-                answers = (
-                    {key_of([request_and_answer(self.spool.row(row))[1]]): row for row in different[:ANSWERS_COMPARED].tolist()}
-                    if len(different) > 1
-                    else {}
-                )
+                if len(different) == 1:
+                    continue
+                answers = {key_of([request_and_answer(self.spool.row(row))[1]]): row for row in different[:ANSWERS_COMPARED].tolist()}
                 if len(answers) > 1:
                     count += 1
                     shown.append(sorted(answers.values()))

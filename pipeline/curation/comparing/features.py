@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from pipeline.curation.comparing.minhash import Sketch, bands_for, signatures, sketch
 from pipeline.curation.comparing.shingles import Common, Hashes, Offsets, Tokens, filtered, shingles, spread, tokenise, word_ngrams
-from pipeline.curation.comparing.spill import Keys, Rows, Spill
+from pipeline.curation.comparing.spill import Keys, Rows, Spill, offsets_of
 from pipeline.rows import TURN_LISTS, Row
 
 SHINGLE = 3  # tokens; see benchmarks/near_duplicates.py
@@ -234,8 +234,7 @@ def run_keys(tokens: Tokens, boilerplate: Boilerplate, ngram: int) -> tuple[Hash
     grams >>= _ONE
     grams |= common << _TOP
     runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
-    begins = np.zeros(len(offsets), np.int64)
-    np.cumsum(runs, out=begins[1:])
+    begins = offsets_of(runs)
     if not begins[-1]:
         return np.zeros(0, np.uint64), begins
     smallest = grams[: len(grams) - WINDOW + 1].copy()

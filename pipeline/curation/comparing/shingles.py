@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.curation.comparing.spill import Spill, starts
+from pipeline.curation.comparing.spill import Spill, offsets_of, starts
 
 Hashes = NDArray[np.uint64]
 Offsets = NDArray[np.int64]  # of n documents n + 1: document i is [offsets[i], offsets[i + 1])
@@ -87,9 +87,7 @@ def tokenise(texts: Sequence[str]) -> Tokens:
         hashes.append(found)
         words.append(word)
         passed += sum(map(len, pieces))
-    offsets = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return Tokens(np.concatenate(hashes), offsets, np.concatenate(at), np.concatenate(words))
+    return Tokens(np.concatenate(hashes), offsets_of(counts), np.concatenate(at), np.concatenate(words))
 
 
 def _batches(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
@@ -152,8 +150,7 @@ def word_ngrams(tokens: Tokens, n: int) -> tuple[Hashes, Offsets]:
 def ngrams(hashes: Hashes, offsets: Offsets, n: int) -> tuple[Hashes, Offsets]:
     """The hashes of all runs of `n` tokens inside each document, in order; none for a document of fewer."""
     counts = np.maximum(np.diff(offsets) - (n - 1), 0)
-    begins = np.zeros(len(offsets), np.int64)
-    np.cumsum(counts, out=begins[1:])
+    begins = offsets_of(counts)
     if not begins[-1]:
         return np.zeros(0, np.uint64), begins
     combined = hashes[: len(hashes) - n + 1].copy()
@@ -177,8 +174,7 @@ def shingles(hashes: Hashes, offsets: Offsets, n: int) -> tuple[Hashes, Offsets]
     grams = np.insert(grams, begins[short], mix(single))
     counts = np.diff(begins)
     counts[short] = 1
-    np.cumsum(counts, out=begins[1:])
-    return grams, begins
+    return grams, offsets_of(counts)
 
 
 def spread(begins: Offsets, counts: Offsets) -> Offsets:
@@ -190,9 +186,7 @@ def spread(begins: Offsets, counts: Offsets) -> Offsets:
 
 def filtered(hashes: Hashes, offsets: Offsets, keep: NDArray[np.bool_]) -> tuple[Hashes, Offsets]:
     """The hashes that stay, and where the documents now begin."""
-    passed = np.zeros(len(hashes) + 1, np.int64)
-    np.cumsum(keep, out=passed[1:])
-    return hashes[keep], passed[offsets]
+    return hashes[keep], offsets_of(keep)[offsets]
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,7 @@ class Spill:
         keys, rows = self.keys[: self.held], self.rows[: self.held]
         first_byte = (keys >> np.uint64(56)).astype(np.uint8)
         order = np.argsort(first_byte, kind="stable")  # of bytes: a radix sort
-        begins = np.zeros(257, np.int64)
-        np.cumsum(np.bincount(first_byte, minlength=256), out=begins[1:])
+        begins = offsets_of(np.bincount(first_byte, minlength=256))
         self.directory.append((self.file.seek(0, 2), begins))
         self.file.write(keys[order].data)
         self.file.write(rows[order].data)
@@ -100,6 +99,13 @@ class Spill:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def offsets_of(counts: NDArray) -> NDArray[np.int64]:
+    """Where each of neighbouring groups of these sizes begins, and where the last one ends: one entry more than `counts`."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
 
 
 def starts(keys: NDArray) -> NDArray[np.intp]:

@@ -5,17 +5,16 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.curation.comparing.shingles import mix
+
 SPLITS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(3)
 
 
 def draws(keys: NDArray[np.uint64], purpose: str, seed: int) -> NDArray[np.uint64]:
-    """A uniform 64-bit number per key (SplitMix64, Steele, Lea, Flood 2014), other for every purpose and seed."""
+    """A uniform 64-bit number per key, other for every purpose and seed."""
     salt = int.from_bytes(hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:8], "big")
-    mixed = keys ^ np.uint64(salt)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return mixed ^ (mixed >> np.uint64(31))
+    return mix(keys ^ np.uint64(salt))
 
 
 def assign_splits(
