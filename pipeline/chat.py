@@ -1,42 +1,42 @@
-"""Rows as the model sees them: the base's own template, token ids, and which tokens are trained.
+"""Rows as the model sees them: the base's tokenizer, token ids, and which tokens are trained.
 
-The label mask comes from rendering, not from looking for markers: the text up to an assistant turn (with the
-generation prompt) must be a prefix of the text with that turn; what the turn adds, up to and including its
-end-of-turn token, is what is trained. Two things are proven of every row: the template drops nothing that is said,
-and no control token comes from what is said (`pipeline.skeleton`).
+The text and its trained ranges are those of `pipeline.tokens.rendering`. Two things are proven of every row: the template
+drops nothing that is said, and no control token comes from what is said (`pipeline.skeleton`).
 """
 
 import json
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DataError
-from pipeline.skeleton import shown, skeleton
+from pipeline.skeleton import Message as Message  # for those who import it from here
+from pipeline.skeleton import Tools
+from pipeline.tokens.rendering import Rendered, control_ids, implied_ids, renderings
+from pipeline.tokens.rendering import Unrenderable as Unrenderable
+from pipeline.tokens.rendering import render as render
 
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
-Message = dict[str, Any]
-Tools = list[dict[str, Any]] | None
+TOGETHER = 256  # rows that are tokenised in one call
 Row = dict[str, Any]  # of data/final, as `pipeline.rows` describes them; those of older runs have no kind and are chats
-
-
-class Unrenderable(ValueError):
-    """A conversation that can't become a training row; `code` is the stable reason, the text says more."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One conversation as token ids and labels, both of length T; a label is the id itself or `IGNORED`."""
+    """A sequence of token ids and its labels, both of length T; a label is the id itself or `IGNORED`.
+
+    `part` is which of its row's trained turns it is for (from 1), where the row is unfolded; else it is the whole row.
+    """
 
     ids: list[int]
     labels: list[int]
+    part: int | None = None
+
+    def name_in(self, row: str) -> str:
+        """The sequence's name, in a row of this name."""
+        return row if self.part is None else f"{row}#{self.part}"
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -72,16 +72,6 @@ PROBES = (
 )
 
 
-def render(tokenizer: Any, messages: list[Message], tools: Tools = None, *, add_generation_prompt: bool = False) -> str:
-    """The conversation as text by the model's own template. Raises `Unrenderable` where the template refuses it."""
-    from jinja2 import TemplateError
-
-    try:
-        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt))
-    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # a template is a program
-        raise Unrenderable("template_refuses", f"the chat template says: {error}") from error
-
-
 def chats(rows: Iterable[Row]) -> Iterator[Row]:
     """The rows of kind chat."""
     return (row for row in rows if row.get("kind", "chat") == "chat")
@@ -96,84 +86,75 @@ def chat_request(messages: list[Message], tools: Tools = None) -> dict[str, Any]
     return {"messages": turns, "tools": tools} if tools else {"messages": turns}
 
 
-def trained_spans(tokenizer: Any, messages: list[Message], tools: Tools = None) -> tuple[str, list[tuple[int, int]]]:
-    """The whole text and the character ranges [start, end) that are trained: each assistant turn and its end-of-turn token.
+def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Encoded] | Unrenderable]]:
+    """Each row with its token ids and labels, or with the reason why it has none.
 
-    A turn with `train: false` is none of them. Raises `Unrenderable` where the template drops a text, rewrites earlier
-    turns or a turn doesn't end in the end-of-turn token.
+    A chat is rendered; labels are on what the assistant says (not on turns with `train: false`) and its ends of turn. It
+    becomes several sequences where the template makes it unfold (`pipeline.tokens.rendering`). The segments of a text are
+    tokenised one by one; the tokenizer's beginning of text goes before them (if it sets one) and its end of text after
+    them, if the last one is trained and has none.
     """
-    text = render(tokenizer, messages, tools)
-    refuse_drops(text, messages)
-    spans = []
-    for turn, message in enumerate(messages):
-        if message["role"] != "assistant" or message.get("train") is False:
-            continue
-        before = render(tokenizer, messages[:turn], tools, add_generation_prompt=True)
-        after = text if turn + 1 == len(messages) else render(tokenizer, messages[: turn + 1], tools)
-        if not after.startswith(before) or not text.startswith(after):
-            raise Unrenderable("template_rewrites", f"the template renders turn {turn + 1} differently once more turns follow")
-        end = after.rfind(tokenizer.eos_token)
-        if end < len(before):
-            raise Unrenderable("no_end_of_turn", f"turn {turn + 1} does not end in {tokenizer.eos_token}")
-        spans.append((len(before), end + len(tokenizer.eos_token)))
-    if not spans:
-        raise Unrenderable("nothing_to_train", "no assistant turn that is to be trained")
-    return text, spans
+    rows = iter(rows)
+    while some := list(islice(rows, TOGETHER)):
+        rendered = [_rendered(tokenizer, row) for row in some]
+        encodings = iter(_tokenised(tokenizer, [one.text for each in rendered if isinstance(each, list) for one in each]))
+        for row, each in zip(some, rendered, strict=True):
+            if isinstance(each, Unrenderable):
+                yield row, each
+                continue
+            mine = list(islice(encodings, len(each)))
+            try:
+                if row.get("kind", "chat") == "text":
+                    yield row, [encode_segments(tokenizer, row["segments"])]
+                else:
+                    yield row, [_labelled(tokenizer, one, row.get("tools"), ids) for one, ids in zip(each, mine, strict=True)]
+            except Unrenderable as why:
+                yield row, why
 
 
-def refuse_drops(text: str, messages: list[Message]) -> None:
-    """Raise `Unrenderable` unless `text` shows all that is said, turn after turn (trimmed or as a JSON string, if the template likes)."""
-    position = 0
-    for number, message in enumerate(messages, start=1):
-        in_order = message["role"] != "system"  # templates move system turns
-        for key, start in (("reasoning_content", 0), ("content", position if in_order else 0)):
-            words = message.get(key, "").strip()
-            found = text.find(words, start)
-            if found < 0:
-                words = json.dumps(words, ensure_ascii=False)[1:-1]
-                found = text.find(words, start)
-            if found < 0:
-                raise Unrenderable("template_drops", f"the chat template does not show the {key} of turn {number}")
-        position = found + len(words) if in_order else position
-
-
-def encode(tokenizer: Any, row: Row) -> Encoded:
-    """Token ids and labels of a chat or a text. Raises `Unrenderable`, for other kinds with `not_a_chat`.
-
-    A chat is rendered; labels are on what the assistant says (not on turns with `train: false`) and its ends of turn.
-    The segments of a text are tokenised one by one; the tokenizer's beginning of text goes before them (if it sets one)
-    and its end of text after them, if the last one is trained and has none.
-    """
+def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
+    """The row's texts; none of a row of kind text, which has no template."""
     kind = row.get("kind", "chat")
     if kind == "text":
-        return encode_segments(tokenizer, row["segments"])
+        return []
     if kind != "chat":
-        raise Unrenderable("not_a_chat", f"supervised training has no use for a row of kind {kind}")
-    return encode_chat(tokenizer, row["messages"], row.get("tools"))
+        return Unrenderable("not_a_chat", f"supervised training has no use for a row of kind {kind}")
+    try:
+        return renderings(tokenizer, row["messages"], row.get("tools"))
+    except Unrenderable as why:
+        return why
 
 
-def encode_chat(tokenizer: Any, messages: list[Message], tools: Tools = None) -> Encoded:
-    """Token ids of the rendered conversation, with labels on the assistant's text and its end of turn only.
+def _tokenised(tokenizer: Any, texts: list[str]) -> list[Any]:
+    """The texts as `tokenizers.Encoding`s: ids, and the characters that each comes from. All in one call, which takes half as long."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()  # some tokenizer.json files ask for it
+    backend.no_padding()
+    encodings: list[Any] = backend.encode_batch(texts, add_special_tokens=False)
+    return encodings
 
-    Raises `Unrenderable` as `trained_spans` does, where the template drops tools, calls or reasoning, where a token lies
-    across the border of a trained range, and where a control token comes from what is said.
+
+def _labelled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -> Encoded:
+    """The ids of a rendered conversation, with labels on its trained ranges only.
+
+    Raises `Unrenderable` where the template drops tools, calls or reasoning, where a token lies across the border of a
+    trained range, and where a control token comes from what is said.
     """
-    text, spans = trained_spans(tokenizer, messages, tools)
-    implied = _implied_ids(tokenizer, str(tokenizer.chat_template), json.dumps(skeleton(messages, tools)))
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids: list[int] = encoded["input_ids"]
-    if _added_only(tokenizer, ids) != implied:
+    implied = implied_ids(tokenizer, rendered.messages, tools, rendered.since)
+    ids: list[int] = encoding.ids
+    if control_ids(tokenizer, ids) != implied:
         raise Unrenderable("control_token", "a text holds one of the tokenizer's control tokens")
     labels = [IGNORED] * len(ids)
-    starts, ends = [first for first, _ in encoded["offset_mapping"]], [last for _, last in encoded["offset_mapping"]]
-    for start, end in spans:
-        first, last = bisect_right(ends, start), bisect_left(starts, end)  # the tokens first ... last - 1 touch the range
-        if first >= last or starts[first] < start or ends[last - 1] > end:
+    for start, end in rendered.spans:
+        # some tokenizers count the space before a word to none of the tokens
+        first = next((token for place in range(start, end) if (token := encoding.char_to_token(place)) is not None), None)
+        last = encoding.char_to_token(end - 1)
+        if first is None or last is None or encoding.token_to_chars(first)[0] < start or encoding.token_to_chars(last)[1] > end:
             raise Unrenderable("token_across_turns", "a token lies across the border of an assistant turn")
-        if ids[last - 1] != tokenizer.eos_token_id:
+        if ids[last] != tokenizer.eos_token_id:
             raise Unrenderable("no_end_of_turn", f"an assistant turn's last trained token is not {tokenizer.eos_token}")
-        labels[first:last] = ids[first:last]
-    return Encoded(ids, labels)
+        labels[first : last + 1] = ids[first : last + 1]
+    return Encoded(ids, labels, rendered.part)
 
 
 def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
@@ -195,42 +176,10 @@ def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
 
 
 def encodable(tokenizer: Any, rows: Iterable[Row], longest: int) -> Iterator[Encoded]:
-    """Those of `rows` that can be encoded with exact labels and that have at most `longest` tokens, encoded."""
-    for row in rows:
-        try:
-            encoded = encode(tokenizer, row)
-        except Unrenderable:
-            continue  # preprocess counts such rows by reason
-        if len(encoded.ids) <= longest:
-            yield encoded
-
-
-@lru_cache(maxsize=4096)
-def _implied_ids(tokenizer: Any, template: str, bare: str) -> list[int]:
-    """The ids of control tokens that the turns of the skeleton `bare` (JSON of messages and tools) imply under `template`, in order.
-
-    Raises `Unrenderable` where the template doesn't show something of them.
-    """
-    messages, tools = json.loads(bare)
-    text = render(tokenizer, messages, tools)
-    for what, stand_in in shown(messages, tools):
-        if stand_in not in text:
-            raise Unrenderable("template_drops", f"the chat template does not show {what}")
-    keys = [key for message in messages for call in message.get("tool_calls", ()) for key in call["function"]["arguments"]]
-    if any(f"'{key}':" in text for key in keys):
-        raise Unrenderable("template_not_json", "the chat template writes the arguments of a call as Python, not as JSON")
-    return _added_only(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _added_only(tokenizer: Any, ids: list[int]) -> list[int]:
-    added = _added_ids(tokenizer)
-    return [token for token in ids if token in added]
-
-
-@lru_cache(maxsize=8)
-def _added_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids of the tokenizer's added tokens, without the harmless: white space (runs of it, as "  " or "▁▁") and single letters."""
-    return frozenset(number for token, number in tokenizer.get_added_vocab().items() if len(token) > 1 and token.replace("▁", " ").strip())
+    """The sequences of those of `rows` that can be encoded with exact labels, if they have at most `longest` tokens."""
+    for _, encoded in encode(tokenizer, rows):
+        if not isinstance(encoded, Unrenderable):  # preprocess counts such rows by reason
+            yield from (one for one in encoded if len(one.ids) <= longest)
 
 
 def _as_text(call: dict[str, Any]) -> dict[str, Any]:

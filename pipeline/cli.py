@@ -100,6 +100,38 @@ def doctor(root: Root = Path()) -> None:
     main(root)
 
 
+@app.command(epilog="example: quench plan --recipe qwen2.5-7b-8gb --vram 8")
+def plan(
+    recipe: Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Plan this recipe instead of params.yaml.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The base's config.json, where the base is not here.")] = None,
+    vram: Annotated[
+        float | None, typer.Option("--vram", metavar="GB", min=0.1, help="Memory of the card as it is sold (8 is 8 GiB); default: this machine's.")
+    ] = None,
+    tflops: Annotated[float | None, typer.Option("--tflops", metavar="N", min=0.001, help="TFLOP/s that training reaches, for the time.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON, in bytes, tokens and seconds.")] = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Plan training's memory, disk and time before any weight is there; exit 6 if it does not fit."""
+    from pipeline.commands.plan import main
+
+    main(params, root, recipe=recipe, config=config, vram=vram, tflops=tflops, as_json=as_json)
+
+
+@app.command(epilog="example: quench fidelity --prompts 8")
+def fidelity(
+    prompts: Annotated[int, typer.Option("--prompts", metavar="N", min=1, help="Held-out rows whose logits are compared.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Compare the NF4 model that is trained with its 16-bit base, by checks with limits; exit 5 if one fails."""
+    from pipeline.commands.fidelity import main
+    from pipeline.params import load_params
+
+    main(load_params(params or root / "params.yaml"), root, prompts, as_json=as_json)
+
+
 @data.command(epilog="example: quench data check data/raw")
 def check(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files, or folders of files.")],

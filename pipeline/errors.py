@@ -4,6 +4,8 @@ A message is one sentence with the value, the reason and the remedy. Anything el
 keeps its traceback.
 """
 
+import signal
+
 
 class QuenchError(Exception):
     """A mistake or a condition that the user can act on."""
@@ -39,3 +41,12 @@ class MachineError(QuenchError):
     """The machine can't do it now: disk, memory, or a lock that someone else holds."""
 
     exit_code = 6
+
+
+class Stopped(QuenchError):
+    """SIGTERM or SIGINT ended the work; the exit code is the shell's, 128 + the signal's number."""
+
+    def __init__(self, number: int, text: str = "the same command goes on from here") -> None:
+        self.number = number
+        self.exit_code = 128 + number
+        super().__init__(f"stopped by {signal.Signals(number).name}: {text}")

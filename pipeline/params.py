@@ -119,12 +119,17 @@ class Train(Section):
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"]
     weight_decay: Annotated[float, Field(ge=0, lt=1)]
     max_grad_norm: Annotated[float, Field(gt=0)]
+    neftune_noise_alpha: Annotated[float, Field(gt=0)] | None
     optim: str
     gradient_checkpointing: bool
+    embeddings_on_cpu: bool
     loss: Literal["auto", "liger", "chunked"]
-    logging_steps: Count
     save_steps: Count
     save_total_limit: Count
+    eval_steps: Count
+    early_stopping_patience: Count | None
+    sample_rows: Annotated[int, Field(ge=0)]
+    sample_tokens: Count
     seed: int
 
     @field_validator("max_steps")
@@ -133,6 +138,15 @@ class Train(Section):
         if value == 0:
             raise ValueError("0 steps train nothing: give a number above 0, or -1 for num_train_epochs")
         return value
+
+    @model_validator(mode="after")
+    def _best_adapter_is_saved(self) -> "Train":
+        if self.early_stopping_patience is not None and self.save_steps % self.eval_steps:
+            raise ValueError(
+                f"early_stopping_patience is set, so every checkpoint has to be evaluated, but save_steps ({self.save_steps}) is no multiple of "
+                f"eval_steps ({self.eval_steps}): make it one"
+            )
+        return self
 
 
 class Merge(Section):

@@ -1,101 +1,93 @@
 """Turn chats and texts into what the trainer sees: token ids, labels on what is to be learnt only, packed rows.
 
-Reads `data/final/{train,val}.jsonl` and the tokenizer in `models/base/`.
-Writes `data/tokens/{train,val}.parquet` (input_ids, labels, seq_lengths) and `reports/labels.json`.
+Reads `data/final/{train,val}.jsonl`, and tokenizer, template and configuration in `models/base/`.
+Writes `data/tokens/{train,val}.parquet` (`pipeline.tokens.tables`), `data/tokens/manifest.json`, `reports/labels.json` and `reports/labels.html`.
 Command: `python -m pipeline preprocess`
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat import IGNORED, Encoded, Unrenderable, encode, load_tokenizer
+from pipeline.chat import Encoded, Unrenderable, encode, load_tokenizer
 from pipeline.errors import DataError
 from pipeline.jsonl import read_rows
 from pipeline.params import Params
-from pipeline.publish import publishing, write_json
+from pipeline.publish import publishing, write_json, write_text
+from pipeline.reporting.labels_page import render_labels_page
+from pipeline.tokens.attention import need_rows_apart
+from pipeline.tokens.manifest import NAME, manifest
+from pipeline.tokens.packing import best_fit
+from pipeline.tokens.proof import Base, load_base, prove
+from pipeline.tokens.rendering import own_system_prompt
+from pipeline.tokens.samples import sample
+from pipeline.tokens.tables import Written, to_table, token_lengths, write_rows_of
+from pipeline.tokens.tally import Tally, row_name
 
 SPLITS = ("train", "val")
 
 
-def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length: int, packing: bool) -> dict[str, Any]:
-    """Tokenise and pack both splits; publish the folder of Parquet files and return the account of it.
+def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length: int, packing: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Tokenise and pack both splits, prove what was written, publish the folder; the account of it, and some rows to look at.
 
     A row longer than `max_length` tokens, one that the template can't render whole and with exact labels, and one of a
-    kind that supervised training has no use for is left out and counted by reason; nothing is cut. Raises `DataError` where no training row is left.
+    kind that supervised training has no use for is left out and counted by reason; nothing is cut. Raises `DataError`
+    where no training row is left, where tokenizer and configuration contradict each other and where the proof fails,
+    `ConfigError` where the base can't keep packed rows apart.
     """
     tokenizer = load_tokenizer(base)
-    account: dict[str, Any] = {"max_length": max_length, "packing": packing, "splits": {}}
+    known = load_base(base, tokenizer)
+    if packing:
+        need_rows_apart(base)
+    account: dict[str, Any] = {"max_length": max_length, "packing": packing, "template_system_prompt": own_system_prompt(tokenizer), "splits": {}}
+    tallies = {split: Tally() for split in SPLITS}
     with publishing(tokens_folder) as aside:
         aside.mkdir()
-        for split in SPLITS:
-            rejected: Counter[str] = Counter()
-            rows = list(encoded_rows(tokenizer, rows_folder / f"{split}.jsonl", max_length, rejected))
-            if split == "train" and not rows:
-                raise DataError(
-                    f"no row of {rows_folder / 'train.jsonl'} can be trained ({_reasons(rejected)}): mend the rows or raise preprocess.max_length"
-                )
-            account["splits"][split] = count_tokens(rows) | {"rejected": dict(sorted(rejected.items()))}
-            account["splits"][split] |= write_tokens(aside / f"{split}.parquet", rows, max_length, packing)
-    trained = account["splits"]["train"]
-    account["trained_share"] = round(trained["trained_tokens"] / trained["tokens"], 4)
-    return account
+        for split, tally in tallies.items():
+            rows, target = rows_folder / f"{split}.jsonl", aside / f"{split}.parquet"
+            account["splits"][split] = write_split(rows, target, known, max_length, packing, tally)
+        train = account["splits"]["train"]
+        if not train["rows"]:
+            reasons = ", ".join(f"{code}: {count}" for code, count in tallies["train"].rejected.most_common()) or "there is none"
+            raise DataError(f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): mend the rows or raise preprocess.max_length")
+        account["trained_share"] = round(train["trained_tokens"] / train["tokens"], 4)
+        write_json(aside / NAME, manifest(aside, [rows_folder / f"{split}.jsonl" for split in SPLITS], base, tokenizer, account))
+        written = Written(aside / "train.parquet")
+        samples = [sample(kind, name, written, known.plain) for kind, names in tallies["train"].examples.items() for name in names]
+    return account, samples
 
 
-def encoded_rows(tokenizer: Any, path: Path, max_length: int, rejected: Counter[str]) -> Iterator[Encoded]:
-    """Yield the rows of `path` that can be trained as they are; count the others in `rejected` by reason."""
-    for row in read_rows(path):
-        try:
-            encoded = encode(tokenizer, row)
-        except Unrenderable as reason:
-            rejected[reason.code] += 1
-            continue
-        if len(encoded.ids) > max_length:
-            rejected["too_long"] += 1
-            continue
-        yield encoded
+def write_split(rows: Path, target: Path, base: Base, max_length: int, packing: bool, tally: Tally) -> dict[str, Any]:
+    """Write one split's Parquet file and prove it; gives its account and counts its rows in `tally`."""
+    table = to_table(sequences(base.tokenizer, rows, max_length, tally))
+    lengths = token_lengths(table)
+    packed = best_fit(lengths, max_length) if packing else [[number] for number in range(len(lengths))]
+    write_rows_of(target, table, packed)
+    del table  # the proof reads what is on the disk
+    proven = prove(target, rows, base, max_length, tally.rejected.total())
+    if proven["tokens"] != sum(lengths):
+        raise AssertionError(f"packing changed the number of tokens from {sum(lengths)} to {proven['tokens']}")  # a bug, never the user's fault
+    density = round(sum(lengths) / (len(packed) * max_length), 4) if packed else 0.0
+    return proven | tally.account(lengths) | {"packing_density": density}
 
 
-def count_tokens(rows: list[Encoded]) -> dict[str, int]:
-    """How many rows, tokens and trained tokens there are."""
-    return {
-        "rows": len(rows),
-        "tokens": sum(len(row.ids) for row in rows),
-        "trained_tokens": sum(label != IGNORED for row in rows for label in row.labels),
-    }
-
-
-def write_tokens(path: Path, rows: list[Encoded], max_length: int, packing: bool) -> dict[str, Any]:
-    """Write rows as Parquet, packed by best-fit decreasing (TRL's, arXiv:2404.10830) where `packing` is on.
-
-    `seq_lengths` holds the lengths of the rows inside a packed row: the trainer restarts positions there.
-    """
-    from datasets import Dataset, Features, List, Value, disable_progress_bars
-    from trl import pack_dataset
-
-    disable_progress_bars()  # packing takes a blink
-    ints = List(Value("int32"))
-    columns = {"input_ids": [row.ids for row in rows], "labels": [row.labels for row in rows]}
-    dataset = Dataset.from_dict(columns, features=Features(input_ids=ints, labels=ints))
-    if packing and rows:
-        dataset = pack_dataset(dataset, max_length, strategy="bfd")
-    else:
-        dataset = dataset.add_column("seq_lengths", [[len(row.ids)] for row in rows])
-    dataset.to_parquet(path)
-    tokens = sum(len(row.ids) for row in rows)
-    if sum(sum(lengths) for lengths in dataset["seq_lengths"]) != tokens:
-        raise AssertionError(f"packing changed the number of tokens from {tokens}")  # a bug, never the user's fault
-    return {"packed_rows": len(dataset), "packing_density": round(tokens / (len(dataset) * max_length), 4) if rows else 0.0}
-
-
-def _reasons(rejected: Counter[str]) -> str:
-    return ", ".join(f"{code}: {count}" for code, count in rejected.most_common()) or "there is none"
+def sequences(tokenizer: Any, path: Path, max_length: int, tally: Tally) -> Iterator[tuple[str, Encoded]]:
+    """(row id, ids and labels) of every sequence of the rows in `path` that can be trained as they are; `tally` counts all."""
+    for number, (row, encoded) in enumerate(encode(tokenizer, read_rows(path)), start=1):
+        name = row_name(row, path.name, number)
+        if isinstance(encoded, Unrenderable):
+            tally.reject(name, encoded.code, str(encoded))
+        elif (longest := max(len(one.ids) for one in encoded)) > max_length:
+            tally.reject(name, "too_long", f"{longest:,} tokens, preprocess.max_length is {max_length:,}")
+        else:
+            names = [one.name_in(name) for one in encoded]
+            tally.keep(row, names)
+            yield from zip(names, encoded, strict=True)
 
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
-    account = preprocess(
+    account, samples = preprocess(
         rows_folder=root / "data/final",
         base=root / "models/base",
         tokens_folder=root / "data/tokens",
@@ -103,8 +95,9 @@ def main(params: Params, root: Path) -> None:
         packing=params.preprocess.packing,
     )
     write_json(root / "reports/labels.json", account)
+    write_text(root / "reports/labels.html", render_labels_page(account, samples))
     train = account["splits"]["train"]
     print(
         f"preprocess: {train['rows']} training rows, {train['tokens']} tokens, {account['trained_share']:.0%} of them trained, "
-        f"{train['packed_rows']} rows of up to {account['max_length']} after packing"
+        f"{train['packed_rows']} rows of up to {account['max_length']} after packing; look at reports/labels.html"
     )

@@ -1,7 +1,7 @@
 """Put everything that was measured on one page, and recommend the level to serve.
 
-Reads reports/{data,labels,train,parity}.json, reports/train.csv, models/base.json, the chat template in models/adapter,
-and reports/eval/MODEL.json with MODEL.answers.jsonl for every model of `evaluate.models`.
+Reads reports/{data,labels,train,parity}.json, reports/train.csv and train.jsonl, models/base.json, the chat template in
+models/adapter, and reports/eval/MODEL.json with MODEL.answers.jsonl for every model of `evaluate.models`.
 Writes reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile and serve.txt.
 
     python -m pipeline report
@@ -26,6 +26,7 @@ from pipeline.publish import publishing, write_json
 from pipeline.reporting.ollama import chat_template, ollama_template
 from pipeline.reporting.page import Inputs, number, page_values, percent, points, render, seam_counts, size
 from pipeline.reporting.recommend import Recommendation, recommend
+from pipeline.watching.journal import Journal
 
 # each input: the stage that makes it, and what this stage can't do without
 NEEDED = {
@@ -107,8 +108,9 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
         if [row["id"] for row in answers[model]] != [row["id"] for row in answers[scored[0]]]:
             remedy = f"run `python -m pipeline evaluate@{model}` again"
             raise DataError(f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: {remedy}")
-    return Inputs(data=found["data"], labels=found["labels"], train=found["train"], log=rows, parity=found["parity"], base=found["base"],
-                  evaluations=evaluations, answers=answers)  # fmt: skip
+    journal = Journal(root / "reports" / "train.jsonl").rows()  # runs of older versions have none: what it holds is then not measured
+    return Inputs(data=found["data"], labels=found["labels"], train=found["train"], log=rows, journal=journal, parity=found["parity"],
+                  base=found["base"], evaluations=evaluations, answers=answers)  # fmt: skip
 
 
 def read_report(path: Path, stage: str, keys: Sequence[str]) -> dict[str, Any]:

@@ -58,13 +58,13 @@ def skeleton(messages: list[Message], tools: Tools = None) -> tuple[list[Message
     return bare, [_bare_tool(tool, schemas) for tool in tools]
 
 
-def shown(messages: list[Message], tools: Tools = None) -> Iterator[tuple[str, str]]:
-    """(what it is, stand-in) of everything in a skeleton that a template must show."""
+def shown(messages: list[Message], tools: Tools = None, since: int = 0) -> Iterator[tuple[str, str]]:
+    """(what it is, stand-in) of everything in a skeleton that a template must show; of the turns before `since` no reasoning."""
     for number, tool in enumerate(tools or [], start=1):
         yield f"tool {number}", tool["function"]["name"]
     for number, message in enumerate(messages, start=1):
         for key in ("content", "reasoning_content"):
-            if message.get(key):
+            if message.get(key) and (key == "content" or number > since):
                 yield f"the {key} of turn {number}", message[key]
         for call in message.get("tool_calls", ()):
             for word in (call["function"]["name"], *call["function"]["arguments"]):

@@ -1,218 +1,154 @@
-"""Train a QLoRA adapter on the base, with checkpoints that a killed run goes on from.
+"""Train a QLoRA adapter on the base, with checkpoints that a killed run goes on from to the same bytes.
 
-Reads `data/tokens/{train,val}.parquet` and `models/base/`.
-Writes `models/adapter/` (PEFT folder, tokenizer, run.json), `reports/train.json`, `reports/train.csv`; TensorBoard
-events in `reports/tensorboard/` and checkpoints in `models/checkpoints/` on the way.
+Reads `data/tokens/` and `models/base/`.
+Writes `models/adapter/` (PEFT folder, tokenizer, run.json), `reports/train.json`, `reports/train.csv` (the curves) and
+`reports/train.jsonl` (every step); TensorBoard events in `reports/tensorboard/` and checkpoints in `models/checkpoints/` on the way.
 Command: `python -m pipeline train`
 """
 
 import csv
-import hashlib
-import itertools
 import json
-import math
-import resource
 import sys
-import time
-from importlib.metadata import version
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat import load_tokenizer
-from pipeline.errors import ConfigError, DataError, GateError, ToolError
+from pipeline.errors import DataError
 from pipeline.hashing import tree_hash
 from pipeline.params import Params, Train
 from pipeline.publish import publishing, remove, write_json
-from pipeline.training.checkpoints import newest_verified, seal
-from pipeline.training.qlora import apply_liger, check_adapter, choose_loss, fused_loss, load_quantised, lora_config
-from pipeline.training.runtime import silence_libraries, use_all_cores
+from pipeline.tokens.manifest import check_manifest
+from pipeline.training.checkpoints import step_of
+from pipeline.training.interruption import Interruption
+from pipeline.training.run import describe, find_start, finish
+from pipeline.training.runtime import peak_memory, silence_libraries, use_all_cores
+from pipeline.watching.health import Monitor
+from pipeline.watching.journal import Journal, write_rows
+from pipeline.watching.run_record import run_record
 
-LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "accelerate", "datasets")
+CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens", "trained_tokens")
 
 
 def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorboard: Path, settings: Train, resume: bool) -> dict[str, Any]:
-    """Train, publish the adapter folder, return the report (loss history included).
+    """Train, publish the adapter folder, return the report; `journal` in it are the rows of every step and evaluation.
 
-    With `resume`, goes on from the newest verified checkpoint of the same run (same tokens, base, settings and
-    library versions); otherwise starts anew. Raises `GateError` where the loss is not a number or the adapter
-    learnt nothing.
+    With `resume`, goes on from the newest verified checkpoint of the same run; otherwise starts anew. Raises `GateError` where a
+    health rule fails or the adapter learnt nothing, `ConfigError` where an unfinished run of other inputs is in the way,
+    `Stopped` after a signal.
     """
     silence_libraries()
     use_all_cores()
+    check_manifest(tokens, base)
+    with Interruption() as interruption:
+        record = describe(tokens, base, settings)
+        start = find_start(checkpoints, record, resume=resume)
+        journal = Journal(checkpoints / "steps.jsonl")
+        journal.truncate(after_step=step_of(start) if start else 0)
+        if start is None:
+            remove(tensorboard)
+        else:
+            print(f"train: going on from {start}", file=sys.stderr)
+        trainer, monitor = make_trainer(tokens, base, checkpoints, tensorboard, settings, journal, start, interruption)
+        proven = prove_beforehand(trainer, settings)
+        trainer.train(resume_from_checkpoint=str(start) if start else None)
+        if trainer.held_out and trainer.state.global_step not in {row["step"] for row in journal.rows() if row["kind"] == "eval"}:
+            trainer.evaluate()
+        rows = journal.rows()
+        prove_afterwards(trainer, rows)
+        publish_adapter(trainer.model, trainer.processing_class, record, adapter)
+        finish(checkpoints, record)
+    return summary(trainer, rows) | {
+        "proven": proven, "inputs": record, "resumed_from": start.name if start else None,
+        "health": [vars(finding) for finding in monitor.findings()], "journal": rows,
+    }  # fmt: skip
+
+
+def make_trainer(
+    tokens: Path, base: Path, checkpoints: Path, tensorboard: Path, settings: Train, journal: Journal, start: Path | None, interruption: Interruption
+) -> tuple[Any, Monitor]:
+    """The trainer over the quantised base with its adapter, and the monitor that judges its steps."""
+    from peft import get_peft_model
+    from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
+
+    from pipeline.training.arguments import total_steps, training_arguments
+    from pipeline.training.callbacks import Watch
+    from pipeline.training.chunked import check_head
+    from pipeline.training.dataset import Collator, load_rows, sequences
+    from pipeline.training.liger import apply_liger, check_liger, choose_loss
+    from pipeline.training.qlora import load_quantised, lora_config
+    from pipeline.training.trainer import QuenchTrainer
+    from pipeline.watching.samples import sample
+    from pipeline.watching.tensorboard import Board
+
     loss = choose_loss(settings.loss)
     if loss == "liger":
-        apply_liger(base)
-    record = run_record(tokens, base, settings)
-    key = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-    start = newest_verified(checkpoints, key) if resume else None
-    if start is None:
-        remove(checkpoints)
-        remove(tensorboard)
-    else:
-        print(f"train: going on from {start}", file=sys.stderr)
-    trainer, tokenizer = make_trainer(tokens, base, checkpoints, tensorboard, settings, loss, key)
-    trainable = check_adapter(trainer.model, settings)
-    begin = time.monotonic()
-    trainer.train(resume_from_checkpoint=str(start) if start else None)
-    seconds = time.monotonic() - begin
-    history = [line for line in trainer.state.log_history if "loss" in line]
-    check_health(trainer.model, history)
-    eval_loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
-    if eval_loss is not None and not math.isfinite(eval_loss):
-        raise GateError(f"the loss on the held-out rows is {eval_loss}: lower train.learning_rate")
-    report = {
-        "device": str(trainer.model.device), "loss": loss, "steps": trainer.state.global_step, "seconds": round(seconds, 1),
-        "trainable_parameters": trainable, "total_parameters": logical_parameters(trainer.model),
-        "tokens": tokens_seen(history), "tokens_per_second": round(history[-1]["num_tokens"] / seconds, 1) if start is None else None,
-        "loss_first": history[0]["loss"], "loss_last": history[-1]["loss"], "resumed_from": start.name if start else None,
-        "eval_loss": eval_loss, "peak_memory_bytes": peak_memory(),
-        "history": [{key: line.get(key) for key in ("step", "loss", "learning_rate", "grad_norm")} for line in history],
-    }  # fmt: skip
-    publish_adapter(trainer.model, tokenizer, record, adapter)
-    return report
-
-
-def run_record(tokens: Path, base: Path, settings: Train) -> dict[str, Any]:
-    """What the adapter depends on: the same record, on the same kind of machine, gives the same bytes."""
-    import torch
-
-    return {
-        "tokens_sha256": tree_hash(tokens),
-        "base_sha256": tree_hash(base),
-        "settings": settings.model_dump(mode="json"),
-        "versions": {name: version(name) for name in LIBRARIES},
-        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
-        "threads": torch.get_num_threads(),  # the order of a CPU's sums depends on it
-    }
-
-
-def make_trainer(tokens: Path, base: Path, checkpoints: Path, tensorboard: Path, settings: Train, loss: str, key: str) -> tuple[Any, Any]:
-    """TRL's SFTTrainer over the quantised base, with the settings under their own names; and the tokenizer."""
-    import torch
-    from datasets import Dataset, disable_progress_bars
-    from torch.utils.tensorboard import SummaryWriter
-    from transformers import PrinterCallback
-    from transformers.integrations import TensorBoardCallback
-    from trl import SFTTrainer
-
-    disable_progress_bars()
-    rows = {split: Dataset.from_parquet(str(tokens / f"{split}.parquet"), keep_in_memory=True) for split in ("train", "val")}
+        apply_liger(base)  # before the model is loaded
+    rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
+    arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
     tokenizer = load_tokenizer(base)
-    model = load_quantised(base, settings)
-
-    class Trainer(SFTTrainer):  # type: ignore[misc]
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-            if loss != "liger" or return_outputs:
-                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            if self.model.training:
-                self._total_train_tokens += inputs["input_ids"].numel()
-            self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]
-            with self.accelerator.autocast():  # it is wrapped round the outer forward, which the fused loss goes past
-                return fused_loss(self.accelerator.unwrap_model(model).get_base_model(), inputs, num_items_in_batch)
-
-    arguments = training_arguments(settings, checkpoints, len(rows["train"]))
-    trainer = Trainer(
-        model=model, args=arguments, processing_class=tokenizer, peft_config=lora_config(settings),
-        train_dataset=rows["train"], eval_dataset=rows["val"] if len(rows["val"]) else None,
+    set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
+    # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from its first step on
+    model = get_peft_model(load_quantised(base, settings), lora_config(settings), autocast_adapter_dtype=True)
+    if loss == "liger":
+        check_liger(model.get_base_model())
+    check_head(model.get_base_model())
+    collate = Collator(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
+    questions = sequences(held_out, settings.sample_rows)
+    monitor = Monitor(total_steps(settings, len(rows)), settings)
+    monitor.restore(journal.rows())
+    watch = Watch(journal, Board(tensorboard, step_of(start) + 1 if start else None), monitor)
+    trainer = QuenchTrainer(
+        model=model, args=arguments, processing_class=tokenizer, train_dataset=rows, eval_dataset=held_out if len(held_out) else None,
+        data_collator=collate, callbacks=[watch], loss=loss, keep=settings.save_total_limit, held_out=[collate([row]) for row in held_out],
+        answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens), interruption=interruption, start=start, journal=journal,
     )  # fmt: skip
-    for parameter in trainer.model.parameters():
-        if parameter.requires_grad:
-            # TRL casts the adapter to bfloat16, but a resumed one comes back in float32 and the run would differ from
-            # its first step; in float32 resume is exact and small updates are not lost
-            parameter.data = parameter.data.to(torch.float32)
+    watch.trainer = trainer
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(TensorBoardCallback(SummaryWriter(str(tensorboard), max_queue=1)))
-    trainer.add_callback(watcher(key))
-    return trainer, tokenizer
+    if settings.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(settings.early_stopping_patience))
+    return trainer, monitor
 
 
-def training_arguments(settings: Train, checkpoints: Path, rows: int) -> Any:
-    """TRL's `SFTConfig` for these settings. transformers 5 has no `warmup_ratio` any more: it becomes steps here."""
-    import torch
-    from trl import SFTConfig
+def prove_beforehand(trainer: Any, settings: Train) -> dict[str, Any]:
+    """What is proven of the model before its first step, with figures: targets, trainable parameters, finite weights, packing."""
+    from pipeline.fidelity.finite import finite_record
+    from pipeline.training.dataset import sequences
+    from pipeline.training.proofs import refuse_leaks
+    from pipeline.training.qlora import check_adapter
 
-    cuda = torch.cuda.is_available()
-    if ("8bit" in settings.optim or "paged" in settings.optim) and not cuda:
-        raise ToolError(f"train.optim is {settings.optim}, which needs a GPU, and this machine has none: set it to adamw_torch")
-    try:
-        return SFTConfig(
-            output_dir=str(checkpoints), max_length=None, packing=False, padding_free=True, dataset_kwargs={"skip_prepare_dataset": True},
-            num_train_epochs=settings.num_train_epochs, max_steps=settings.max_steps, seed=settings.seed, data_seed=settings.seed,
-            per_device_train_batch_size=settings.per_device_train_batch_size, per_device_eval_batch_size=1,
-            gradient_accumulation_steps=settings.gradient_accumulation_steps, gradient_checkpointing=settings.gradient_checkpointing,
-            gradient_checkpointing_kwargs={"use_reentrant": False}, learning_rate=settings.learning_rate,
-            lr_scheduler_type=settings.lr_scheduler_type, warmup_steps=warmup_steps(settings, rows), weight_decay=settings.weight_decay,
-            max_grad_norm=settings.max_grad_norm, optim=settings.optim, logging_steps=settings.logging_steps, logging_first_step=True,
-            save_steps=settings.save_steps, save_total_limit=settings.save_total_limit, logging_nan_inf_filter=False,
-            eval_strategy="no", report_to="none",
-            bf16=cuda and settings.bnb_4bit_compute_dtype == "bfloat16", fp16=cuda and settings.bnb_4bit_compute_dtype == "float16",
-            disable_tqdm=not sys.stderr.isatty(), dataloader_pin_memory=cuda,
-        )  # fmt: skip
-    except ValueError as error:
-        raise ConfigError(f"train: the trainer refuses these settings: {' '.join(str(error).split())[:300]}") from error
+    trainable = check_adapter(trainer.model, settings)
+    leak = refuse_leaks(trainer.model, trainer.data_collator, sequences(trainer.train_dataset, 2))
+    return {"trainable_parameters": trainable, "packing_nmse": leak, **finite_record(trainer.model)}
 
 
-def warmup_steps(settings: Train, rows: int) -> int:
-    """`warmup_ratio` of the optimizer steps that `rows` training rows give, rounded up as transformers 4 did."""
-    batches = math.ceil(rows / settings.per_device_train_batch_size)
-    per_epoch = math.ceil(batches / settings.gradient_accumulation_steps)
-    steps = settings.max_steps if settings.max_steps > 0 else math.ceil(per_epoch * settings.num_train_epochs)
-    return math.ceil(steps * settings.warmup_ratio)
+def prove_afterwards(trainer: Any, rows: list[dict[str, Any]]) -> None:
+    """Raise `GateError` unless every row was trained as planned and every matrix of the adapter has learnt."""
+    from pipeline.training.proofs import refuse_other_rows, refuse_unlearnt
+
+    refuse_other_rows(rows, len(trainer.train_dataset))
+    refuse_unlearnt(trainer.model, rows)
 
 
-def watcher(key: str) -> Any:
-    """A callback that seals each checkpoint, stops on a loss that is no number, and prints plain lines without a terminal."""
-    from transformers import TrainerCallback
-
-    class Watcher(TrainerCallback):  # type: ignore[misc]
-        def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", key)
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **rest: Any) -> None:
-            loss = logs.get("loss")
-            if loss is not None and not math.isfinite(loss):
-                raise GateError(f"the loss at step {state.global_step} is {loss}: lower train.learning_rate, or use bfloat16 as compute type")
-            tenth = max(1, state.max_steps // 10)
-            if loss is not None and args.disable_tqdm and (state.global_step % tenth == 0 or state.global_step == 1):
-                print(f"train: step {state.global_step} of {state.max_steps}, loss {loss:.3f}, learning rate {logs['learning_rate']:.1e}", flush=True)
-
-    return Watcher()
-
-
-def check_health(model: Any, history: list[dict[str, float]]) -> None:
-    """Refuse an adapter that can't have learnt: no step logged, loss exactly 0, or a matrix not finite, or a lora_B that is still 0."""
-    if not history:
-        raise GateError("training ended without one logged step: give it more rows or steps")
-    if all(line["loss"] == 0.0 for line in history):
-        raise GateError("the loss is exactly 0 in every step: no token is trained, look at reports/labels.json")
-    norms = {name: float(weight.detach().norm()) for name, weight in model.named_parameters() if "lora_" in name}
-    broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
-    if broken:
-        raise GateError(f"{len(broken)} of {len(norms)} adapter matrices are not finite ({broken[0]}): lower train.learning_rate")
-    dead = [name for name, norm in norms.items() if "lora_B" in name and norm == 0.0]
-    if dead:
-        raise GateError(f"{len(dead)} of {len(norms)} adapter matrices learnt nothing ({dead[0]}): raise train.learning_rate or train longer")
-
-
-def tokens_seen(history: list[dict[str, float]]) -> int:
-    """Tokens of all parts of a run; TRL counts from 0 again after each resume."""
-    counts = [line["num_tokens"] for line in history]
-    parts = [count for count, after in itertools.pairwise(counts) if after < count]
-    return int(sum(parts) + counts[-1])
+def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run in figures, from the journal's `rows`: those of all parts of a run that was interrupted."""
+    steps = [row for row in rows if row["kind"] == "step"]
+    evaluations = [row for row in rows if row["kind"] == "eval"]
+    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
+    tokens, seconds = sum(row["tokens"] for row in steps), sum(row["seconds"] for row in steps)
+    return {
+        "device": str(trainer.model.device), "loss": trainer.loss, "steps": len(steps), "planned_steps": trainer.state.max_steps,
+        "adapter_step": best or len(steps), "seconds": round(seconds, 1), "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1),
+        "trained_tokens": sum(row["trained_tokens"] for row in steps), "total_parameters": logical_parameters(trainer.model),
+        "loss_first": steps[0]["loss"], "loss_last": steps[-1]["loss"], "peak_memory_bytes": peak_memory(),
+        "eval_loss": next((row["eval_loss"] for row in reversed(evaluations) if row["step"] == (best or row["step"])), None),
+    }  # fmt: skip
 
 
 def logical_parameters(model: Any) -> int:
-    """Parameters of base and adapter as the formulas count them; a packed NF4 byte holds two."""
-    return sum(p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1) for p in model.parameters())
-
-
-def peak_memory() -> int:
-    """Peak bytes of this process: of the GPU where there is one, else resident memory."""
-    import torch
-
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    """Parameters of base and adapter as the formulas count them; a packed NF4 byte holds two, and embeddings in main memory are none to torch."""
+    found = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
+    return sum(p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1) for p in found.values())
 
 
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
@@ -235,20 +171,45 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
         write_json(aside / "run.json", record)
 
 
-def write_history(target: Path, history: list[dict[str, Any]]) -> None:
-    """Publish the loss history as CSV, for `dvc plots`."""
+def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per step with the columns `CURVE`, for `dvc plots`; `eval_loss` is empty where nothing was evaluated."""
+    rows = list(rows)
+    evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
+    return [{key: evaluated.get(row["step"], "") if key == "eval_loss" else row[key] for key in CURVE} for row in rows if row["kind"] == "step"]
+
+
+def write_curve(target: Path, rows: list[dict[str, Any]]) -> None:
+    """Publish the curve as CSV."""
     with publishing(target) as aside, aside.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(history[0]))
+        writer = csv.DictWriter(file, fieldnames=CURVE)
         writer.writeheader()
-        writer.writerows(history)
+        writer.writerows(rows)
+
+
+def check_beforehand(root: Path, params: Params) -> None:
+    """Print what must hold before the first weight is loaded. Raises what failed, as its own kind of error."""
+    from pipeline.checks import refuse
+    from pipeline.training.preflight import preflight
+
+    checks = preflight(
+        tokens=root / "data/tokens", base=root / "models/base", disk=root, settings=params.train, max_length=params.preprocess.max_length,
+        levels=params.quantize.levels,
+    )  # fmt: skip
+    print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
+    refuse(checks)
 
 
 def main(params: Params, root: Path, resume: bool = True) -> None:
     """Run the stage on the files below `root`."""
+    check_beforehand(root, params)
     report = train(
         tokens=root / "data/tokens", base=root / "models/base", adapter=root / "models/adapter", checkpoints=root / "models/checkpoints",
         tensorboard=root / "reports/tensorboard", settings=params.train, resume=resume,
     )  # fmt: skip
-    write_history(root / "reports/train.csv", report.pop("history"))
+    rows, inputs = report.pop("journal"), report.pop("inputs")
+    hashes = {"tokens": inputs["tokens_sha256"], **inputs["base"], "adapter": tree_hash(root / "models/adapter")}
+    report["run"] = run_record(root, argv=sys.argv, seeds={"train.seed": params.train.seed}, hashes=hashes)
+    write_curve(root / "reports/train.csv", curve(rows))
+    write_rows(root / "reports/train.jsonl", rows)
     write_json(root / "reports/train.json", report)
     print(f"train: {report['steps']} steps, loss {report['loss_first']:.2f} → {report['loss_last']:.2f}, {report['seconds']:.0f} s")

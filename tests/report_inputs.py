@@ -6,6 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+from watched import demo_run
+
+from pipeline.params import load_params
+from pipeline.train import CURVE
+from pipeline.watching.health import Monitor
+from pipeline.watching.journal import write_rows
+
+DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo.yaml"
 MODELS = ("base-F16", "F16", "Q4_K_M", "Q5_K_M")
 CHATML_WITH_DEFAULT = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -25,12 +33,13 @@ def write_inputs(root: Path) -> Path:
     put(root / "models" / "base.json", base())
     for name, value in {"data": data(), "labels": labels(), "train": train(), "parity": parity()}.items():
         put(reports / f"{name}.json", value)
+    rows = journal()
+    write_rows(reports / "train.jsonl", rows)
+    evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
     with (reports / "train.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["step", "loss", "learning_rate", "grad_norm"])
-        for step in range(1, 31):
-            loss = 0.11 + 1.64 * math.exp((1 - step) / 5) + 0.03 * math.sin(step * 2.3)
-            writer.writerow([step, round(loss, 4), 1e-3, round(0.8 + 0.2 * math.sin(step), 3)])
+        writer = csv.DictWriter(file, CURVE, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(row | {"eval_loss": evaluated.get(row["step"], "")} for row in rows if row["kind"] == "step")
     for model in MODELS:
         put(reports / "eval" / f"{model}.json", evaluation(model))
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in answers(model)]
@@ -62,11 +71,49 @@ def labels() -> dict[str, Any]:
 
 
 def train() -> dict[str, Any]:
+    monitor = Monitor(50, load_params(DEMO_RECIPE).train)
+    monitor.restore(journal())
     return {
-        "steps": 30, "loss_first": 1.7724, "loss_last": 0.1112, "eval_loss": 0.1391,
+        "steps": 50, "planned_steps": 50, "adapter_step": 50, "loss_first": 1.558, "loss_last": 0.038, "eval_loss": 0.0812, "resumed_from": None,
         "trainable_parameters": 4_884_480, "total_parameters": PARAMETERS,
-        "seconds": 291.4, "tokens": 60_812, "tokens_per_second": 208.7, "peak_memory_bytes": 3_412_000_000, "device": "cpu", "loss": "chunked",
+        "seconds": 291.4, "tokens": 50_812, "tokens_per_second": 174.4, "peak_memory_bytes": 3_412_000_000, "device": "cpu", "loss": "chunked",
+        "health": [vars(finding) for finding in monitor.findings()], "run": RUN,
     }  # fmt: skip
+
+
+def journal() -> list[dict[str, Any]]:
+    """reports/train.jsonl: the real curve of a demo run, with what it might have answered."""
+    learning_rates = [1e-3 * min(step / 5, 0.5 + 0.5 * math.cos(math.pi * max(0, step - 5) / 45)) for step in range(51)]
+    rows = []
+    for row in demo_run():
+        if row["kind"] == "step":
+            speed = 150 + 12 * math.sin(row["step"] * 1.7)
+            rows.append(row | {"learning_rate": learning_rates[row["step"]], "tokens_per_second": round(speed, 1)})
+        else:
+            rows.append(row | {"samples": samples(finished=row["step"] == 50)})
+    return rows
+
+
+def samples(*, finished: bool) -> list[dict[str, str]]:
+    """What two held-out questions are answered half way and at the end."""
+    found = []
+    for module, name, required, optional, summary in CALLABLES[1:3]:
+        reference = json.dumps({"module": module, "name": name, "required": required, "optional": optional, "summary": summary})
+        half = json.dumps({"module": module, "name": name, "required": [*required, *optional], "optional": []})[:-1] + "…"
+        prompt = f"<|im_start|>user\nDescribe this callable as JSON.\n\n{module}.{name}({', '.join(required)})<|im_end|>\n<|im_start|>assistant\n"
+        found.append({"prompt": prompt, "reference": reference, "answer": reference if finished else half})
+    return found
+
+
+RUN = {
+    "hardware": {
+        "cpu": "AMD EPYC 9B14", "cores": 2, "cores_of_the_machine": 4, "memory_bytes": 25_276_502_016,
+        "gpus": [{"name": "NVIDIA H200", "memory_bytes": 150_755_868_672, "driver": "570.1"}],
+    },
+    "os": "Linux 6.12", "python": "3.11.7", "versions": {"torch": "2.13.0", "transformers": "5.23.0", "peft": "0.21.2", "cmake": None},
+    "seeds": {"train": 42}, "command": ["python", "-m", "pipeline", "train"], "git": {"commit": "5e" * 20, "dirty": True},
+    "hashes": {"data/tokens": "6f" * 32, "models/base": "7a" * 32},
+}  # fmt: skip
 
 
 def parity() -> dict[str, Any]:

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import CHATML, QWEN_ADDED
 
-from pipeline.chat import IGNORED, Unrenderable, chat_request, chats, encodable, encode, load_tokenizer, render, trained_spans
+from pipeline.chat import IGNORED, Encoded, Unrenderable, chat_request, chats, encodable, encode, encode_segments, load_tokenizer, render
 from pipeline.errors import DataError
 from pipeline.rows import edit_texts, texts
+from pipeline.tokens.rendering import renderings
 
 
 def normalised(text: str) -> str:
@@ -38,8 +39,22 @@ def row(messages: list[Any], **more: Any) -> dict[str, Any]:
     return {"id": "0", "source": "a.jsonl:1", "kind": "chat", "domain": "a", "messages": messages, **more}
 
 
+def sequences(tokenizer: Any, row: dict[str, Any]) -> list[Encoded]:
+    """A row's sequences; raises why there are none."""
+    ((_, found),) = encode(tokenizer, [row])
+    if isinstance(found, Unrenderable):
+        raise found
+    return found
+
+
+def only(tokenizer: Any, row: dict[str, Any]) -> Encoded:
+    """The one sequence of a row."""
+    (encoded,) = sequences(tokenizer, row)
+    return encoded
+
+
 def trained_text(tokenizer: Any, row: dict[str, Any]) -> str:
-    encoded = encode(tokenizer, row)
+    encoded = only(tokenizer, row)
     assert len(encoded.ids) == len(encoded.labels)
     assert all(label in (IGNORED, token) for token, label in zip(encoded.ids, encoded.labels, strict=True))
     return str(tokenizer.decode([label for label in encoded.labels if label != IGNORED]))
@@ -64,17 +79,17 @@ def test_trained_tokens_are_the_assistants(tokenizer: Any, messages: list[dict[s
 @given(texts=st.lists(WORDS, min_size=2, max_size=6).filter(lambda texts: len(texts) % 2 == 0))
 def test_trained_tokens_property(tokenizer: Any, texts: list[str]) -> None:
     messages = chat(*texts)
-    encoded = encode(tokenizer, row(messages))
-    text, spans = trained_spans(tokenizer, messages)
-    assert tokenizer.decode(encoded.ids) == text
-    assert [text[start:end] for start, end in spans] == [f"{answer}<|im_end|>" for answer in texts[1::2]]
+    encoded = only(tokenizer, row(messages))
+    (rendered,) = renderings(tokenizer, messages)
+    assert tokenizer.decode(encoded.ids) == rendered.text
+    assert [rendered.text[start:end] for start, end in rendered.spans] == [f"{answer}<|im_end|>" for answer in texts[1::2]]
     assert sum(label == tokenizer.eos_token_id for label in encoded.labels) == len(texts) // 2
 
 
 def refused(tokenizer: Any, row: dict[str, Any]) -> tuple[str, str]:
     """The reason why a row can't be encoded, and the words."""
     with pytest.raises(Unrenderable) as caught:
-        encode(tokenizer, row)
+        sequences(tokenizer, row)
     return caught.value.code, str(caught.value)
 
 
@@ -110,7 +125,7 @@ CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": "zwei", "b": [2]}}\n</
 def test_calls_of_tools_are_trained_and_their_results_are_not(tokenizer: Any) -> None:
     with_tools = row(TURNS, tools=[TOOL])
     assert trained_text(tokenizer, with_tools) == f"{CALLED}\n{CALLED}<|im_end|>It is 4.<|im_end|>"
-    text = tokenizer.decode(encode(tokenizer, with_tools).ids)
+    text = tokenizer.decode(only(tokenizer, with_tools).ids)
     assert json.dumps(TOOL) in text
     assert "<tool_response>\n4\n</tool_response>\n<tool_response>\nfour\n</tool_response>" in text
 
@@ -150,7 +165,6 @@ THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
         (CHATML, chat("a", "b"), [TOOL], "template_drops", "does not show tool 1"),
         (CHATML, TURNS, None, "template_drops", "does not show a tool call of turn 2"),
         (CHATML, [*chat("a"), THOUGHT], None, "template_drops", "does not show the reasoning_content of turn 2"),
-        (THINKS, [*chat("a"), THOUGHT, *chat("a", "b")], None, "template_drops", "does not show the reasoning_content of turn 2"),
         (CHATML.replace("message['content']", "message['content'][:9]"), chat("a", "ten letters"), None, "template_drops", "the content of turn 2"),
         (CHATML.replace("message['content']", "(message['content'] if loop.last else '')"), chat("b", "b"), None, "template_drops", "of turn 2"),
         (PYTHON, TURNS, None, "template_not_json", "as Python"),
@@ -194,12 +208,12 @@ def test_no_control_token_comes_from_what_is_said(with_template: Callable[[str],
         injected = edit_texts(SAYING, inject)
         if injected is not SAYING:
             assert refused(tokenizer, injected)[0] == "control_token"
-    encode(tokenizer, SAYING)
+    only(tokenizer, SAYING)
 
 
 def test_the_markup_of_text_is_its_own(tokenizer: Any) -> None:
     segments = [{"text": "<|im_start|>user\nhi<|im_end|>\n", "train": False}, {"text": " hello<|im_end|>", "train": True}]
-    encoded = encode(tokenizer, row([], kind="text", segments=segments))
+    encoded = only(tokenizer, row([], kind="text", segments=segments))
     assert tokenizer.decode(encoded.ids) == "<|im_start|>user\nhi<|im_end|>\n hello<|im_end|>"
     assert trained_text(tokenizer, row([], kind="text", segments=segments)) == " hello<|im_end|>"
 
@@ -227,7 +241,7 @@ def test_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
             return {"input_ids": [self.bos_token_id] * add_special_tokens + tokenizer(text, add_special_tokens=False)["input_ids"]}
 
     for text in ("a", "<|endoftext|>a"):
-        encoded = encode(Begins(), row([], kind="text", segments=[{"text": text, "train": False}, {"text": "b", "train": True}]))
+        encoded = encode_segments(Begins(), [{"text": text, "train": False}, {"text": "b", "train": True}])
         assert tokenizer.decode(encoded.ids) == "<|endoftext|>ab<|im_end|>"
         assert encoded.labels[:2] == [IGNORED] * 2
 
@@ -245,7 +259,7 @@ def test_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
 def test_what_supervised_training_has_no_use_for(tokenizer: Any, other: dict[str, Any], reason: str) -> None:
     assert refused(tokenizer, other)[0] == reason
     good = row(chat("a", "b"))
-    assert [len(encoded.ids) for encoded in encodable(tokenizer, [other, good], 100)] == [len(encode(tokenizer, good).ids)]
+    assert [len(encoded.ids) for encoded in encodable(tokenizer, [other, good], 100)] == [len(only(tokenizer, good).ids)]
     assert list(encodable(tokenizer, [good], 4)) == []
     assert list(chats([other, good, {"messages": []}])) == [good, {"messages": []}]
 

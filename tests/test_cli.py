@@ -13,7 +13,7 @@ from pipeline.commands import doctor
 from pipeline.errors import ToolError
 from pipeline.llamacpp.tools import PROJECT
 
-COMMANDS = ("use", "serve", "chat", "report", "doctor")
+COMMANDS = ("use", "serve", "chat", "report", "doctor", "plan", "fidelity")
 HEAVY = ("torch", "transformers", "dvc", "matplotlib", "pydantic", "httpx")
 
 

@@ -34,14 +34,17 @@ BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
 IGNORED = ["/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/together", "/models", "/reports", "/data/final", "/data/raw"]
-# shared modules that need not be named as inputs
+# shared modules that need not be named as inputs: what artifacts hold does not depend on them
 PLUMBING = {
+    "checks",
     "errors",
     "hashing",
     "llamacpp.tools",
     "params",
     "progress",
     "publish",
+    "training.preflight",
+    "watching.run_record",
     "workflow.record",
 }
 

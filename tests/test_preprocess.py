@@ -14,7 +14,8 @@ from pipeline.preprocess import preprocess
 
 def run(root: Path, target: Path, **changes: object) -> dict:
     settings = {"max_length": 128, "packing": True} | changes
-    return preprocess(rows_folder=root / "data/final", base=root / "models/base", tokens_folder=target, **settings)
+    account, _ = preprocess(rows_folder=root / "data/final", base=root / "models/base", tokens_folder=target, **settings)
+    return account
 
 
 def test_packing_keeps_every_token(prepared: Path, tmp_path: Path) -> None:

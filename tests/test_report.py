@@ -15,8 +15,9 @@ from pipeline import report as stage
 from pipeline.commands.serve import ensure_key
 from pipeline.errors import DataError
 from pipeline.params import Params, load_params
+from pipeline.reporting.figures import training_plots
 from pipeline.reporting.ollama import CHATML, OllamaTemplate, ollama_template
-from pipeline.reporting.page import disagreements, seam_counts
+from pipeline.reporting.page import disagreements, samples_over_time, seam_counts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -61,7 +62,7 @@ def test_the_page_is_accessible(page: Page) -> None:
     inside = [(attributes.get("href") or "#")[1:] for _, attributes in page.tags if (attributes.get("href") or "").startswith("#")]
     assert set(named + inside) <= set(ids)
     plots = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(plots) == 2
+    assert len(plots) == 5
     assert all(plot["role"] == "img" for plot in plots)
     tags = [tag for tag, _ in page.tags]
     assert tags.count("caption") == tags.count("table") >= 5
@@ -80,7 +81,84 @@ def test_every_figure_is_there_with_the_command_that_made_it(page: Page) -> None
 def test_a_seam_that_was_not_measured_is_not_shown_as_passed(page: Page) -> None:
     assert "5 passed, 0 failed, 1 not measured" in page.text
     assert page.text.count("✓ pass") == 5
-    assert page.text.count("○ not measured") == 1
+    assert page.text.count("○ not measured") == 1  # and none of the training's
+
+
+def training(project: Path, params: Params) -> str:
+    """The training section's text."""
+    stage.main(params, project)
+    text = Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
+    return text[text.index("\nTraining") :].split("Answers side by side")[0]
+
+
+def test_the_training_is_told_with_its_health_samples_and_record(project: Path, params: Params) -> None:
+    text = training(project, params)
+    assert "0 fail, 1 warn, 16 ok, 0 not measured" in text
+    assert text.index("▲ warn") < text.index("✓ ok")
+    assert "train.learning_rate is 0.001, usual for LoRA are 0.0001 to 0.0003" in text
+    for words in ("Loss", "Gradient norm", "Learning rate", "Speed", "0.094 at step 25, 0.081 at step 50", "norm before clipping, 0.148 to 1.99"):
+        assert words in text, words
+    assert text.index("Step 25") < text.index("Step 50") < text.index("✓ the same")
+    assert "<script>alert(" in text  # a sample, as text
+    for words in ("AMD EPYC 9B14, 2 of 4 cores", "NVIDIA H200 (150.76 GB, driver 570.1)", "5e" * 20 + ", with changes"):
+        assert words in text, words
+    for words in ("cmake not installed", "6f" * 32):
+        assert words in text, words
+    assert "measured" not in text.replace("0 not measured", "")
+
+
+def test_what_training_did_not_record_is_not_measured(project: Path, params: Params) -> None:
+    (project / "reports" / "train.jsonl").unlink()
+    (project / "reports" / "train.csv").write_text("step,loss,learning_rate,grad_norm\n1,1.5,0.001,nan\n2,1.2,0.0009,0\n3,nan,0.0008,nan\n")
+    file = project / "reports" / "train.json"
+    put(file, {"steps": 2, "loss_first": 1.5, "loss_last": 1.2})
+    text = training(project, params)
+    assert "Loss on held-out rowsnot measured" in text.replace("\n", "")
+    assert text.count("○ not measured") == 2  # gradient norm and speed
+    assert "from 1.500 at step 1 to 1.200 at step 2" in text
+    for words in ("Health of the run: not measured", "Samples: not measured", "Run record: not recorded"):
+        assert words in text, words
+    assert "None" not in text
+    (project / "reports" / "train.csv").write_text("step,loss\n")
+    assert training(project, params).count("○ not measured") == 4
+
+
+def test_a_failed_rule_and_an_early_stop_are_shown(project: Path, params: Params) -> None:
+    failed = {"level": "fail", "rule": "finite loss", "step": 7, "text": "the loss is <nan>", "cause": "a forward fault"}
+    unknown = {"level": "PASS", "rule": "speed", "step": None, "text": "", "cause": ""}
+    change(project / "reports" / "train.json", health=[failed, unknown], planned_steps=80, adapter_step=25, resumed_from="checkpoint-20")
+    text = training(project, params)
+    for words in ("✕ fail", "the loss is <nan>", "50 of 80: stopped early; the adapter is that of step 25", "resumed from checkpoint-20"):
+        assert words in text, words
+    assert "✓ ok" not in text
+    assert text.count("○ not measured") == 1  # a level that is none of ours is no ok
+
+
+def test_a_record_with_gaps_is_shown_with_gaps(project: Path, params: Params) -> None:
+    change(project / "reports" / "train.json", run={"git": None, "hardware": {"gpus": None, "cpu": None}})
+    text = training(project, params)
+    for words in ("Processornot recorded", "GPUnot recorded", "Git commitnone"):
+        assert words in text, words
+    change(project / "reports" / "train.json", run={"os": "Linux"})
+    assert "Linux, Python –" in training(project, params)
+
+
+def test_of_many_evaluations_some_are_shown_with_the_first_and_the_last() -> None:
+    asked = [{"prompt": f"p{number}", "reference": "r", "answer": "a"} for number in range(9)]
+    journal = [{"kind": "eval", "step": step, "samples": [one | {"answer": f"{step}"} for one in asked]} for step in range(10, 310, 10)]
+    found = samples_over_time([{"kind": "step", "step": 1}, *journal, {"kind": "eval", "step": 400, "samples": []}])
+    assert [one["prompt"] for one in found] == ["p0", "p1", "p2", "p3"]
+    assert [answer["step"] for answer in found[0]["answers"]] == [10, 70, 130, 180, 240, 300]
+    assert [answer["step"] for answer in samples_over_time(journal[:2])[0]["answers"]] == [10, 20]
+    assert samples_over_time([]) == []
+
+
+def test_a_long_run_is_drawn_smoothed_in_few_bytes() -> None:
+    log = [{"step": step, "loss": 1 + 1 / step, "grad_norm": 0.5, "learning_rate": 1e-4, "eval_loss": ""} for step in range(1, 5001)]
+    plots = training_plots(log, [])
+    assert plots["speed"] == ""
+    assert plots["loss"].count("<path") > training_plots(log[:50], [])["loss"].count("<path")
+    assert sum(map(len, plots.values())) < 1_000_000
 
 
 VERDICTS = [("pass", "pass"), ("fail", "fail"), ("not measured", "not measured"), ("PASS", "not measured"), (None, "not measured")]

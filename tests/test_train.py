@@ -1,81 +1,180 @@
-"""train: what the recipe says reaches the trainer, only LoRA trains, packed rows stay apart, a run that went wrong is refused."""
+"""train: what the recipe says reaches the trainer, losses are means over tokens, a run that went wrong is refused, what is published."""
 
+import csv
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from pipeline.errors import ConfigError, GateError, ToolError
+from pipeline.errors import ConfigError, DataError, GateError, ToolError
 from pipeline.params import Train, load_params
-from pipeline.train import check_health, tokens_seen, training_arguments, warmup_steps
-from pipeline.training.qlora import check_adapter, choose_loss, load_quantised, lora_config
+from pipeline.train import CURVE, curve, make_trainer, train
+from pipeline.training.arguments import total_steps, training_arguments, warmup_steps
+from pipeline.training.callbacks import refuse_other_mean
+from pipeline.training.interruption import Interruption
+from pipeline.training.proofs import refuse_leaks, refuse_other_rows, refuse_unlearnt
+from pipeline.watching.journal import Journal
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
-def settings(**changes: Any) -> Train:
-    plain = load_params(RECIPES / "demo.yaml").train
+def settings(recipe: str = "demo", **changes: Any) -> Train:
+    plain = load_params(RECIPES / f"{recipe}.yaml").train
     return Train.model_validate(plain.model_dump() | changes)
 
 
-def test_every_value_of_the_8gb_recipe_reaches_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load_params(RECIPES / "qwen2.5-7b-8gb.yaml").train
-    arguments = training_arguments(recipe.model_copy(update={"optim": "adamw_torch"}), tmp_path, rows=2891)
-    for name in ("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay",
-                 "max_grad_norm", "gradient_checkpointing", "save_steps", "save_total_limit", "seed", "logging_steps"):  # fmt: skip
-        assert getattr(arguments, name) == getattr(recipe, name), name
-    assert (recipe.optim, recipe.loss, recipe.load_in_4bit, recipe.bnb_4bit_use_double_quant) == ("paged_adamw_8bit", "liger", True, True)
-    assert arguments.lr_scheduler_type.value == recipe.lr_scheduler_type == "cosine"
+def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
+    """`train` on the prepared project's rows and base, below `root`."""
+    small = {"r": 4, "lora_alpha": 8, "max_steps": 2, "sample_rows": 0, "eval_steps": 2, "save_steps": 2}
+    return train(
+        tokens=prepared / "data/tokens", base=prepared / "models/base", adapter=root / "adapter", checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard", settings=settings(**small | changes), resume=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def trainer(prepared: Path, tmp_path: Path) -> Callable[[Train], Any]:
+    """Makes the trainer for some settings, as `train` does."""
+
+    def make(recipe: Train) -> Any:
+        journal = Journal(tmp_path / "checkpoints/steps.jsonl")
+        made, _ = make_trainer(prepared / "data/tokens", prepared / "models/base", tmp_path / "checkpoints", tmp_path / "tensorboard", recipe,
+                               journal, None, Interruption())  # fmt: skip
+        return made
+
+    return make
+
+
+# --- the recipe -----------------------------------------------------------------------------------------------------
+
+WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the trainer that runs
+    "load_in_4bit": lambda made: made.model.config.quantization_config.load_in_4bit,
+    "bnb_4bit_use_double_quant": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight.quant_state.nested,
+    "bnb_4bit_compute_dtype": lambda made: str(made.model.config.quantization_config.bnb_4bit_compute_dtype).removeprefix("torch."),
+    "r": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.lora_A["default"].weight.shape[0],
+    "lora_alpha": lambda made: round(made.model.base_model.model.model.layers[0].mlp.up_proj.scaling["default"] * 16),
+    "lora_dropout": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.lora_dropout["default"].p,
+    "target_modules": lambda made: sorted({name.split(".")[-2] for name, _ in made.model.named_modules() if name.endswith("lora_A")}),
+    "num_train_epochs": lambda made: made.args.num_train_epochs,
+    "max_steps": lambda made: made.args.max_steps,
+    "per_device_train_batch_size": lambda made: made.get_train_dataloader().total_batch_size,
+    "gradient_accumulation_steps": lambda made: made.args.gradient_accumulation_steps,
+    "learning_rate": lambda made: made.create_optimizer().param_groups[0]["initial_lr" if "initial_lr" in made.optimizer.param_groups[0] else "lr"],
+    "lr_scheduler_type": lambda made: made.args.lr_scheduler_type.value,
+    "weight_decay": lambda made: max(group["weight_decay"] for group in made.create_optimizer().param_groups),
+    "max_grad_norm": lambda made: made.args.max_grad_norm,
+    "neftune_noise_alpha": lambda made: made.neftune_noise_alpha,
+    "gradient_checkpointing": lambda made: made.args.gradient_checkpointing,
+    "save_steps": lambda made: made.args.save_steps,
+    "save_total_limit": lambda made: made.keep,
+    "eval_steps": lambda made: made.args.eval_steps,
+    "seed": lambda made: made.args.seed if made.args.seed == made.args.data_seed else None,
+}
+ELSEWHERE = {
+    "warmup_ratio",
+    "optim",
+    "loss",
+    "embeddings_on_cpu",
+    "early_stopping_patience",
+    "sample_rows",
+    "sample_tokens",
+}  # tested below or beside their code
+
+
+def test_every_value_of_the_8gb_recipe_reaches_the_trainer(trainer: Callable[[Train], Any]) -> None:
+    recipe = settings("qwen2.5-7b-8gb", optim="adamw_torch", loss="chunked", neftune_noise_alpha=5.0)  # the two values that need a GPU are below
+    assert {*WHERE, *ELSEWHERE} == set(Train.model_fields)
+    made = trainer(recipe)
+    for name, find in WHERE.items():
+        wanted = getattr(recipe, name)
+        assert find(made) == (sorted(wanted) if isinstance(wanted, list) else wanted), name
+    assert made.args.gradient_checkpointing_kwargs == {"use_reentrant": False}
+    assert {parameter.dtype for parameter in made.model.parameters() if parameter.requires_grad} == {torch.float32}
+
+
+def test_the_recipe_names_what_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Trainer
+
+    recipe = settings("qwen2.5-7b-8gb")
+    assert (recipe.optim, recipe.loss) == ("paged_adamw_8bit", "liger")
+    arguments = training_arguments(settings("qwen2.5-7b-8gb", optim="adamw_torch"), tmp_path, rows=2891, held_out=10)
     assert arguments.warmup_steps == warmup_steps(recipe, 2891) == 109  # a tenth of 1,086
-    lora = lora_config(recipe)
-    assert (lora.r, lora.lora_alpha, lora.lora_dropout, sorted(lora.target_modules)) == (16, 32, 0.05, sorted(recipe.target_modules))
+    assert total_steps(recipe, 2891) == 1086
+    arguments.optim = recipe.optim
+    made, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    assert made.__module__.startswith("bitsandbytes")
+    assert (options["is_paged"], options["optim_bits"]) == (True, 8)
 
 
 def test_a_gpu_optimizer_without_a_gpu_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ToolError, match="paged_adamw_8bit, which needs a GPU"):
-        training_arguments(settings(optim="paged_adamw_8bit"), tmp_path, rows=10)
-    with pytest.raises(ToolError, match="liger"):
-        choose_loss("liger")
-    assert choose_loss("auto") == "chunked"
+        training_arguments(settings(optim="paged_adamw_8bit"), tmp_path, rows=10, held_out=1)
 
 
-def test_an_unknown_optimizer_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="adamw_torhc"):
-        training_arguments(settings(optim="adamw_torhc"), tmp_path, rows=10)
+@pytest.mark.parametrize(
+    ("changes", "held_out", "error", "words"),
+    [
+        ({"optim": "adamw_torhc"}, 1, ConfigError, "adamw_torhc"),
+        ({"early_stopping_patience": 2, "eval_steps": 10}, 0, DataError, "no rows are kept for watching: raise curate.val_fraction"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], held_out: int, error: type[Exception], words: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=words):
+        training_arguments(settings(**changes), tmp_path, rows=10, held_out=held_out)
 
 
-def test_only_lora_trains_and_the_count_is_the_formulas(tiny_qwen2: Path) -> None:
-    from peft import get_peft_model
-
-    recipe = settings(r=4)
-    model = load_quantised(tiny_qwen2, recipe)
-    assert model.model.layers[0].self_attn.q_proj.weight.__class__.__name__ == "Params4bit"
-    assert model.model.embed_tokens.weight.dtype == torch.bfloat16  # not cast to float32
-    adapted = get_peft_model(model, lora_config(recipe))
-    config = model.config
-    h, i, kv = config.hidden_size, config.intermediate_size, config.num_key_value_heads * (config.hidden_size // config.num_attention_heads)
-    assert check_adapter(adapted, recipe) == config.num_hidden_layers * 4 * (2 * (h + h) + 2 * (h + kv) + 3 * (h + i))
+def test_early_stopping_wants_every_checkpoint_evaluated() -> None:
+    with pytest.raises(ValueError, match=r"save_steps \(10\) is no multiple of eval_steps \(3\)"):
+        settings(early_stopping_patience=2, eval_steps=3, save_steps=10)
 
 
-def test_a_target_that_is_nowhere_is_an_error(tiny_qwen2: Path) -> None:
-    from peft import get_peft_model
-
-    recipe = settings(target_modules=["q_proj", "query_key_value"])
-    adapted = get_peft_model(load_quantised(tiny_qwen2, recipe), lora_config(recipe))
-    with pytest.raises(ConfigError, match=r"names query_key_value.*q_proj do exist"):
-        check_adapter(adapted, recipe)
+# --- the loss -------------------------------------------------------------------------------------------------------
 
 
-def test_packed_rows_do_not_see_each_other(tiny_qwen2: Path) -> None:
-    model = load_quantised(tiny_qwen2, settings(load_in_4bit=False, bnb_4bit_compute_dtype="float32"))
-    one, two = torch.randint(0, 1000, (1, 9)), torch.randint(0, 1000, (1, 7))
-    positions = torch.cat([torch.arange(9), torch.arange(7)])[None]
-    with torch.no_grad():
-        packed = model(torch.cat([one, two], dim=1), position_ids=positions, use_cache=False).logits[0]
-        apart = torch.cat([model(one, use_cache=False).logits[0], model(two, use_cache=False).logits[0]])
-    assert torch.allclose(packed, apart, atol=1e-4)
+def uneven(prepared: Path, folder: Path) -> Path:
+    """The prepared rows unpacked, of lengths that differ threefold."""
+    from pipeline.jsonl import write_rows
+    from pipeline.preprocess import preprocess
+
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    rows = [
+        {"id": f"{number}", "kind": "chat", "messages": [{"role": "user", "content": " ".join(words[: 1 + number % 12])},
+         {"role": "assistant", "content": " ".join(words[number % 5 : 6 + number % 7])}]} for number in range(48)
+    ]  # fmt: skip
+    for split in ("train", "val"):
+        write_rows(folder / f"final/{split}.jsonl", rows)
+    preprocess(rows_folder=folder / "final", base=prepared / "models/base", tokens_folder=folder / "tokens", max_length=128, packing=False)
+    return folder / "tokens"
+
+
+def test_eight_rows_at_once_are_eight_rows_one_by_one(prepared: Path, tmp_path: Path) -> None:
+    """8×1 and 1×8 give the same losses along 50 steps in float32, though the rows' lengths differ."""
+    tokens, losses = uneven(prepared, tmp_path), {}
+    for batch, accumulation in ((8, 1), (1, 8)):
+        report = train(
+            tokens=tokens, base=prepared / "models/base", adapter=tmp_path / "adapter", checkpoints=tmp_path / "checkpoints",
+            tensorboard=tmp_path / "tensorboard", resume=False,
+            settings=settings(load_in_4bit=False, bnb_4bit_compute_dtype="float32", lora_dropout=0.0, r=4, lora_alpha=8, max_steps=50, eval_steps=50,
+                              save_steps=50, sample_rows=0, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation),
+        )  # fmt: skip
+        losses[batch] = [row["loss"] for row in report["journal"] if row["kind"] == "step"]
+    assert len(losses[8]) == 50
+    assert max(abs(one - other) for one, other in zip(losses[8], losses[1], strict=True)) <= 1e-5
+
+
+def test_a_mean_of_means_is_named() -> None:
+    refuse_other_mean(3, 2.0, 20.0, 10)
+    with pytest.raises(GateError, match=r"loss of step 3 is 2.5, but the mean over its 10 trained tokens is 2: gradient accumulation weighs rows"):
+        refuse_other_mean(3, 2.5, 20.0, 10)
+
+
+# --- runs that went wrong -------------------------------------------------------------------------------------------
 
 
 class OneWeight(torch.nn.Module):
@@ -85,29 +184,38 @@ class OneWeight(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("history", "weight", "words"),
-    [
-        ([], 1.0, "without one logged step"),
-        ([{"loss": 0.0}, {"loss": 0.0}], 1.0, "exactly 0 in every step"),
-        ([{"loss": 1.0}], 0.0, "learnt nothing"),
-        ([{"loss": 1.0}], float("nan"), "not finite"),
-    ],
+    ("steps", "weight", "words"), [([], 1.0, "without one step"), ([{}], 0.0, "learnt nothing"), ([{}], float("nan"), "not finite")]
 )
-def test_a_run_that_cannot_have_learnt_is_refused(history: list[dict[str, float]], weight: float, words: str) -> None:
+def test_a_run_that_cannot_have_learnt_is_refused(steps: list[dict[str, Any]], weight: float, words: str) -> None:
     with pytest.raises(GateError, match=words):
-        check_health(OneWeight(weight), history)
+        refuse_unlearnt(OneWeight(weight), steps)
 
 
 def test_a_healthy_run_passes() -> None:
-    check_health(OneWeight(0.1), [{"loss": 1.0}])
+    refuse_unlearnt(OneWeight(0.1), [{"loss": 1.0}])
 
 
-def test_a_loss_that_is_no_number_stops_the_run(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """transformers replaces a NaN by the mean of the other losses in its log unless told not to."""
-    import shutil
+def test_a_row_trained_twice_is_named() -> None:
+    rows = [{"kind": "step", "step": step, "epoch": step / 4, "rows": [row]} for step, row in enumerate((0, 1, 1, 3), start=1)]
+    with pytest.raises(GateError, match=r"1.*--no-resume"):
+        refuse_other_rows(rows, 4)
 
-    from safetensors.torch import load_file, save_file
 
+def test_a_model_whose_packed_rows_see_each_other_is_refused(tiny_qwen2: Path) -> None:
+    from pipeline.training.dataset import Collator
+    from pipeline.training.qlora import load_quantised
+
+    model, collate = load_quantised(tiny_qwen2, settings()), Collator(0)
+    rows = [([9707, 11, 1879], [-100] * 3), ([40, 2776, 3974, 13], [-100] * 4)]
+    error = refuse_leaks(model, collate, rows)
+    assert error is not None
+    assert error < 1e-3
+    assert refuse_leaks(model, collate, rows[:1]) is None
+    with pytest.raises(ConfigError, match="packed rows see each other"):
+        refuse_leaks(model, lambda examples: {"input_ids": collate(examples)["input_ids"]}, rows)  # positions forgotten: one long text
+
+
+def test_a_base_that_is_damaged_stops_the_run_before_it_starts(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from pipeline.__main__ import main
 
     root = Path(shutil.copytree(prepared, tmp_path / "project"))
@@ -116,11 +224,51 @@ def test_a_loss_that_is_no_number_stops_the_run(prepared: Path, tmp_path: Path, 
     tensors["model.norm.weight"][0] = float("nan")
     save_file(tensors, weights, metadata={"format": "pt"})
     assert main(["train", "--root", str(root)]) == 5
-    assert "the loss at step 1 is nan: lower train.learning_rate" in capsys.readouterr().err
+    assert "answers are no numbers before any training (nan)" in capsys.readouterr().err
     assert not (root / "models/adapter").exists()
 
 
-def test_tokens_of_a_resumed_run_are_those_of_all_its_parts() -> None:
-    lines = [{"num_tokens": float(count)} for count in (10, 20, 30, 7, 14)]
-    assert tokens_seen(lines) == 44
-    assert tokens_seen(lines[:3]) == 30
+# --- what is published ----------------------------------------------------------------------------------------------
+
+
+def test_the_best_adapter_is_published_when_the_loss_rises_again(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses on the held-out rows are dictated: best at step 2, worse at 3 and 4, so training stops there."""
+    from pipeline.training.trainer import QuenchTrainer
+
+    matrix = "base_model.model.model.layers.0.mlp.up_proj.lora_B"
+    dictated = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5}
+    kept: dict[int, torch.Tensor] = {}
+
+    def held_out_loss(self: Any) -> float:
+        weights = dict(self.model.named_parameters())
+        kept[self.state.global_step] = weights[f"{matrix}.default.weight"].detach().clone()
+        return dictated[self.state.global_step]
+
+    monkeypatch.setattr(QuenchTrainer, "held_out_loss", held_out_loss)
+    report = run(prepared, tmp_path, max_steps=20, eval_steps=1, save_steps=1, early_stopping_patience=2, save_total_limit=1)
+    assert (report["steps"], report["planned_steps"], report["adapter_step"], report["eval_loss"]) == (4, 20, 2, 1.0)
+    published = load_file(tmp_path / "adapter/adapter_model.safetensors")[f"{matrix}.weight"]
+    assert torch.equal(published, kept[2])
+    assert not torch.equal(published, kept[4])
+
+
+def test_what_a_run_leaves(prepared: Path, tmp_path: Path) -> None:
+    report = run(prepared, tmp_path, sample_rows=1, sample_tokens=4)
+    rows = report["journal"]
+    assert [(row["kind"], row["step"]) for row in rows] == [("step", 1), ("step", 2), ("eval", 2)]
+    assert rows[0]["tokens"] > rows[0]["trained_tokens"] > 0
+    assert rows[0]["row_ids"]
+    assert set(rows[2]["samples"][0]) == {"prompt", "answer", "reference"}
+    assert report["proven"]["packing_nmse"] < 1e-3
+    known = json.loads((tmp_path / "adapter/run.json").read_text())
+    assert known["settings"]["learning_rate"] == 1e-3
+    assert set(known["base"]) == {"weights_sha256", "config_sha256", "tokenizer_sha256", "template_sha256"}
+    assert json.loads((tmp_path / "checkpoints/run.json").read_text())["finished"] is True
+    assert all(finding["level"] in ("ok", "warn", "not measured") for finding in report["health"])
+
+
+def test_the_curve_has_a_line_a_step() -> None:
+    step = dict.fromkeys(CURVE, 1) | {"kind": "step"}
+    rows = curve([step | {"step": 1}, step | {"step": 2}, {"kind": "eval", "step": 2, "eval_loss": 0.5}])
+    assert [row["eval_loss"] for row in rows] == ["", 0.5]
+    assert next(csv.DictReader([",".join(CURVE), ",".join(map(str, rows[1].values()))]))["step"] == "2"

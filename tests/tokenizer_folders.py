@@ -1,7 +1,8 @@
-"""Folders with a real tokenizer and chat template and no weights: the demo's base model and Qwen2.5."""
+"""Folders with a real tokenizer and chat template and no weights: the demo's base model, Qwen2.5 and Qwen3."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import tiny
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -11,6 +12,7 @@ from pipeline.llamacpp.gguf_header import read_header
 from pipeline.llamacpp.tools import Toolchain
 
 CONTROL = 3  # GGUF's type of such tokens
+QWEN3_ADDED = ("<tool_response>", "</tool_response>", "<think>", "</think>")
 
 
 def qwen_folder(folder: Path, tools: Toolchain) -> Path:
@@ -44,3 +46,26 @@ def added_tokens(folder: Path) -> list[str]:
     """The tokenizer's added tokens, by their ids."""
     decoder = Tokenizer.from_file(str(folder / "tokenizer.json")).get_added_tokens_decoder()
     return [token.content for _, token in sorted(decoder.items())]
+
+
+def qwen3_folder(folder: Path, tools: Toolchain) -> Path:
+    """Qwen3's: Qwen2.5's tokenizer with four more tokens, and a template that takes the reasoning out of earlier turns."""
+    tokenizer_file = qwen_folder(folder, tools) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in QWEN3_ADDED])
+    tokenizer.save(str(tokenizer_file))
+    template = (tools.source / "models" / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+def with_config(folder: Path, model_type: str = "llama", **changed: Any) -> Path:
+    """The folder with a config.json and generation_config.json of a tiny model whose vocabulary is the tokenizer's."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    end = tokenizer.token_to_id(settings["eos_token"])
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    config = {"model_type": model_type, "num_key_value_heads": 2, "eos_token_id": end, **sizes, **changed}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end], "pad_token_id": end}), encoding="utf-8")
+    return folder

@@ -10,10 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from pipeline.checks import Check
 from pipeline.errors import ToolError
 from pipeline.llamacpp.build import find_compiler
 from pipeline.llamacpp.tools import PROJECT, VERSION, find_toolchain
@@ -22,19 +21,6 @@ GB = 1e9
 DEMO_DISK = 6 * GB  # set-up and the demo's artifacts
 DEMO_MEMORY = 8 * GB
 PINNED = ("transformers", "peft", "trl", "bitsandbytes", "gguf", "dvc", "snakemake")  # a slip in one of these changes results
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line: `state` is ok, warn (it works, but …) or fail; `remedy` says what to do unless it is ok."""
-
-    name: str
-    state: Literal["ok", "warn", "fail"]
-    finding: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.state:4}  {self.name}: {self.finding}" + (f" → {self.remedy}" if self.remedy else "")
 
 
 def doctor(*, root: Path, lock: Path) -> list[Check]:

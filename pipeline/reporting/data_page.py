@@ -5,14 +5,12 @@
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from pipeline.reporting.data_words import RULES, SPLITS, count, most, percent, plural, taken_out, title, verdict, warnings, words
-from pipeline.reporting.differences import clipped, marked
+from pipeline.reporting.data_words import RULES, SPLITS, most, plural, taken_out, title, verdict, warnings, words
 from pipeline.reporting.drawings import Step, bars, flow
+from pipeline.reporting.templating import fill
 
-TEMPLATES = Path(__file__).parent / "templates"
 SHOWN = 40  # lines of a table; what is beyond is in reports/data.json
 # what an account lacks is empty, not an error
 EMPTY: dict[str, Any] = {
@@ -29,15 +27,8 @@ SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "suspec
 
 def render_data_page(account: Mapping[str, Any], samples: Mapping[str, Any]) -> str:
     """The page as one string of HTML. Whatever `account` and `samples` lack is shown as none found."""
-    from jinja2 import Environment, FileSystemLoader
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        autoescape=True,
-    )  # fmt: skip
-    environment.filters.update(count=count, percent=percent, marked=marked, clipped=clipped, words=words, plural=plural, most=most)
     values = page_values(whole(account), {name: list(samples.get(name) or []) for name in SAMPLES})
-    return environment.get_template("data.html.jinja").render(**values)
+    return fill("data.html.jinja", **values)
 
 
 def whole(account: Mapping[str, Any]) -> dict[str, Any]:

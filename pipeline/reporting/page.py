@@ -16,17 +16,23 @@ from pipeline.reporting.recommend import Recommendation, is_base
 TEMPLATES = Path(__file__).parent / "templates"
 MISSING = "–"
 ROWS_SHOWN = 6  # answers side by side
+QUESTIONS_SHOWN = 4  # of the samples that training took
+TIMES_SHOWN = 6  # evaluations of which a question's answers are shown
 MODES = ("pass", "fail", "not measured")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, evaluations and answers by model."""
+    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `journal` as those of train.jsonl.
+
+    Evaluations and answers are by model.
+    """
 
     data: Mapping[str, Any]
     labels: Mapping[str, Any]
     train: Mapping[str, Any]
     log: Sequence[Mapping[str, Any]]
+    journal: Sequence[Mapping[str, Any]]
     parity: Mapping[str, Any]
     base: Mapping[str, Any]
     evaluations: Mapping[str, Mapping[str, Any]]
@@ -47,7 +53,7 @@ def page_values(inputs: Inputs, advice: Recommendation) -> dict[str, Any]:
     """What the page's template needs beyond the inputs themselves."""
     from markupsafe import Markup
 
-    from pipeline.reporting.figures import loss_plot, quality_plot
+    from pipeline.reporting.figures import quality_plot, training_plots
 
     tuned = {name: found for name, found in inputs.evaluations.items() if not is_base(name)}
     return {
@@ -58,7 +64,8 @@ def page_values(inputs: Inputs, advice: Recommendation) -> dict[str, Any]:
         "chosen_gain": next((gain for gain in advice.gains if gain.model == advice.model), None),
         # our own drawing; names in it are escaped by matplotlib and by figures
         "quality": Markup(quality_plot(tuned, advice.model)),  # noqa: S704
-        "loss": Markup(loss_plot(inputs.log, inputs.train.get("eval_loss"))),  # noqa: S704
+        "curves": {name: Markup(plot) for name, plot in training_plots(inputs.log, inputs.journal, inputs.train.get("eval_loss")).items()},  # noqa: S704
+        "questions": samples_over_time(inputs.journal),
         "seams": [{"name": name, **seam} for name, seam in inputs.parity["seams"].items()],
         "seam_counts": seam_counts(inputs.parity),
         "examples": disagreements(inputs.answers)[:ROWS_SHOWN],
@@ -99,6 +106,23 @@ def disagreements(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[di
         {"id": one["id"], "prompt": _text(one["prompt"]), "reference": _text(one["reference"]), "answers": row}
         for one, row in zip(asked, found, strict=True)
     ]
+
+
+def samples_over_time(journal: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The held-out questions that training answered at each evaluation: {"prompt", "reference", "answers": [{"step", "text", "right"}]}.
+
+    Of many evaluations the first, the last and some evenly in between.
+    """
+    evaluations = [row for row in journal if row["kind"] == "eval" and row.get("samples")]
+    if not evaluations:
+        return []
+    chosen = [evaluations[place] for place in sorted({round(part * (len(evaluations) - 1) / (TIMES_SHOWN - 1)) for part in range(TIMES_SHOWN)})]
+    found = []
+    for number_of, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN]):  # the same questions each time
+        answers = [(row["step"], row["samples"][number_of]["answer"]) for row in chosen]
+        right = [{"step": step, "text": text, "right": text == asked["reference"]} for step, text in answers]
+        found.append({"prompt": asked["prompt"], "reference": asked["reference"], "answers": right})
+    return found
 
 
 def number(value: Any, digits: int = 2) -> str:

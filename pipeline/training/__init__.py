@@ -1,1 +1,1 @@
-"""What `train` is made of: the QLoRA model with its loss, and checkpoints that can be trusted."""
+"""What `train` is made of: the QLoRA model with its loss, the trainer, checkpoints that can be trusted, proofs of a run."""

@@ -1,43 +1,92 @@
-"""Checkpoints that can be trusted: a marker with every file's hash, written last; only verified ones are resumed.
+"""Checkpoints that can be trusted: written aside, sealed with every file's hash, renamed; only verified ones are resumed.
 
-The trainer's own checkpoints are not atomic, so the newest by name may be torn. A checkpoint belongs to one run:
-its marker holds the key of that run (data, base, parameters, versions), and another run's checkpoints are cleared.
+The trainer's own checkpoints are not atomic, so the newest by name may be torn. Here a checkpoint gets its name when all of it
+is on the disk: files, then the marker with their hashes, fsync, rename. A torn one (a disk that lies, a hand that deletes) is
+set aside, never resumed and never deleted in silence.
 """
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 from pipeline.hashing import file_hash
-from pipeline.publish import remove, write_json
+from pipeline.publish import publishing, remove, write_json
 
 MARKER = "complete.json"
+WRITING = ".writing"  # where the trainer writes; what is in there was never finished
+TORN = "torn"
 
 
-def seal(checkpoint: Path, key: str) -> None:
-    """Write the marker that makes `checkpoint` resumable by the run with this `key`."""
-    files = {path.relative_to(checkpoint).as_posix(): file_hash(path) for path in sorted(checkpoint.rglob("*")) if path.is_file()}
-    write_json(checkpoint / MARKER, {"key": key, "files": files})
+def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -> None:
+    """Move the folder `written` to `checkpoint`, sealed: hashes of all files and `notes` in its marker, fsync, rename."""
+
+    def check(aside: Path) -> None:
+        if trouble := defect(aside):
+            raise OSError(f"{checkpoint.name} does not read back as it was written: {trouble}")
+
+    with publishing(checkpoint, check) as aside:
+        written.rename(aside)
+        files = {path.relative_to(aside).as_posix(): file_hash(path) for path in sorted(aside.rglob("*")) if path.is_file()}
+        write_json(aside / MARKER, {"files": files, **notes})
 
 
-def newest_verified(folder: Path, key: str) -> Path | None:
-    """The newest whole checkpoint of the run with this `key`; the others are deleted, for they can't be used."""
-    best: Path | None = None
-    for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step):
-        if _is_whole(checkpoint, key):
-            best = checkpoint
-        else:
+def defect(checkpoint: Path) -> str | None:
+    """What keeps a checkpoint from being resumed, in a few words; None where every file is as it was sealed."""
+    try:
+        files = read_notes(checkpoint)["files"]
+    except FileNotFoundError:
+        return f"it has no {MARKER}"
+    except (OSError, ValueError, KeyError):
+        return f"its {MARKER} can't be read"
+    for name, digest in files.items():
+        if not (checkpoint / name).is_file():
+            return f"{name} is missing"
+        if file_hash(checkpoint / name) != digest:
+            return f"{name} is not what was written"
+    return None
+
+
+def read_notes(checkpoint: Path) -> dict[str, Any]:
+    """The marker: `files` with their hashes, and the notes it was sealed with. Raises `OSError` or `ValueError`."""
+    marker = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
+    if not isinstance(marker, dict):
+        raise ValueError(f"{checkpoint / MARKER} is no object")
+    return marker
+
+
+def newest_verified(folder: Path) -> Path | None:
+    """The newest whole checkpoint below `folder`; torn ones that are newer move to `folder`/torn and are named on stderr."""
+    for unfinished in folder.glob(".*"):  # a kill inside a save leaves it; it never was a checkpoint
+        remove(unfinished)
+    for checkpoint in reversed(checkpoints_in(folder)):
+        trouble = defect(checkpoint)
+        if trouble is None:
+            return checkpoint
+        aside = folder / TORN / checkpoint.name
+        aside.parent.mkdir(exist_ok=True)
+        remove(aside)
+        checkpoint.rename(aside)
+        print(f"train: {checkpoint.name} is torn ({trouble}): it is set aside in {aside}", file=sys.stderr)
+    return None
+
+
+def prune(folder: Path, keep: int, best: Path | None = None) -> None:
+    """Delete all but the `keep` newest checkpoints and `best`; nothing while the newest does not read back whole."""
+    found = checkpoints_in(folder)
+    if not found or defect(found[-1]):
+        return
+    for checkpoint in found[:-keep]:
+        if checkpoint != best:
             remove(checkpoint)
-    return best
 
 
-def _step(checkpoint: Path) -> int:
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints below `folder`, oldest first."""
+    return sorted((path for path in folder.glob("checkpoint-*") if step_of(path) >= 0), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step after which it was taken; -1 where its name is no checkpoint's."""
     number = checkpoint.name.rpartition("-")[2]
     return int(number) if number.isdigit() else -1
-
-
-def _is_whole(checkpoint: Path, key: str) -> bool:
-    try:
-        marker = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
-        return marker["key"] == key and all(file_hash(checkpoint / name) == digest for name, digest in marker["files"].items())
-    except (OSError, ValueError, KeyError):
-        return False  # no marker, torn marker or a file gone: not whole

@@ -1,9 +1,11 @@
-"""How PyTorch and its libraries behave in this process: quiet, and with a set number of threads."""
+"""How PyTorch and its libraries behave in this process: quiet, with a set number of threads, and how much memory they take."""
 
 import os
+import resource
 import sys
 import warnings
 from logging import getLogger
+from pathlib import Path
 
 
 def silence_libraries() -> None:
@@ -23,3 +25,23 @@ def use_all_cores() -> None:
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def memory_used() -> int:
+    """Bytes: the most that was allocated on the GPU so far where there is one, else this process's resident memory now."""
+    import psutil
+    import torch
+
+    return int(torch.cuda.max_memory_allocated() if torch.cuda.is_available() else psutil.Process().memory_info().rss)
+
+
+def peak_memory() -> int:
+    """The most bytes this process has had: on the GPU where there is one, else in memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss of a process that was forked counts its parent's
+        return next(int(line.split()[1]) * 1024 for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

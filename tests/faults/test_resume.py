@@ -1,48 +1,264 @@
-"""A training run that is killed with SIGKILL goes on from its newest whole checkpoint and ends in the same bytes."""
+"""A training run that dies, anywhere, goes on from its newest whole checkpoint and ends in the same bytes.
+
+SIGKILL is sent by the process to itself at a place drawn from a seed: after a micro-step of any epoch, or inside a save, at one
+of the save's own file operations or after some milliseconds. The children are forked from a server that has the libraries loaded.
+"""
 
 import json
+import multiprocessing
 import os
+import random
 import shutil
 import signal
-import subprocess
 import sys
+import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 
 from pipeline.hashing import tree_hash
-from pipeline.training.checkpoints import MARKER
+from pipeline.training.checkpoints import MARKER, checkpoints_in, defect, step_of
+from pipeline.watching.journal import MEASURED, Journal
 
-COMMAND = [sys.executable, "-m", "pipeline", "train", "--root"]
+EPOCHS, ACCUMULATION, SAVE_STEPS, EVAL_STEPS = 3, 2, 2, 3
+KILLS, QUICK = 50, 8
+CHANGES = {
+    "num_train_epochs": float(EPOCHS), "max_steps": -1, "save_steps": SAVE_STEPS, "eval_steps": EVAL_STEPS, "lora_dropout": 0.1,
+    "gradient_accumulation_steps": ACCUMULATION, "sample_rows": 1, "sample_tokens": 4, "save_total_limit": 2,
+}  # fmt: skip
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["pipeline.train", "pipeline.training.callbacks", "peft", "bitsandbytes", "datasets", "trl.trainer.sft_trainer"])
 
 
-def project(prepared: Path, folder: Path) -> Path:
+@dataclass(frozen=True)
+class Death:
+    """Where a run dies: after its `count`th micro-step, or in its `count`th save, at the `event`th file operation or after `delay` seconds."""
+
+    place: str  # step | save | delay | signal | evaluation | sampling
+    count: int
+    event: int = 0
+    delay: float = 0.0
+
+
+def planned(seed: int, micro_steps: int) -> Death:
+    """Death number `seed` of a run of so many micro-steps: three in five after a micro-step, two in five inside a save."""
+    drawn = random.Random(seed)  # noqa: S311
+    saves = micro_steps // ACCUMULATION // SAVE_STEPS
+    match seed % 5:
+        case 1:
+            return Death("save", drawn.randint(1, saves), event=drawn.randint(1, 40))
+        case 3:
+            return Death("delay", drawn.randint(1, saves), delay=drawn.uniform(0, 0.04))
+        case _:
+            return Death("step", drawn.randint(1, micro_steps))
+
+
+def run(root: Path, death: Death | None = None) -> int:
+    """Train in a process of its own; its exit code (-9: killed)."""
+    child = FORKED.Process(target=train_and_die, args=(root, death))
+    child.start()
+    child.join(300)
+    assert child.exitcode is not None, "still running after 5 minutes"
+    return child.exitcode
+
+
+def train_and_die(root: Path, death: Death | None) -> None:
+    """The child: `python -m pipeline train`, dying where it is told to."""
+    from pipeline.__main__ import main
+
+    on_one_core()
+    quiet = os.open(root / "out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    if death is not None:
+        arm(death)
+    sys.exit(main(["train", "--root", str(root)]))
+
+
+def on_one_core() -> None:
+    """One thread, for beside other tests two would wait for each other, and the same for all runs, for sums depend on their number."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
+
+
+def arm(death: Death) -> None:
+    """Have this process kill itself (or send itself a signal) at `death`'s place."""
+    from pipeline.training.trainer import QuenchTrainer
+
+    kill = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    term = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    calls = 0
+
+    def counted(method: str, act: Any, *, before: bool) -> None:
+        real = getattr(QuenchTrainer, method)
+
+        def wrapped(self: Any, *arguments: Any, **more: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if before and calls == death.count:
+                act()
+            result = real(self, *arguments, **more)
+            if not before and calls == death.count:
+                act()
+            return result
+
+        setattr(QuenchTrainer, method, wrapped)
+
+    if death.place == "step":
+        counted("training_step", kill, before=False)
+    elif death.place == "signal":
+        counted("compute_loss", term, before=True)
+    elif death.place == "evaluation":
+        counted("held_out_loss", term, before=True)
+    elif death.place == "delay":
+        counted("_save_checkpoint", lambda: threading.Timer(death.delay, kill).start(), before=True)
+    else:
+        events = 0
+
+        def hook(event: str, arguments: Any) -> None:
+            nonlocal events
+            if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"):
+                events += 1
+                if events == death.event:
+                    kill()
+
+        counted("_save_checkpoint", lambda: sys.addaudithook(hook), before=True)
+
+
+@pytest.fixture(scope="module")
+def project(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny project of three epochs with dropout and accumulation, ready to train."""
+    folder = tmp_path_factory.mktemp("resume") / "project"
     shutil.copytree(prepared, folder)
     params = yaml.safe_load((folder / "params.yaml").read_text())
-    params["train"] |= {"max_steps": 6, "save_steps": 2, "lora_dropout": 0.1, "gradient_accumulation_steps": 2}
+    params["train"] |= CHANGES
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     return folder
 
 
-def test_killed_after_a_checkpoint(prepared: Path, tmp_path: Path) -> None:
-    whole = project(prepared, tmp_path / "whole")
-    subprocess.run([*COMMAND, str(whole)], check=True)
+@pytest.fixture(scope="module")
+def unbroken(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same project after a run that nothing happened to."""
+    folder = copy(project, tmp_path_factory.mktemp("unbroken"))
+    assert run(folder) == 0
+    return folder
 
-    killed = project(prepared, tmp_path / "killed")
-    process = subprocess.Popen([*COMMAND, str(killed)], start_new_session=True)
-    marker = killed / "models/checkpoints/checkpoint-2" / MARKER
+
+def copy(project: Path, parent: Path) -> Path:
+    folder = parent / "project"
+    shutil.copytree(project, folder)
+    return folder
+
+
+def micro_steps(unbroken: Path) -> int:
+    return ACCUMULATION * json.loads((unbroken / "reports/train.json").read_text())["steps"]
+
+
+def same_as(unbroken: Path, root: Path) -> None:
+    """Adapter, curves, journal, optimizer, schedule and random state are those of the unbroken run, bit for bit."""
+    assert tree_hash(root / "models/adapter") == tree_hash(unbroken / "models/adapter")
+    assert (root / "reports/train.csv").read_bytes() == (unbroken / "reports/train.csv").read_bytes()
+    told = [[{key: value for key, value in row.items() if key not in MEASURED} for row in Journal(folder / "reports/train.jsonl").rows()]
+            for folder in (root, unbroken)]  # fmt: skip
+    assert told[0] == told[1]
+    last = [checkpoints_in(folder / "models/checkpoints")[-1] for folder in (root, unbroken)]
+    assert last[0].name == last[1].name
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("seed", [*range(QUICK), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(QUICK, KILLS))])
+def test_killed_anywhere(seed: int, project: Path, unbroken: Path, tmp_path: Path) -> None:
+    root = copy(project, tmp_path)
+    death = planned(seed, micro_steps(unbroken))
+    assert run(root, death) == -signal.SIGKILL
+    assert not (root / "models/adapter").exists()
+    assert run(root) == 0, (root / "out.log").read_text()[-2000:]
+    same_as(unbroken, root)
+
+
+def test_the_plan_has_late_epochs_and_saves(unbroken: Path) -> None:
+    steps = micro_steps(unbroken)
+    deaths = [planned(seed, steps) for seed in range(KILLS)]
+    late = [death for death in deaths if death.place == "step" and death.count > steps / EPOCHS]
+    assert len(late) >= 10
+    assert sum(death.place in ("save", "delay") for death in deaths) >= 5
+    assert {death.place for death in deaths[:QUICK]} == {"step", "save", "delay"}
+
+
+def test_killed_three_times(project: Path, unbroken: Path, tmp_path: Path) -> None:
+    root = copy(project, tmp_path)
+    for death in (Death("step", 9), Death("save", 2, event=6), Death("step", 3)):
+        assert run(root, death) == -signal.SIGKILL
+    assert run(root) == 0
+    same_as(unbroken, root)
+
+
+@pytest.mark.parametrize("death", [Death("signal", 12), Death("signal", 15), Death("evaluation", 2)], ids=["mid-step", "step's start", "evaluating"])
+def test_a_signal_leaves_a_whole_checkpoint(death: Death, project: Path, unbroken: Path, tmp_path: Path) -> None:
+    root = copy(project, tmp_path)
+    started = time.monotonic()
+    assert run(root, death) == 128 + signal.SIGTERM
+    assert time.monotonic() - started < 60  # loading included; the signal itself is heard after one micro-step
+    newest = checkpoints_in(root / "models/checkpoints")[-1]
+    done = 2 * EVAL_STEPS if death.place == "evaluation" else (death.count - 1) // ACCUMULATION
+    assert step_of(newest) == done
+    assert defect(newest) is None
+    assert f"checkpoint-{done} is complete, and the same command goes on from it" in (root / "out.log").read_text()
+    assert run(root) == 0
+    same_as(unbroken, root)
+
+
+def test_a_torn_checkpoint_is_set_aside(project: Path, unbroken: Path, tmp_path: Path) -> None:
+    root = copy(project, tmp_path)
+    assert run(root, Death("step", 4 * SAVE_STEPS + 1)) == -signal.SIGKILL
+    whole, newest = checkpoints_in(root / "models/checkpoints")
+    weights = newest / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    assert run(root) == 0
+    told = (root / "out.log").read_text()
+    assert f"{newest.name} is torn (adapter_model.safetensors is not what was written)" in told
+    assert f"going on from {whole}" in told
+    same_as(unbroken, root)
+
+
+def test_another_configuration_is_refused_and_nothing_is_lost(project: Path, tmp_path: Path) -> None:
+    root = copy(project, tmp_path)
+    assert run(root, Death("step", 2 * SAVE_STEPS * ACCUMULATION)) == -signal.SIGKILL
+    before = tree_hash(root / "models/checkpoints")
+    params = (root / "params.yaml").read_text()
+    (root / "params.yaml").write_text(params.replace("lora_alpha: 8", "lora_alpha: 16"))
+    assert run(root) == 2
+    assert "train.lora_alpha (8 → 16) changed: put that back to go on with it, or start anew" in (root / "out.log").read_text()
+    template = root / "models/base/chat_template.jinja"
+    (root / "params.yaml").write_text(params)
+    kept = template.read_text()
+    template.write_text(kept + " ")
+    assert run(root) in (2, 3)
+    assert "chat template" in (root / "out.log").read_text().splitlines()[-1]
+    template.write_text(kept)
+    assert tree_hash(root / "models/checkpoints") == before
+
+
+def test_killed_for_real(project: Path, unbroken: Path, tmp_path: Path) -> None:
+    """The same by `kill -9` from outside, once, on the command that users type."""
+    import subprocess
+
+    root = copy(project, tmp_path)
+    command = [sys.executable, "-m", "pipeline", "train", "--root", str(root)]
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=on_one_core)
+    marker = root / "models/checkpoints" / f"checkpoint-{SAVE_STEPS}" / MARKER
     end = time.monotonic() + 300
     while not marker.exists():
         assert process.poll() is None, "training ended before its first checkpoint"
         assert time.monotonic() < end
-        time.sleep(0.01)
+        time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert not (killed / "models/adapter").exists()
-
-    again = subprocess.run([*COMMAND, str(killed)], check=True, capture_output=True, text=True)
+    again = subprocess.run(command, check=True, capture_output=True, text=True, preexec_fn=on_one_core)
     assert "going on from" in again.stderr
-    assert json.loads((killed / "reports/train.json").read_text())["resumed_from"].startswith("checkpoint-")
-    assert tree_hash(killed / "models/adapter") == tree_hash(whole / "models/adapter")
-    assert (killed / "reports/train.csv").read_bytes() == (whole / "reports/train.csv").read_bytes()
+    same_as(unbroken, root)

@@ -45,12 +45,15 @@ def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, 
 
 
 def views(row: Row, tokenizer: Any) -> list[View]:
-    """What the model sees of a row: one text, or two for a preference. `tokenizer` None: the messages as they stand."""
+    """What the model sees of a row: one text; two for a preference, one for each answer where the template makes a chat unfold.
+
+    `tokenizer` None: the messages as they stand.
+    """
     if row["kind"] == "text":
         return [_segments(row, tokenizer)]
     if tokenizer is None:
         return [View(title, list(_messages(turns)), "") for title, turns in _sides(row)]
-    return [_rendered(title, turns, row, tokenizer) for title, turns in _sides(row)]
+    return [view for title, turns in _sides(row) for view in _rendered(title, turns, row, tokenizer)]
 
 
 def main(root: Path, split: str, wanted: str | None, count: int) -> None:
@@ -104,18 +107,25 @@ def _sides(row: Row) -> list[tuple[str, list[dict[str, Any]]]]:
     return [("", row["messages"])]
 
 
-def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any) -> View:
-    from pipeline.chat import Unrenderable, encode_chat, render, trained_spans
+def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any) -> list[View]:
+    from pipeline.chat import Unrenderable, encode, render
+    from pipeline.tokens.rendering import renderings
 
     tools = row.get("tools")
     try:
         if row["kind"] == "prompt":  # the model goes on from here: nothing in it is trained
             text = render(tokenizer, turns, tools, add_generation_prompt=True)
-            return View(title, [(text, False)], f"{len(tokenizer(text, add_special_tokens=False)['input_ids']):,} tokens")
-        text, spans = trained_spans(tokenizer, turns, tools)
-        return View(title, list(_parted(text, spans)), _counted(encode_chat(tokenizer, turns, tools)))
+            return [View(title, [(text, False)], f"{len(tokenizer(text, add_special_tokens=False)['input_ids']):,} tokens")]
+        _, encoded = next(encode(tokenizer, [{"kind": "chat", "messages": turns, "tools": tools}]))
+        if isinstance(encoded, Unrenderable):
+            raise encoded
+        texts = renderings(tokenizer, turns, tools)
     except Unrenderable as why:
-        return View(title, list(_messages(turns)), _refused(why))
+        return [View(title, list(_messages(turns)), _refused(why))]
+    return [
+        View(" ".join(filter(None, (title, f"answer {text.part}" if text.part else ""))), list(_parted(text.text, text.spans)), _counted(one))
+        for text, one in zip(texts, encoded, strict=True)
+    ]
 
 
 def _segments(row: Row, tokenizer: Any) -> View:

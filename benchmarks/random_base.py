@@ -1,0 +1,103 @@
+"""A random Qwen2 as a Hugging Face folder, and full training rows for it: what a training benchmark needs, without a hub.
+
+The weights are stored in 16 bit, one shard a layer, so that every side loads and quantises them the way it would a real base; 7B takes
+15.2 GB of disk and the memory of one layer. All layers are the same random layer: neither speed nor memory depends on the values.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROW_COUNT = 64
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # Qwen2's
+ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SHAPES: dict[str, dict[str, Any]] = {
+    "7b": {"vocab_size": 152_064, "hidden_size": 3_584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28,
+           "num_key_value_heads": 4},
+    "tiny": {"vocab_size": 1_024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2},
+}  # fmt: skip
+
+
+def write_base(folder: Path, shape: str) -> Path:
+    """Write config, tokenizer and random bfloat16 weights of a shape in SHAPES; the folder."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    folder.mkdir(parents=True)
+    config = Qwen2Config(
+        **SHAPES[shape], max_position_embeddings=32_768, rope_theta=1_000_000.0, rms_norm_eps=1e-6, tie_word_embeddings=False, bos_token_id=256,
+        eos_token_id=258, pad_token_id=256, dtype="bfloat16", architectures=["Qwen2ForCausalLM"],
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    write_tokenizer(folder)
+    with torch.device("meta"):
+        empty = Qwen2ForCausalLM(config).state_dict()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layer: dict[str, Any] = {}
+    index, total = {}, 0
+    for shard in ("head", *range(config.num_hidden_layers)):
+        names = [name for name in empty if (f".layers.{shard}." in name if shard != "head" else ".layers." not in name)]
+        tensors = {}
+        for name in names:
+            part = name.partition(f".layers.{shard}.")[2] or name
+            if part not in layer:
+                layer[part] = _random(empty[name].shape, "norm" in name, device)
+            tensors[name] = layer[part] if shard != "head" else layer.pop(part)
+        file = f"model-{shard}.safetensors"
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(names, file)
+        total += sum(tensor.numel() * 2 for tensor in tensors.values())
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}))
+    return folder
+
+
+def _random(shape: Any, ones: bool, device: str) -> Any:
+    import torch
+
+    values = torch.ones(shape) if ones else torch.randn(shape, device=device, dtype=torch.bfloat16) * 0.02
+    return values.to(torch.bfloat16).cpu()
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte vocabulary with Qwen2's pre-tokenizer and ChatML's tokens."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    words = {word: number for number, word in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(words, [], continuing_subword_prefix="", end_of_word_suffix=""))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(word, special=True, normalized=False) for word in ADDED])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": False, "bos_token": None, "eos_token": ADDED[2], "pad_token": ADDED[0],
+        "unk_token": None, "model_max_length": 131_072, "clean_up_tokenization_spaces": False, "errors": "replace",
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def write_rows(folder: Path, tokens: int) -> Path:
+    """Write `train.parquet` with ROW_COUNT rows of `tokens` tokens each, as preprocess packs them, and `val.parquet` with one; the folder."""
+    import numpy as np
+    import pyarrow
+    from pyarrow import parquet
+
+    folder.mkdir(parents=True)
+    ints = pyarrow.list_(pyarrow.int32())
+    schema = pyarrow.schema({"input_ids": ints, "labels": ints, "seq_lengths": ints, "row_ids": pyarrow.list_(pyarrow.string())})
+    random = np.random.default_rng(0)
+    ids = [random.integers(0, 256, tokens).tolist() for _ in range(ROW_COUNT)]
+    halves = [[tokens // 2, tokens - tokens // 2]] * ROW_COUNT  # two conversations a row
+    rows = {"input_ids": ids, "labels": ids, "seq_lengths": halves, "row_ids": [[f"{number}-a", f"{number}-b"] for number in range(ROW_COUNT)]}
+    for split, some in (("train", rows), ("val", {key: values[:1] for key, values in rows.items()})):
+        parquet.write_table(pyarrow.table(some, schema=schema), folder / f"{split}.parquet")
+    return folder

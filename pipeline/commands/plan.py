@@ -1,0 +1,115 @@
+"""What will training need: memory part by part, the longest rows that fit, disk and time. Reads numbers only, no weights.
+
+Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tokens` holds. Writes nothing.
+
+    quench plan --recipe qwen2.5-7b-8gb --vram 8
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+from pipeline.commands.recipes import RECIPES, recipe_names
+from pipeline.errors import ConfigError, MachineError
+from pipeline.params import load_params
+from pipeline.planning.card import card_of, first_gpu, main_memory, wants_gpu
+from pipeline.planning.disk import CACHE
+from pipeline.planning.duration import work_in
+from pipeline.planning.plan import Plan, find_shape, make_plan
+from pipeline.planning.shape import load_shape
+
+WIDEST = 100  # columns
+DEVICES = {"cuda": "GPU", "cpu": "CPU"}
+
+
+def main(
+    params_file: Path | None, root: Path, *, recipe: str | None, config: Path | None, vram: float | None, tflops: float | None, as_json: bool
+) -> None:
+    """Print the plan; `MachineError` where it does not fit the card."""
+    if recipe is not None and recipe not in recipe_names():
+        raise ConfigError(f"no recipe is called {recipe!r}: the recipes are {', '.join(recipe_names())}")
+    if recipe is not None and params_file is not None:
+        raise ConfigError(f"--recipe {recipe} and --params {params_file} name two configurations: give one of them")
+    params = load_params(RECIPES / f"{recipe}.yaml" if recipe else params_file or root / "params.yaml")
+    shape = load_shape(config) if config else find_shape(params, root)
+    card = card_of(vram) if vram else first_gpu()
+    if card is None and not wants_gpu(params.train):
+        card = main_memory()
+    plan = make_plan(shape, params.train, params.preprocess.max_length, params.quantize.levels, card, work_in(root, params.train), tflops)
+    if as_json:
+        print(json.dumps(plan.as_json(), indent=2, ensure_ascii=False))
+    else:
+        show(plan, config.name if config else params.base.model, shutil.disk_usage(root).free)
+    if plan.fits is False and plan.card:
+        raise MachineError(f"training needs {gb(plan.memory.total)} and {plan.card.name} has {gb(plan.card.memory)}: {plan.remedy}")
+
+
+def gb(size: float) -> str:
+    """Bytes as GB, 10⁹ bytes."""
+    return f"{size / 1e9:.2f} GB"
+
+
+def show(plan: Plan, base: str, free_disk: int) -> None:
+    """Print the plan as tables of at most 100 columns, plain where there is no terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.width = min(WIDEST, max(80, console.width)) if console.is_terminal else WIDEST
+    memory, card = plan.memory, plan.card
+
+    def write(line: str) -> None:
+        console.print(line, markup=False)
+
+    def table(*columns: str, numbers: tuple[int, ...]) -> Table:
+        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        for place, column in enumerate(columns):
+            made.add_column(column, justify="right" if place in numbers else "left", no_wrap=place in numbers)
+        return made
+
+    write(f"{base}: {plan.shape.parameters:,} parameters, {memory.tokens:,} tokens in a forward, {memory.loss} loss, on the {DEVICES[memory.device]}")
+    parts = table("part", "GB", "how", numbers=(1,))
+    for part in memory.parts:
+        figure = f"{part.bytes / 1e9:.3f}"
+        parts.add_row(part.name, figure if part.at_peak else f"({figure})", part.source + ("" if part.at_peak else "; not at the peak"))
+    parts.add_section()
+    parts.add_row("total", f"{memory.total / 1e9:.3f}", "the peak", style="bold")
+    if card:
+        parts.add_row("there is", f"{card.memory / 1e9:.3f}", card.name)
+    console.print(parts)
+    for line in verdict(plan):
+        write(line)
+    if plan.rungs:
+        rungs = table("change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2))
+        for rung in plan.rungs:
+            rungs.add_row(rung.change, f"{rung.saves / 1e9:.3f}", f"{rung.total / 1e9:.3f}", "yes" if rung.enough else "no")
+        console.print(rungs)
+    files = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in plan.disk.items() if name != CACHE)
+    own = sum(size for name, size in plan.disk.items() if name != CACHE)
+    write(f"Disk: {gb(own)} ({files}), and {gb(plan.disk[CACHE])} of {CACHE} unless the file system shares blocks; {gb(free_disk)} are free.")
+    write(f"Time: {duration(plan)}.")
+
+
+def verdict(plan: Plan) -> list[str]:
+    """Whether it fits, and the longest rows that would, as lines."""
+    if plan.card is None or plan.longest_row is None:
+        return ["Whether it fits is not measured: there is no GPU here; name a card's memory with --vram GB."]
+    spare = plan.card.memory - plan.memory.total
+    fits = f"It fits, with {gb(spare)} to spare." if spare >= 0 else f"It does not fit: {gb(-spare)} too much."
+    limit = ", the most that the model has positions for" if plan.longest_row == plan.shape.positions else ""
+    longest = f"The longest rows that fit are of {plan.longest_row:,} tokens{limit}." if plan.longest_row else "Not even rows of one token fit."
+    return [f"{fits} {longest}"]
+
+
+def duration(plan: Plan) -> str:
+    """How long training takes, with what that rests on, or why that is not measured."""
+    per_token = f"{plan.flops_per_token / 1e9:.1f} GFLOP a token"
+    if plan.tflops is None:
+        return f"not measured ({per_token}): give what the card reaches with --tflops"
+    origin = "assumed from the card's name" if plan.tflops_assumed else "as given"
+    rate = f"{plan.tflops * 1e12 / plan.flops_per_token:,.0f} tokens/s ({per_token}, {plan.tflops:g} TFLOP/s {origin})"
+    if plan.work is None or plan.seconds is None:
+        return f"{rate}; how many tokens there are is not measured: run `snakemake preprocess`"
+    hours = f"{plan.seconds / 3600:.1f} h" if plan.seconds >= 3600 else f"{plan.seconds / 60:.1f} min"
+    return f"{hours} for {plan.work.tokens:,} tokens in {plan.work.steps:,} steps at {rate}"

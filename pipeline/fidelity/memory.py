@@ -1,0 +1,86 @@
+"""What training keeps in memory, measured from its tensors: 16-bit LoRA against NF4 QLoRA, and the same at 7B by the planner's formulas."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipeline.params import Train
+from pipeline.planning.published import published_shape
+from pipeline.planning.shape import Shape
+from pipeline.planning.weights import ELEMENT, linear_bytes, lora_parameters, optimizer_bytes, small_bytes, table_bytes
+from pipeline.seams.seam import Seam
+
+PARTS = ("weights", "adapter", "gradients", "adam")
+STEPS = 2  # Adam's states are there from the first step on, and are as they stay from the second
+TOKENS = 64  # of a row that is stepped on: the tensors that stay don't depend on it
+MODEL = "Qwen2.5-7B"
+
+
+def measure_training(model: Any, rows: list[list[int]], learning_rate: float) -> dict[str, int]:
+    """Bytes of `PARTS` after STEPS steps of Adam on the adapter of `model` (PEFT), from the tensors themselves; the adapter is changed."""
+    import torch
+
+    from pipeline.training.chunked import chunked_loss
+
+    matrices = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(matrices, lr=learning_rate)
+    model.train()
+    for step in range(STEPS):
+        ids = torch.tensor([rows[step % len(rows)][:TOKENS]], device=matrices[0].device)
+        optimizer.zero_grad()
+        chunked_loss(model.get_base_model(), {"input_ids": ids, "labels": ids}).backward()
+        optimizer.step()
+    states = [state for states in optimizer.state.values() for state in states.values() if torch.is_tensor(state)]
+    return {
+        "weights": tensor_bytes(frozen_tensors(model)),
+        "adapter": tensor_bytes(matrices),
+        "gradients": tensor_bytes(weight.grad for weight in matrices if weight.grad is not None),
+        "adam": tensor_bytes(states),
+    }
+
+
+def frozen_tensors(model: Any) -> Iterator[Any]:
+    """Every tensor of the base: weights, buffers, and the scales and tables that NF4 keeps beside a weight."""
+    yield from (weight for weight in model.parameters() if not weight.requires_grad)
+    yield from model.buffers()
+    for weight in model.parameters():
+        state = getattr(weight, "quant_state", None)
+        if state is not None:
+            yield from (state.absmax, state.code)
+            if state.nested:
+                yield from (state.offset, state.state2.absmax, state.state2.code)
+
+
+def tensor_bytes(tensors: Iterable[Any]) -> int:
+    """Bytes of the tensors' own elements; one that is there twice (a tied head) counts once."""
+    return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+
+
+def planned_training(shape: Shape, train: Train) -> dict[str, int]:
+    """The same bytes by the planner's formulas, with Adam in 32 bit as measured here."""
+    adapter = ELEMENT["float32"] * lora_parameters(shape, train)
+    weights = linear_bytes(shape, train) + table_bytes(shape, train) + small_bytes(shape, train)
+    adam = optimizer_bytes(shape, train.model_copy(update={"optim": "adamw_torch"}))
+    return {"weights": weights, "adapter": adapter, "gradients": adapter, "adam": adam}
+
+
+def memory_table(measured: dict[str, dict[str, int]], train: Train) -> dict[str, dict[str, int]]:
+    """`measured` ("16-bit LoRA", "NF4 QLoRA") with totals, and both at 7B by formula."""
+    shape = published_shape(MODEL)
+    if shape is None:
+        raise AssertionError(f"the planner doesn't know {MODEL}")
+    sixteen = train.model_copy(update={"load_in_4bit": False})
+    table = {**measured, f"{MODEL}, 16-bit LoRA": planned_training(shape, sixteen), f"{MODEL}, NF4 QLoRA": planned_training(shape, train)}
+    return {name: {**parts, "total": sum(parts[part] for part in PARTS)} for name, parts in table.items()}
+
+
+def memory_line(measured: dict[str, int], shape: Shape | None, train: Train) -> Seam:
+    """NF4's measured bytes against the planner's: what is said about 7B rests on these formulas."""
+    title, what = "Memory that stays while training, NF4 QLoRA", "difference between the tensors and the planner's formulas"
+    if shape is None:
+        return Seam(title, what, None, 0.05, "", "not measured", "the planner doesn't know this architecture")
+    planned = planned_training(shape, train)
+    total, expected = sum(measured[part] for part in PARTS), sum(planned.values())
+    error = abs(total - expected) / expected
+    return Seam(
+        title, what, error, 0.05, "", "pass" if error <= 0.05 else "fail", f"{total:,} bytes measured after {STEPS} steps, {expected:,} planned"
+    )

@@ -1,0 +1,156 @@
+"""Bytes that come and go with every step: what the forward keeps for the backward, the loss, workspace.
+
+A padding-free micro batch is one sequence of T = micro batch × max_length tokens. What autograd keeps is known operation by
+operation (transformers' `modeling_qwen2.py`, PEFT's `lora/bnb.py`, Liger's `rms_norm.py` and `swiglu.py`); a frozen linear keeps
+nothing. On the CPU the tests count the kept tensors and find these very numbers.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from pipeline.params import Train
+from pipeline.planning.shape import Linear, Shape
+from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters
+
+Device = Literal["cuda", "cpu"]
+Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
+CHUNK_LOGITS = 5 << 20  # `pipeline.training.chunked`'s, which imports torch; a test keeps them equal
+LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
+CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the bytes of a step depend on: model, settings, device, loss, and tokens in a sequence."""
+
+    shape: Shape
+    train: Train
+    device: Device
+    loss: Loss
+    tokens: int
+
+    @property
+    def element(self) -> int:
+        """Bytes of an activation."""
+        return ELEMENT[self.train.bnb_4bit_compute_dtype]
+
+    @property
+    def lora_element(self) -> int:
+        """Bytes of an activation in the adapter: float32 where no autocast makes it 16 bit, that is on the CPU."""
+        return self.element if self.device == "cuda" else FLOAT
+
+    @property
+    def dropout_mask(self) -> int:
+        """Bytes that dropout keeps per element: a bool on CUDA, on the CPU the noise itself."""
+        return 1 if self.device == "cuda" else self.lora_element
+
+    @property
+    def liger(self) -> bool:
+        """Whether Liger's kernels stand in for norms, rotary embedding and SwiGLU."""
+        return self.loss == "liger"
+
+
+def norm_kept(step: Step, rows: int, width: int) -> int:
+    """Bytes kept by an RMSNorm over `rows` vectors: its input (float32 unless Liger's) and each one's reciprocal root."""
+    return rows * (width * (step.element if step.liger else FLOAT) + FLOAT)
+
+
+def lora_kept(step: Step, without_mask: tuple[str, ...] = ()) -> int:
+    """Bytes kept by one layer's LoRA branches: dropout's mask and output (or the input), and A's output.
+
+    Without dropout, linears that read the same tensor share it, unless each makes its own float32 copy. Inputs named in
+    `without_mask` need no gradient, so their dropout keeps no mask.
+    """
+    targets = [linear for linear in step.shape.linears if linear.name in step.train.target_modules]
+    kept = sum(step.train.r * step.lora_element for _ in targets)
+    if step.train.lora_dropout:
+        kept += sum(linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else step.dropout_mask)) for linear in targets)
+    elif step.lora_element != step.element:
+        kept += sum(linear.inputs * step.lora_element for linear in targets)
+    else:
+        inputs = {linear.reads: linear.inputs for linear in targets if linear.reads != "attended"}  # attention keeps its output anyway
+        kept += sum(inputs.values()) * step.element
+    return step.tokens * kept
+
+
+def attention_kept(step: Step) -> int:
+    """Bytes kept by one layer's attention: queries, keys, values, output, log-sums and, of packed rows, the T × T mask as bias.
+
+    With a mask, transformers' SDPA copies keys and values for every head (`use_gqa_in_sdpa`, `repeat_kv`); a single one is viewed.
+    """
+    shape = step.shape
+    keys = shape.keys if shape.kv_heads == 1 else shape.queries
+    kept = step.tokens * (2 * (shape.queries + keys) * step.element + shape.heads * FLOAT) + step.tokens**2 * step.element
+    if shape.qk_norms:
+        kept += norm_kept(step, step.tokens * shape.heads, shape.head_dim) + norm_kept(step, step.tokens * shape.kv_heads, shape.head_dim)
+    return kept
+
+
+def layer_kept(step: Step, first: bool = False) -> int:
+    """Bytes that one layer's forward keeps; the first layer's input needs no gradient, which saves a norm and masks."""
+    norms = norm_kept(step, step.tokens, step.shape.hidden)
+    gated = step.tokens * step.shape.intermediate * step.element * (2 if step.liger else 3)  # gate, up and, unless Liger's, SiLU's output
+    lora = lora_kept(step, ("normed",) if first else ())
+    return norms * (1 if first else 2) + lora + attention_kept(step) + gated
+
+
+def rope_bytes(step: Step) -> int:
+    """Cosines and sines, which all layers share."""
+    return 2 * step.tokens * step.shape.head_dim * step.element
+
+
+def mask_bytes(step: Step) -> int:
+    """The mask that keeps packed rows apart, T × T bools, which all layers share; autograd doesn't keep it, the layers' arguments do."""
+    return step.tokens**2
+
+
+def ends_kept(step: Step) -> int:
+    """Bytes kept outside the layers: cosines and sines, and the final norm."""
+    return rope_bytes(step) + norm_kept(step, step.tokens, step.shape.hidden)
+
+
+def inputs_kept(step: Step) -> int:
+    """With gradient checkpointing: the input of every layer, L·T·h elements, and what is kept outside the layers."""
+    return step.shape.layers * step.tokens * step.shape.hidden * step.element + ends_kept(step)
+
+
+def all_kept(step: Step) -> int:
+    """Without gradient checkpointing: all that the layers keep, and what is kept outside them."""
+    return layer_kept(step, first=True) + (step.shape.layers - 1) * layer_kept(step) + ends_kept(step)
+
+
+def autocast_copies(step: Step) -> int:
+    """Autocast's 16-bit copies of the adapter, which a forward holds to its end."""
+    return lora_parameters(step.shape, step.train) * step.element if step.device == "cuda" and step.element < FLOAT else 0
+
+
+def gradients_in_flight(step: Step) -> int:
+    """Activations' gradients alive at a layer's widest point: two of the hidden width, one of the intermediate width."""
+    return step.tokens * (2 * step.shape.hidden + step.shape.intermediate) * step.element
+
+
+def loss_bytes(step: Step) -> int:
+    """Bytes that the loss adds: logits alive at once, and the last hidden states with their gradient.
+
+    Plain and chunked: log-softmax and two gradients in float32; plain keeps the logits too. Liger (arXiv:2410.10989,
+    `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its gradient; rows in it are T ÷ ⌈V/h⌉ rounded
+    up to a power of two.
+    """
+    shape = step.shape
+    states = 2 * step.tokens * shape.hidden * step.element
+    if step.liger:
+        rows = min(step.tokens, 1 << (ceil(step.tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length())
+        return states + rows * shape.vocabulary * step.element + step.tokens * FLOAT
+    if step.loss == "plain":
+        return states + step.tokens * shape.vocabulary * (LOSS_BYTES + step.element)
+    return states + min(step.tokens, max(1, CHUNK_LOGITS // shape.vocabulary)) * shape.vocabulary * LOSS_BYTES
+
+
+def workspace_bytes(step: Step) -> int:
+    """The largest linear dequantised, with its scales in float32 twice, and cuBLAS's own workspace."""
+    cublas = CUBLAS_WORKSPACE if step.device == "cuda" else 0
+    if not step.train.load_in_4bit:
+        return cublas
+    largest: Linear = max(step.shape.linears, key=lambda linear: linear.weights)
+    return cublas + largest.weights * step.element + 2 * ceil(largest.weights / NF4_BLOCK) * FLOAT

@@ -1,0 +1,63 @@
+"""What trains here: the GPU that the driver shows, or main memory."""
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from pipeline.errors import ToolError
+from pipeline.params import Train
+from pipeline.planning.activations import Device, Loss
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Card:
+    """A device and its whole memory in bytes."""
+
+    name: str
+    memory: int
+    device: Device
+
+
+def card_of(gigabytes: float) -> Card:
+    """A card of that many GB as cards are sold: 8 is 8 GiB."""
+    return Card(f"a card of {gigabytes:g} GB", int(gigabytes * GIB), "cuda")
+
+
+def query(*what: str) -> list[list[str]]:
+    """What nvidia-smi answers, a list of fields per line. Raises `ToolError` where it fails."""
+    try:
+        done = subprocess.run(["nvidia-smi", *what, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ToolError("nvidia-smi doesn't answer within 30 s: mend the driver, or restart the machine") from error
+    if done.returncode != 0:
+        raise ToolError(f"nvidia-smi fails ({' '.join((done.stderr or done.stdout).split())[:200]}): mend the driver")
+    return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+
+
+def first_gpu() -> Card | None:
+    """The GPU that training takes: the first one that CUDA_VISIBLE_DEVICES leaves; None where there is none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not shutil.which("nvidia-smi") or visible == "":
+        return None
+    lines = query("--query-gpu=name,memory.total", *([f"--id={visible.partition(',')[0]}"] if visible else []))
+    return Card(lines[0][0], int(lines[0][1]) << 20, "cuda") if lines else None
+
+
+def main_memory() -> Card:
+    """This machine's main memory, in which a CPU trains."""
+    return Card("main memory", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "cpu")
+
+
+def wants_gpu(train: Train) -> bool:
+    """Whether the settings say that training is for a GPU."""
+    return train.loss == "liger" or "8bit" in train.optim or "paged" in train.optim
+
+
+def loss_on(device: Device, train: Train) -> Loss:
+    """`train.loss` on a device: auto is liger on a GPU, chunked on a CPU."""
+    if train.loss == "auto":
+        return "liger" if device == "cuda" else "chunked"
+    return train.loss

@@ -1,0 +1,71 @@
+"""The time plan: floating-point operations of a run over the card's throughput."""
+
+import json
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import DataError
+from pipeline.params import Train
+from pipeline.planning.shape import Shape
+from pipeline.planning.weights import lora_parameters
+
+# dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows; NVIDIA's data sheets
+PEAK = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0, "A10": 125.0, "T4": 65.0, "4090": 165.0, "3090": 71.0}
+UTILISATION = 0.4  # assumed share of that peak
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens that a run trains on, over its optimizer steps."""
+
+    tokens: int
+    steps: int
+
+
+def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
+    """Floating-point operations a token costs, 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with checkpointing.
+
+    Per weight 2 for the forward, 2 for the gradient of its input (frozen weights have none of their own), 2 where the forward is
+    recomputed; the head's is never. The adapter adds 2 for its gradients. Attention: 4 per query width and key, half of them
+    masked, ×2 in the backward (Kaplan et al., arXiv:2001.08361, appendix B).
+    """
+    again = 2 if train.gradient_checkpointing else 0
+    attention = shape.layers * 4 * shape.queries * max_length / 2
+    return shape.linear_weights * (4 + again) + shape.table_weights * 4 + lora_parameters(shape, train) * (6 + again) + attention * (3 + again / 2)
+
+
+def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
+    """What a run over `packed_rows` training rows of `tokens` in all does: steps as transformers counts them, tokens on average."""
+    per_epoch = ceil(ceil(packed_rows / train.per_device_train_batch_size) / train.gradient_accumulation_steps)
+    if train.max_steps <= 0:
+        return Work(round(tokens * train.num_train_epochs), ceil(per_epoch * train.num_train_epochs))
+    return Work(round(tokens * train.max_steps / per_epoch), train.max_steps)
+
+
+def work_in(root: Path, train: Train) -> Work | None:
+    """The work that data/tokens holds; None where nothing is tokenised yet. Raises `DataError` for an account that can't be read."""
+    for name in ("data/tokens/manifest.json", "reports/labels.json"):
+        if (root / name).is_file():
+            split = _read(root / name).get("splits", {}).get("train", {})
+            if not all(isinstance(split.get(key), int) and split[key] > 0 for key in ("packed_rows", "tokens")):
+                raise DataError(f"{root / name} doesn't say how many rows and tokens there are: run `snakemake --force preprocess`")
+            return run_of(train, split["packed_rows"], split["tokens"])
+    return None
+
+
+def assumed_tflops(card: str) -> float | None:
+    """TFLOP/s that training on this card is assumed to reach; None for a card that isn't known."""
+    peak = next((peak for name, peak in PEAK.items() if name in card), None)
+    return None if peak is None else peak * UTILISATION
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON ({error}): run `snakemake --force preprocess`") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{path} is no JSON object: run `snakemake --force preprocess`")
+    return values

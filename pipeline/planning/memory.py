@@ -1,0 +1,110 @@
+"""The memory plan: every part of a training run in bytes, and their peak."""
+
+from dataclasses import dataclass
+
+from pipeline.params import Train
+from pipeline.planning import activations, weights
+from pipeline.planning.activations import Device, Loss, Step
+from pipeline.planning.shape import Shape
+
+CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
+CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included
+CPU_LIBRARIES = 1_350_000_000  # assumed: what a process takes beside its tensors; 1.0 to 1.45 GB with SmolLM2 (`benchmarks/planner.py`)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of the plan; `at_peak` is False for what is never alive together with the rest."""
+
+    name: str
+    bytes: int
+    source: str
+    at_peak: bool = True
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """All parts, on the device that trains."""
+
+    parts: tuple[Part, ...]
+    device: Device
+    loss: Loss
+    tokens: int  # in one forward
+
+    @property
+    def total(self) -> int:
+        """Bytes needed on the device, all assumed parts included."""
+        return sum(part.bytes for part in self.parts if part.at_peak)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of tensors at the peak: what `torch.cuda.max_memory_allocated` measures."""
+        return sum(part.bytes for part in self.parts if part.at_peak and part.name not in ASSUMED)
+
+
+ASSUMED = ("CUDA context", "allocator slack", "Python and libraries")
+
+
+def plan_memory(shape: Shape, train: Train, max_length: int, device: Device, loss: Loss) -> MemoryPlan:
+    """The parts for training rows of `max_length` tokens, in packed micro batches of `train.per_device_train_batch_size`.
+
+    Two moments can be the peak: the loss, and the backward of the layer that comes first there. The smaller one's own bytes
+    don't count. Raises `ConfigError` for targets or an optimizer that can't be planned.
+    """
+    tokens = max_length * train.per_device_train_batch_size
+    step = Step(shape, train, device, loss, tokens)
+    adapter = 4 * weights.lora_parameters(shape, train)
+    table = weights.table_bytes(shape, train)
+    off_card = 0
+    if train.embeddings_on_cpu and device == "cuda" and not shape.tied:
+        off_card = table // 2
+    in_layer = activations.gradients_in_flight(step)
+    if train.gradient_checkpointing:
+        inputs = activations.inputs_kept(step) + activations.mask_bytes(step)
+        kept = Part("layer inputs kept", inputs, "layers × tokens × hidden width")
+        in_layer += activations.layer_kept(step)
+        layer_name, layer_source = "one layer recomputed", "what its forward keeps, and gradients"
+        at_loss = activations.autocast_copies(step)  # the recomputed layer makes its own again
+    else:
+        outputs = activations.all_kept(step) + activations.mask_bytes(step) + activations.autocast_copies(step)
+        kept = Part("activations kept", outputs, "what all layers' forwards keep")
+        layer_name, layer_source, at_loss = "gradients in flight", "of one layer's activations", 0
+    workspace = activations.workspace_bytes(step)
+    loss_peak = activations.loss_bytes(step) + at_loss
+    in_backward = in_layer + workspace >= loss_peak
+    parts = [
+        Part("linears in NF4" if train.load_in_4bit else "linears", weights.linear_bytes(shape, train), _precision(train)),
+        Part("embeddings and head", table - off_card, _tables(shape, train, off_card)),
+        Part("norms and biases", weights.small_bytes(shape, train), train.bnb_4bit_compute_dtype),
+        Part("LoRA", adapter, f"{adapter // 4:,} parameters, float32"),
+        Part("gradients", adapter, "float32"),
+        Part("optimizer", weights.optimizer_bytes(shape, train), train.optim),
+        kept,
+        Part(layer_name, in_layer, layer_source, in_backward),
+        Part("workspace", workspace, _workspace(train, device), in_backward),
+        Part("loss", loss_peak, {"liger": "one chunk of logits", "chunked": "one chunk of logits", "plain": "all logits"}[loss], not in_backward),
+    ]
+    if device == "cuda":
+        tensors = sum(part.bytes for part in parts if part.at_peak)
+        parts += [
+            Part("CUDA context", CUDA_CONTEXT, "assumed; 0.3 to 0.8 GB by card and driver"),
+            Part("allocator slack", int(tensors * CUDA_SLACK), f"assumed; {CUDA_SLACK:.0%} of all tensors"),
+        ]
+    else:
+        parts.append(Part("Python and libraries", CPU_LIBRARIES, "assumed"))
+    return MemoryPlan(tuple(parts), device, loss, tokens)
+
+
+def _precision(train: Train) -> str:
+    if not train.load_in_4bit:
+        return train.bnb_4bit_compute_dtype
+    return "scales quantised too" if train.bnb_4bit_use_double_quant else "scales in float32"
+
+
+def _workspace(train: Train, device: Device) -> str:
+    return ", ".join(["the largest linear dequantised"] * train.load_in_4bit + ["cuBLAS"] * (device == "cuda")) or "none"
+
+
+def _tables(shape: Shape, train: Train, off_card: int) -> str:
+    tied = ", one table for both" if shape.tied else ""
+    return f"{train.bnb_4bit_compute_dtype}{tied}{', embeddings in main memory' if off_card else ''}"

@@ -1,0 +1,134 @@
+"""The shape of a Qwen-, Llama- or Mistral-like model, read from its config.json."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, DataError
+
+KNOWN = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One linear of a layer: `inputs` → `outputs` features; `reads` says which tensor of the layer goes in."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool
+    reads: str
+
+    @property
+    def weights(self) -> int:
+        """Elements of the weight, without the bias."""
+        return self.inputs * self.outputs
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder of `layers` equal layers; `qk_norms` says that queries and keys are normalised (Qwen3)."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    qk_norms: bool
+    positions: int
+    linears: tuple[Linear, ...]  # of one layer
+
+    @property
+    def queries(self) -> int:
+        """Width of the queries, and of what attention gives."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of the keys, and of the values."""
+        return self.kv_heads * self.head_dim
+
+    @cached_property
+    def linear_weights(self) -> int:
+        """Elements of all linears' weights but the head's."""
+        return self.layers * sum(linear.weights for linear in self.linears)
+
+    @property
+    def table_weights(self) -> int:
+        """Elements of the embedding; the head has as many."""
+        return self.vocabulary * self.hidden
+
+    @cached_property
+    def small_weights(self) -> int:
+        """Elements of norms and biases."""
+        biases = sum(linear.outputs for linear in self.linears if linear.bias)
+        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norms else 0)
+        return self.layers * (biases + norms) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the whole model; a tied head counts once, as in its file."""
+        return self.linear_weights + self.table_weights * (1 if self.tied else 2) + self.small_weights
+
+
+def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
+    """The shape that a config.json describes, as transformers' `modeling_{llama,mistral,qwen2,qwen3}.py` build it.
+
+    Raises `ConfigError` for another architecture, `DataError` where a number is missing or can't be.
+    """
+    kind = config.get("model_type")
+    if kind not in KNOWN:
+        raise ConfigError(f"{where} is of a {kind!r} model, whose memory can't be planned: plans are made for {', '.join(KNOWN)}")
+
+    def number(key: str, default: int | None = None) -> int:
+        value = config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise DataError(f"{where} has {key} {value!r}, which is no number above 0: take the file that the model was published with")
+        return value
+
+    hidden, inner, heads = number("hidden_size"), number("intermediate_size"), number("num_attention_heads")
+    kv_heads = number("num_key_value_heads", heads)
+    head_dim = number("head_dim", 128 if kind == "qwen3" else hidden // heads)
+    if heads % kv_heads:
+        raise DataError(
+            f"{where} has {heads} attention heads over {kv_heads} key-value heads, which don't divide them: take the file that the model was "
+            "published with"
+        )
+    attention_bias = kind == "qwen2" or (kind in ("llama", "qwen3") and bool(config.get("attention_bias", False)))
+    output_bias = attention_bias and kind != "qwen2"
+    mlp_bias = kind == "llama" and bool(config.get("mlp_bias", False))
+    queries, keys = heads * head_dim, kv_heads * head_dim
+    linears = (
+        Linear("q_proj", hidden, queries, attention_bias, "normed"),
+        Linear("k_proj", hidden, keys, attention_bias, "normed"),
+        Linear("v_proj", hidden, keys, attention_bias, "normed"),
+        Linear("o_proj", queries, hidden, output_bias, "attended"),
+        Linear("gate_proj", hidden, inner, mlp_bias, "normed again"),
+        Linear("up_proj", hidden, inner, mlp_bias, "normed again"),
+        Linear("down_proj", inner, hidden, mlp_bias, "gated"),
+    )
+    return Shape(
+        kind, number("num_hidden_layers"), hidden, inner, heads, kv_heads, head_dim, number("vocab_size"),
+        bool(config.get("tie_word_embeddings", False)), kind == "qwen3", number("max_position_embeddings", 32_768), linears,
+    )  # fmt: skip
+
+
+def load_shape(path: Path) -> Shape:
+    """`read_shape` of a file; `DataError` where it can't be read."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} can't be read ({error.strerror}): run `snakemake base`, or name a config.json with --config") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON ({error}): take the file that the model was published with") from error
+    if not isinstance(config, dict):
+        raise DataError(f"{path} is no JSON object: take the file that the model was published with")
+    return read_shape(config, str(path))

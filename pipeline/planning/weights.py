@@ -1,0 +1,88 @@
+"""Bytes that stay from the first step to the last: weights, adapter, gradients, optimizer. Exact, tensor by tensor."""
+
+from math import ceil
+
+from pipeline.errors import ConfigError
+from pipeline.params import Train
+from pipeline.planning.shape import Shape
+
+FLOAT = 4  # bytes of a float32
+ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of what train.bnb_4bit_compute_dtype names
+NF4_BLOCK, SCALE_BLOCK = 64, 256  # weights a scale is for; scales a scale of scales is for
+NF4_CODE, SCALE_CODE, OFFSET = 16 * FLOAT, 256 * FLOAT, FLOAT  # tables and offset that bitsandbytes keeps per linear
+EIGHT_BIT_BLOCK, SMALLEST_EIGHT_BIT = 256, 4096  # of bitsandbytes' 8-bit optimizers, in elements
+EIGHT_BIT_CODE = 256 * FLOAT
+# states an optimizer keeps per trained parameter, by transformers' name for it: (how many, are they 8 bit, is there a step tensor)
+OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused"), (2, False, True)),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"), (2, True, False)),
+    "paged_adamw_32bit": (2, False, False),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), (1, True, False)),
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), (1, False, False)),
+    "sgd": (0, False, False),
+}
+
+
+def nf4_bytes(weights: int, double_quant: bool) -> int:
+    """Bytes of a linear's `weights` in NF4: packed halves, scales, tables (QLoRA, arXiv:2305.14314; bitsandbytes `quantize_4bit`).
+
+    Two weights a byte, the odd one padded; a float32 scale per 64 weights. With double quantisation these are uint8, with a
+    float32 scale per 256 of them, an offset and a table.
+    """
+    scales = ceil(weights / NF4_BLOCK)
+    packed = ceil(weights / 2) + NF4_CODE
+    return packed + (scales + ceil(scales / SCALE_BLOCK) * FLOAT + OFFSET + SCALE_CODE if double_quant else scales * FLOAT)
+
+
+def linear_bytes(shape: Shape, train: Train) -> int:
+    """Bytes of all linears' weights but the head's: NF4, or as they are where `train.load_in_4bit` is off."""
+    if not train.load_in_4bit:
+        return shape.linear_weights * ELEMENT[train.bnb_4bit_compute_dtype]
+    return shape.layers * sum(nf4_bytes(linear.weights, train.bnb_4bit_use_double_quant) for linear in shape.linears)
+
+
+def table_bytes(shape: Shape, train: Train) -> int:
+    """Bytes of embedding and head, which are never quantised; a tied head has none of its own."""
+    return shape.table_weights * (1 if shape.tied else 2) * ELEMENT[train.bnb_4bit_compute_dtype]
+
+
+def small_bytes(shape: Shape, train: Train) -> int:
+    """Bytes of norms and biases, and of the rotary embedding's two float32 tables of frequencies."""
+    return shape.small_weights * ELEMENT[train.bnb_4bit_compute_dtype] + 2 * ceil(shape.head_dim / 2) * FLOAT
+
+
+def lora_shapes(shape: Shape, train: Train) -> list[int]:
+    """Elements of every matrix of the adapter, A (r × in) and B (out × r) of each targeted linear.
+
+    Raises `ConfigError` for a target that the layers don't have.
+    """
+    unknown = sorted(set(train.target_modules) - {linear.name for linear in shape.linears})
+    if unknown:
+        has = ", ".join(linear.name for linear in shape.linears)
+        raise ConfigError(f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take some of {has}")
+    targets = [linear for linear in shape.linears if linear.name in train.target_modules]
+    return [train.r * features for linear in targets for features in (linear.inputs, linear.outputs)] * shape.layers
+
+
+def lora_parameters(shape: Shape, train: Train) -> int:
+    """Σ r·(in + out) over the targeted linears (LoRA, arXiv:2106.09685)."""
+    return sum(lora_shapes(shape, train))
+
+
+def optimizer_bytes(shape: Shape, train: Train) -> int:
+    """Bytes of the optimizer's states for the adapter, as torch's and bitsandbytes' `init_state` allocate them.
+
+    An 8-bit state has a float32 scale per 256 elements and shares one table per state; a matrix below 4,096 elements keeps
+    32-bit states. A paged one counts as on the card: it leaves it only when memory runs short. Raises `ConfigError` for an
+    optimizer that isn't known here.
+    """
+    if train.optim not in OPTIMIZERS:
+        raise ConfigError(f"train.optim is {train.optim}, whose memory can't be planned: plans are made for {', '.join(sorted(OPTIMIZERS))}")
+    states, eight_bit, step = OPTIMIZERS[train.optim]
+    matrices = lora_shapes(shape, train)
+    if not eight_bit:
+        return states * FLOAT * sum(matrices) + (FLOAT * len(matrices) if step else 0)
+    large = [size for size in matrices if size >= SMALLEST_EIGHT_BIT]
+    small = sum(matrices) - sum(large)
+    tables = EIGHT_BIT_CODE * states if large else 0
+    return states * (sum(size + ceil(size / EIGHT_BIT_BLOCK) * FLOAT for size in large) + small * FLOAT) + tables

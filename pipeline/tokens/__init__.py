@@ -1,0 +1,1 @@
+"""What `preprocess` is made of: rendering, packing, the check that attention keeps packed rows apart, the proof of what was written, its manifest."""

@@ -1,0 +1,36 @@
+"""Packing: which sequences share a packed row, so that hardly a token of it is empty."""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """The sequences, by number, of each packed row of at most `capacity` tokens; each sequence is in one, whole.
+
+    Best-fit decreasing over all of them (as TRL's `bfd`, which does it for 1,000 at a time; arXiv:2404.10830): the longest
+    first, each into the row that it fills best. Equal lengths keep their order, so equal input gives equal rows. Raises
+    `AssertionError` where a sequence is longer than a row or empty: nothing is cut here.
+    """
+    rows: list[list[int]] = []
+    by_space: dict[int, list[int]] = {}  # tokens left: the rows that have so many left
+    spaces: list[int] = []  # its keys, ascending: the smallest that is large enough is the best fit
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        length = lengths[number]
+        if not 0 < length <= capacity:
+            raise AssertionError(f"sequence {number} has {length} tokens, a packed row takes 1 to {capacity}")
+        place = bisect_left(spaces, length)
+        if place == len(spaces):
+            row, left = len(rows), capacity - length
+            rows.append([number])
+        else:
+            space = spaces[place]
+            row, left = by_space[space].pop(), space - length
+            rows[row].append(number)
+            if not by_space[space]:
+                del by_space[space], spaces[place]
+        if left:
+            if left not in by_space:
+                by_space[left] = []
+                insort(spaces, left)
+            by_space[left].append(row)
+    return rows

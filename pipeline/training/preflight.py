@@ -1,0 +1,113 @@
+"""What must hold before the first weight is loaded: data, base, libraries, disk and memory, one line each.
+
+Nothing is written and no model is built. A check that can't be made says "not measured".
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.checks import Check, State
+from pipeline.errors import ConfigError, DataError, MachineError
+from pipeline.params import Train
+from pipeline.planning.disk import CACHE
+from pipeline.planning.plan import Plan, make_plan
+from pipeline.planning.shape import load_shape
+from pipeline.publish import DISK_MARGIN
+from pipeline.training.probes import bitsandbytes_works, gpu, room, this_card, triton_works
+
+GB = 1e9
+
+
+def preflight(*, tokens: Path, base: Path, disk: Path, settings: Train, max_length: int, levels: Sequence[str]) -> list[Check]:
+    """Every check, in the order in which training would meet them; `disk` is a folder on the disk that takes the artifacts.
+
+    `max_length` and `levels` are `preprocess.max_length` and `quantize.levels`. `pipeline.checks.refuse` raises what failed.
+    """
+    card = this_card()
+    checks = [data(tokens), whole_base(base), *gpu(card), bitsandbytes_works(settings), triton_works(card, settings)]
+    try:
+        plan = make_plan(load_shape(base / "config.json"), settings, max_length, levels, card)
+    except (ConfigError, DataError) as error:
+        unplanned = [Check(name, "not measured", str(error)) for name in ("memory plan", "disk")]
+        return [*checks, *unplanned]
+    return [*checks, memory_plan(plan, room(card)), disk_plan(plan.disk, shutil.disk_usage(disk).free)]
+
+
+def data(tokens: Path) -> Check:
+    """As many packed rows and tokens in the Parquet files as the manifest counts, and at least one row to train on."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    def fails(finding: str) -> Check:
+        return Check("data", "fail", finding, "run `snakemake --force preprocess`", DataError)
+
+    try:
+        expected = json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))["splits"]
+        found = {}
+        for split in ("train", "val"):
+            table = pq.read_table(tokens / f"{split}.parquet", columns=["seq_lengths"])
+            lengths = pc.sum(pc.list_flatten(table["seq_lengths"])).as_py() or 0
+            found[split] = {"packed_rows": table.num_rows, "tokens": lengths}
+            wrong = [f"{count} {key} instead of {expected[split][key]}" for key, count in found[split].items() if count != expected[split][key]]
+            if wrong:
+                return fails(f"{split}.parquet has {' and '.join(wrong)}")
+    except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors are among these
+        return fails(f"{tokens} is not what stage preprocess writes ({' '.join(str(error).split())[:120]})")
+    if not found["train"]["packed_rows"]:
+        return fails("there is no row to train on")
+    return Check("data", "ok", ", ".join(f"{split} {count['packed_rows']:,} rows of {count['tokens']:,} tokens" for split, count in found.items()))
+
+
+def whole_base(base: Path) -> Check:
+    """Configuration, tokenizer and every shard of weights are there, and each shard is as long as its header says."""
+    missing = [name for name in ("config.json", "tokenizer.json") if not (base / name).is_file()]
+    try:
+        index = base / "model.safetensors.index.json"
+        names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}) if index.is_file() else ["model.safetensors"]
+        missing += [name for name in names if not (base / name).is_file()]
+        torn = [name for name in names if name not in missing and (base / name).stat().st_size != safetensors_length(base / name)]
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        return Check("base", "fail", f"{base} can't be read ({' '.join(str(error).split())[:120]})", "run `snakemake --force base`", DataError)
+    if missing or torn:
+        finding = "; ".join(f"{', '.join(which)} {what}" for which, what in ((missing, "missing"), (torn, "cut short")) if which)
+        return Check("base", "fail", finding, "run `snakemake --force base`", DataError)
+    size = sum((base / name).stat().st_size for name in names)
+    return Check("base", "ok", f"{size / GB:.2f} GB of weights in {len(names)} file{'s' if len(names) > 1 else ''}")
+
+
+def safetensors_length(path: Path) -> int:
+    """Bytes that a safetensors file must have by its header: 8, the header, the end of the last tensor. Raises `ValueError`."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > 100_000_000:  # the format's own limit
+            raise ValueError(f"{path.name} has no safetensors header")
+        header = json.loads(file.read(size))
+    return 8 + size + max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+
+
+def memory_plan(plan: Plan, free: int) -> Check:
+    """The memory plan against what is free on the device, and against all that it has."""
+    if plan.card is None:
+        raise AssertionError("a preflight always knows its device")
+    needed = f"training needs {plan.memory.total / GB:.2f} GB by the plan"
+    whole, name = plan.card.memory, plan.card.name
+    if plan.memory.total > whole:
+        return Check("memory plan", "fail", f"{needed} and {name} has {whole / GB:.2f}", plan.remedy, MachineError)
+    if plan.memory.total > free:
+        state: State = "fail" if plan.card.device == "cuda" else "warn"  # main memory can be freed and swapped
+        return Check("memory plan", state, f"{needed} and {free / GB:.2f} GB of {name} are free", "end the programs that hold it", MachineError)
+    return Check("memory plan", "ok", f"{needed}, {free / GB:.2f} GB of {name} are free")
+
+
+def disk_plan(sizes: dict[str, int], free: int) -> Check:
+    """The disk plan against what is free; a warning where only the copies in DVC's cache don't fit."""
+    own = int(sum(size for name, size in sizes.items() if name != CACHE) * DISK_MARGIN)
+    copies = int(sizes[CACHE] * DISK_MARGIN)
+    finding = f"training and the stages after it need {own / GB:.1f} GB, {free / GB:.1f} GB are free"
+    if own > free:
+        return Check("disk", "fail", finding, "make room", MachineError)
+    if own + copies > free:
+        return Check("disk", "warn", f"{finding}, {CACHE} may take {copies / GB:.1f} GB more", "make room, or put the cache on another disk")
+    return Check("disk", "ok", finding)

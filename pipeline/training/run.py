@@ -1,0 +1,116 @@
+"""What a run depends on, and whether the checkpoints that are there are its own.
+
+A run that was interrupted goes on only if it would end in the same bytes; where something else changed, going on would mix
+two runs, and starting anew would lose the first one. So neither happens by itself.
+"""
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.hashing import file_hash, tree_hash
+from pipeline.params import Train
+from pipeline.publish import remove, write_json
+from pipeline.training.checkpoints import newest_verified, step_of
+from pipeline.watching.hardware import cpu_name
+
+RUN = "run.json"
+LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "accelerate", "datasets", "tokenizers", "liger-kernel")
+WORDS = {
+    "tokens_sha256": "the training rows (data/tokens)",
+    "base.weights_sha256": "the base's weights",
+    "base.config_sha256": "the base's config.json",
+    "base.tokenizer_sha256": "the base's tokenizer",
+    "base.template_sha256": "the base's chat template",
+}
+# a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
+MACHINE = ("device", "threads")
+
+
+def describe(tokens: Path, base: Path, settings: Train) -> dict[str, Any]:
+    """What the adapter depends on: the same record gives the same bytes on the same kind of machine."""
+    import torch
+
+    return {
+        "tokens_sha256": tree_hash(tokens),
+        "base": base_hashes(base),
+        "settings": settings.model_dump(mode="json"),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else cpu_name(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def base_hashes(base: Path) -> dict[str, str]:
+    """sha256 of the base's weights, configuration, tokenizer and chat template, so that a change has a name."""
+    weights = {path.name: file_hash(path) for path in sorted(base.glob("*.safetensors"))}
+    files = [base / name for name in ("tokenizer.json", "tokenizer_config.json") if (base / name).is_file()]
+    template = base / "chat_template.jinja"
+    return {
+        "weights_sha256": _digest(weights),
+        "config_sha256": _digest({path.name: file_hash(path) for path in sorted(base.glob("*config.json")) if "tokenizer" not in path.name}),
+        "tokenizer_sha256": _digest({path.name: file_hash(path) for path in files}),
+        "template_sha256": file_hash(template) if template.is_file() else "",
+    }
+
+
+def find_start(folder: Path, record: dict[str, Any], *, resume: bool) -> Path | None:
+    """The checkpoint below `folder` to go on from, None for a start from nothing; `folder` is then this run's.
+
+    Without `resume`, and where a *finished* run left checkpoints of other inputs, they are removed. Raises `ConfigError` where
+    an unfinished run is there and its inputs, settings or libraries were others; nothing is deleted then.
+    """
+    known = _read(folder / RUN) if resume else None
+    changed = list(differences(known["record"], record)) if known else []
+    if known and not known["finished"] and (hard := [words for key, words in changed if key not in MACHINE]):
+        start = newest_verified(folder)
+        if start is not None:
+            raise ConfigError(
+                f"{folder} holds an unfinished run (step {step_of(start)}), and since then {'; '.join(hard)} changed: "
+                "put that back to go on with it, or start anew with `python -m pipeline train --no-resume`"
+            )
+    start = newest_verified(folder) if known and all(key in MACHINE for key, _ in changed) else None
+    if start is None:
+        remove(folder)
+    for _, words in changed if start else []:
+        print(f"train: {words} changed: the run goes on, but not to the very bytes of an unbroken one", file=sys.stderr)
+    write_json(folder / RUN, {"record": record, "finished": False})
+    return start
+
+
+def finish(folder: Path, record: dict[str, Any]) -> None:
+    """Note that the run's adapter is published: what comes next may replace its checkpoints."""
+    write_json(folder / RUN, {"record": record, "finished": True})
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(key, words) of everything in which two records differ."""
+    for key in sorted({*old, *new}):
+        name, before, after = f"{prefix}{key}", old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from differences(before, after, f"{name}.")
+        elif before != after:
+            shown = name.replace("settings.", "train.").replace("versions.", "library ")
+            yield name, WORDS.get(name) or f"{shown} ({before} → {after})"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        known = None
+    if not isinstance(known, dict) or not isinstance(known.get("record"), dict) or "finished" not in known:
+        raise DataError(f"{path} can't be read, so nobody knows whose checkpoints these are: start anew with `python -m pipeline train --no-resume`")
+    return known
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

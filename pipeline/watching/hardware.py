@@ -1,0 +1,52 @@
+"""What this machine is made of, for the run record: processor, memory, GPU; nothing that names the machine or its user.
+
+What can't be found out is None.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+QUERY = ("name", "memory.total", "driver_version")  # of nvidia-smi
+
+
+def hardware() -> dict[str, Any]:
+    """Processor and its cores (those that this process may use, and all), bytes of memory, the GPUs."""
+    import psutil
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": cpu_name(), "cores": usable, "cores_of_the_machine": os.cpu_count(), "memory_bytes": psutil.virtual_memory().total, "gpus": gpus()}
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """The processor's name as it gives it itself: on Linux from `cpuinfo`, on macOS from sysctl, else from the platform."""
+    if cpuinfo.is_file():
+        fields = (line.split(":", 1) for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if ":" in line)
+        names = {key.strip(): value.strip() for key, value in fields}
+        return names.get("model name") or names.get("Model") or platform.machine()  # ARM's has no model name
+    return _said("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or None
+
+
+def gpus() -> list[dict[str, Any]] | None:
+    """Name, bytes of memory and driver of each NVIDIA GPU; none without their tool, None where it fails."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    said = _said("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
+    return None if said is None else [_gpu(line) for line in said.splitlines()]
+
+
+def _gpu(line: str) -> dict[str, Any]:
+    name, mebibytes, driver = (part.strip() for part in line.split(","))
+    return {"name": name, "memory_bytes": int(mebibytes) << 20 if mebibytes.isdigit() else None, "driver": driver}
+
+
+def _said(*command: str) -> str | None:
+    """A command's output, None where it can't be run or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,193 @@
+"""Failures of training that nobody sees in the loss, planted one at a time; each is caught by the stage itself, by name.
+
+The rules on a run's curves have their own file, test_silent_training.py; this one mutates the trainer, its libraries and its model.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from pipeline.__main__ import main
+
+CHANGES = {"max_steps": 4, "save_steps": 2, "eval_steps": 2, "sample_rows": 0, "gradient_accumulation_steps": 2, "num_train_epochs": 1.0}
+
+
+@pytest.fixture
+def root(prepared: Path, tmp_path: Path) -> Path:
+    folder = Path(shutil.copytree(prepared, tmp_path / "project"))
+    params = yaml.safe_load((folder / "params.yaml").read_text())
+    params["train"] |= CHANGES
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    return folder
+
+
+def test_a_clean_run_raises_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--root", str(root)]) == 0
+    assert "train: fail" not in capsys.readouterr().out
+
+
+def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every micro-batch is divided by its own tokens and the number of micro-batches, as before transformers 4.46."""
+    from pipeline.training.trainer import QuenchTrainer
+
+    real = QuenchTrainer.loss_over
+
+    def own_tokens(self: Any, model: Any, inputs: Any, tokens: Any) -> Any:
+        return real(self, model, inputs, inputs["trained_tokens"] * 2 if self.model.training else tokens)
+
+    def compute_loss(self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        loss = own_tokens(self, model, inputs, num_items_in_batch)
+        self.account.add(inputs, loss.detach() * inputs["trained_tokens"] * 2)
+        return loss
+
+    monkeypatch.setattr(QuenchTrainer, "compute_loss", compute_loss)
+
+
+def no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is NaN from the third micro-batch on; transformers would log a mean of the others unless told not to."""
+    from pipeline.training.trainer import QuenchTrainer
+
+    real, calls = QuenchTrainer.compute_loss, iter(range(99))
+    monkeypatch.setattr(
+        QuenchTrainer, "compute_loss", lambda self, *rest, **more: real(self, *rest, **more) * (float("nan") if next(calls) > 1 else 1)
+    )
+
+
+def loss_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is exactly 0, as where every label is masked."""
+    from pipeline.training.trainer import QuenchTrainer
+
+    real = QuenchTrainer.loss_over
+    monkeypatch.setattr(QuenchTrainer, "loss_over", lambda self, *rest: real(self, *rest) * 0.0)
+
+
+def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No gradient reaches the adapter."""
+    from pipeline.training.trainer import QuenchTrainer
+
+    monkeypatch.setattr(
+        QuenchTrainer, "_clip_grad_norm", lambda self, model: [p.grad.zero_() for p in model.parameters() if p.grad is not None] and 0.0
+    )
+
+
+def adapter_on_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT puts the adapter on one layer of two."""
+    from peft import LoraConfig
+
+    from pipeline.training import qlora
+
+    real: Callable[[Any], LoraConfig] = qlora.lora_config
+
+    def one_layer(settings: Any) -> LoraConfig:
+        config = real(settings)
+        config.layers_to_transform = [0]
+        return config
+
+    monkeypatch.setattr(qlora, "lora_config", one_layer)
+
+
+def more_than_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base's norms train too."""
+    import peft
+
+    real = peft.get_peft_model
+
+    def wrap(model: Any, *rest: Any, **more: Any) -> Any:
+        adapted = real(model, *rest, **more)
+        adapted.base_model.model.model.norm.weight.requires_grad_(True)
+        return adapted
+
+    monkeypatch.setattr(peft, "get_peft_model", wrap)
+
+
+def positions_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collator numbers packed rows through, so that each sees those in front of it."""
+    from pipeline.training.dataset import Collator
+
+    real = Collator.__call__
+
+    def numbered_through(self: Any, examples: list[Any]) -> dict[str, Any]:
+        batch = real(self, examples)
+        batch["position_ids"] = torch.arange(batch["input_ids"].shape[1])[None]
+        for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"):
+            batch.pop(name, None)
+        return batch
+
+    monkeypatch.setattr(Collator, "__call__", numbered_through)
+
+
+def weights_repacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes rewrites the weights at the first evaluation, into a form without a backward pass."""
+    from pipeline.training.trainer import QuenchTrainer
+
+    real = QuenchTrainer.loss_over
+
+    def marked(self: Any, *rest: Any) -> Any:
+        self.model.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight.quant_state.packing_format_for_cpu = not self.model.training
+        return real(self, *rest) if self.model.training else torch.tensor(1.0)
+
+    monkeypatch.setattr(QuenchTrainer, "loss_over", marked)
+
+
+@pytest.mark.parametrize(
+    ("plant", "exit_code", "words"),
+    [
+        (mean_of_means, 5, "gradient accumulation weighs rows by their number"),
+        (no_number, 5, "the loss is nan"),
+        (loss_of_nothing, 5, "the loss is exactly 0"),
+        (frozen, 5, "the gradient norm is exactly 0 from the start"),
+        (adapter_on_fewer, 2, "layer 1 has 0 adapters named q_proj"),
+        (positions_go_on, 2, "packed rows see each other"),
+        (weights_repacked, 5, "was repacked for inference, and its gradient is lost"),
+    ],
+)
+def test_planted(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    exit_code: int,
+    words: str,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant(monkeypatch)
+    found = main(["train", "--root", str(root)])
+    told = capsys.readouterr().err
+    assert words in told, told
+    assert found == exit_code
+    assert not (root / "models/adapter").exists()
+
+
+def test_more_than_the_adapter_is_a_bug_by_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more_than_the_adapter(monkeypatch)
+    with pytest.raises(AssertionError, match=r"norm.weight is trainable, and only the adapter should be"):
+        main(["train", "--root", str(root)])
+
+
+def test_rows_that_a_resume_repeats_are_named(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A resumed run that starts its epoch from the first row again."""
+    from transformers import trainer as library
+
+    from pipeline.training.trainer import QuenchTrainer
+
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    params["train"] |= {"max_steps": -1, "save_steps": 1}
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    real, calls = QuenchTrainer.training_step, iter(range(99))
+
+    def dies(self: Any, *rest: Any, **more: Any) -> Any:
+        if next(calls) == 5:
+            raise SystemError("power cut")
+        return real(self, *rest, **more)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(QuenchTrainer, "training_step", dies)
+        with pytest.raises(SystemError):
+            main(["train", "--root", str(root)])
+    monkeypatch.setattr(library, "skip_first_batches", lambda loader, count: loader)
+    assert main(["train", "--root", str(root)]) == 5
+    assert "packed row" in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""Bytes of the tensors that training really makes, part by part, to hold the planner against."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.params import Train
+from pipeline.planning.memory import plan_memory
+from pipeline.planning.shape import Shape
+
+
+def adapted(base: Path, train: Train) -> Any:
+    """The model as training has it."""
+    from peft import get_peft_model
+
+    from pipeline.training.qlora import load_quantised, lora_config
+
+    return get_peft_model(load_quantised(base, train), lora_config(train), autocast_adapter_dtype=True)
+
+
+def hidden_states(model: Any, tokens: int) -> Any:
+    """The last hidden states (1, T, H) of a packed sequence of two rows, `tokens` together."""
+    import torch
+
+    ids = torch.arange(tokens)[None] % model.config.vocab_size
+    positions = torch.cat([torch.arange(tokens // 3), torch.arange(tokens - tokens // 3)])[None]
+    return model.get_base_model().model(input_ids=ids, position_ids=positions, use_cache=False)[0]
+
+
+def quant_tensors(module: Any) -> Iterator[Any]:
+    """A 4-bit linear's packed weight and everything its quantisation state holds."""
+    state = module.weight.quant_state
+    yield from (module.weight, state.absmax, state.code)
+    if state.state2 is not None:
+        yield from (state.offset, state.state2.absmax, state.state2.code)
+
+
+def size(tensors: Iterable[Any]) -> int:
+    """Bytes of all of them."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def measured(model: Any, optimizer: Any) -> dict[str, int]:
+    """Bytes of the real tensors, by the planner's parts."""
+    import torch
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    layers = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "lora_" not in name and "lm_head" not in name]
+    quantised = [layer for layer in layers if hasattr(layer.weight, "quant_state")]
+    base = model.get_base_model()
+    tables = {id(table): table for table in (base.get_input_embeddings().weight, base.get_output_embeddings().weight)}
+    norms = [parameter for name, parameter in model.named_parameters() if name.endswith(".bias") or "norm" in name]
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    return {
+        "linears": size(t for m in quantised for t in quant_tensors(m)) if quantised else size(m.weight for m in layers),
+        "tables": size(tables.values()), "small": size([*norms, *model.buffers()]), "lora": size(trained),
+        "gradients": size(parameter.grad for parameter in trained), "optimizer": size({id(value): value for value in states}.values()),
+    }  # fmt: skip
+
+
+def planned(shape: Shape, train: Train) -> dict[str, int]:
+    """The same by the planner: what stays, whatever the sequence."""
+    parts = {part.name: part.bytes for part in plan_memory(shape, train, 64, "cpu", "chunked").parts}
+    names = ("linears in NF4" if train.load_in_4bit else "linears", "embeddings and head", "norms and biases", "LoRA", "gradients", "optimizer")
+    return dict(zip(("linears", "tables", "small", "lora", "gradients", "optimizer"), map(parts.__getitem__, names), strict=True))
+
+
+def kept_bytes(model: Any, forward: Callable[[], Any]) -> int:
+    """Bytes of the storages that a forward keeps for the backward, the model's own aside."""
+    import torch
+
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    own |= {t.untyped_storage().data_ptr() for m in model.modules() if hasattr(getattr(m, "weight", None), "quant_state") for t in quant_tensors(m)}
+    kept: dict[int, Any] = {}
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage  # held, so that no address is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()
+    assert result.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
