@@ -39,7 +39,8 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
     """
     silence_libraries()
     use_all_cores()
-    check_manifest(tokens, base)
+    tokenizer = load_tokenizer(base)
+    check_manifest(tokens, base, tokenizer)
     with Interruption() as interruption:
         record = describe(tokens, base, settings)
         start = find_start(checkpoints, record, resume=resume)
@@ -49,7 +50,7 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
             remove(tensorboard)
         else:
             print(f"train: going on from {start}", file=sys.stderr)
-        trainer, monitor = make_trainer(tokens, base, checkpoints, tensorboard, settings, journal, start, interruption)
+        trainer, monitor = make_trainer(tokens, base, tokenizer, checkpoints, tensorboard, settings, journal, start, interruption)
         proven = prove_beforehand(trainer, settings)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         if trainer.held_out and trainer.state.global_step not in {row["step"] for row in journal.rows() if row["kind"] == "eval"}:
@@ -65,8 +66,9 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
 
 
 def make_trainer(
-    tokens: Path, base: Path, checkpoints: Path, tensorboard: Path, settings: Train, journal: Journal, start: Path | None, interruption: Interruption
-) -> tuple[Any, Monitor]:
+    tokens: Path, base: Path, tokenizer: Any, checkpoints: Path, tensorboard: Path, settings: Train, journal: Journal, start: Path | None,
+    interruption: Interruption,
+) -> tuple[Any, Monitor]:  # fmt: skip
     """The trainer over the quantised base with its adapter, and the monitor that judges its steps."""
     from peft import get_peft_model
     from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
@@ -86,7 +88,6 @@ def make_trainer(
         apply_liger(base)  # before the model is loaded
     rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
     arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
-    tokenizer = load_tokenizer(base)
     set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
     # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from its first step on
     model = get_peft_model(load_quantised(base, settings), lora_config(settings), autocast_adapter_dtype=True)

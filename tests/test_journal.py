@@ -73,6 +73,13 @@ def test_truncate_keeps_the_steps_up_to_the_checkpoint_and_goes_on(tmp_path: Pat
     assert Journal(tmp_path / "none.jsonl").rows() == []
 
 
+def test_what_a_model_answers_may_hold_any_character(tmp_path: Path) -> None:
+    row = {"kind": "eval", "step": 1, "samples": [{"answer": "\x00\x07\x1b[2J\u2028\ufeff"}]}
+    journal = Journal(tmp_path / "steps.jsonl")
+    journal.append(row)
+    assert journal.rows() == [row]
+
+
 @pytest.mark.parametrize("damage", [b"\0\0\0\n", b'{"step": 1\n', b"[1]\n", b'{"step": NaN}\n'])
 def test_a_damaged_whole_line_is_not_passed_over(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "steps.jsonl"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.chat import load_tokenizer
 from pipeline.errors import DataError
 from pipeline.hashing import file_hash
 from pipeline.tokens.manifest import check_manifest
@@ -13,7 +14,7 @@ from pipeline.tokens.manifest import check_manifest
 
 def test_the_manifest_names_contents_and_no_places(prepared: Path) -> None:
     tokens = prepared / "data/tokens"
-    said = check_manifest(tokens, prepared / "models/base")
+    said = check_manifest(tokens, prepared / "models/base", load_tokenizer(prepared / "models/base"))
     assert said == json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))
     assert said["rows"] == {name: file_hash(prepared / "data/final" / name) for name in ("train.jsonl", "val.jsonl")}
     assert said["files"] == {name: file_hash(tokens / name) for name in ("train.parquet", "val.parquet")}
@@ -28,7 +29,7 @@ def test_the_manifest_names_contents_and_no_places(prepared: Path) -> None:
 def test_copies_are_the_same(prepared: Path, tmp_path: Path) -> None:
     for name in ("data/tokens", "models/base"):
         shutil.copytree(prepared / name, tmp_path / name)
-    assert check_manifest(tmp_path / "data/tokens", tmp_path / "models/base")
+    assert check_manifest(tmp_path / "data/tokens", tmp_path / "models/base", load_tokenizer(tmp_path / "models/base"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": {}}'])
@@ -36,4 +37,4 @@ def test_a_broken_manifest_is_no_manifest(text: str, prepared: Path, tmp_path: P
     shutil.copytree(prepared / "data/tokens", tmp_path / "tokens")
     (tmp_path / "tokens/manifest.json").write_text(text)
     with pytest.raises(DataError, match=r"manifest\.json can't be read .*snakemake preprocess"):
-        check_manifest(tmp_path / "tokens", prepared / "models/base")
+        check_manifest(tmp_path / "tokens", prepared / "models/base", load_tokenizer(prepared / "models/base"))

@@ -116,8 +116,9 @@ def test_autocast_keeps_what_the_plan_for_a_gpu_says(bases: dict[str, Path], mon
 
     train = settings(lora_dropout=0.0)
     model = adapted(bases["llama"], train).train()
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)  # PEFT asks for a GPU's
-    with torch.autocast("cpu", torch.bfloat16):
+    # PEFT asks for a GPU's; undone before autocast ends, which would else put back what it was told, for good
+    with torch.autocast("cpu", torch.bfloat16), monkeypatch.context() as told:
+        told.setattr(torch, "is_autocast_enabled", lambda *device: True)
         found = kept_bytes(model, lambda: hidden_states(model, TOKENS))
     step = Step(load_shape(bases["llama"] / "config.json"), train, "cuda", "chunked", TOKENS)
     copies_of_unused = 3 * 4 * 96 * 2  # the first layer's input needs no gradient, so three A's 16-bit copies aren't kept for one

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pipeline.chat import load_tokenizer
 from pipeline.errors import ConfigError, DataError, GateError, ToolError
 from pipeline.params import Train, load_params
 from pipeline.train import CURVE, curve, make_trainer, train
@@ -43,7 +44,8 @@ def trainer(prepared: Path, tmp_path: Path) -> Callable[[Train], Any]:
 
     def make(recipe: Train) -> Any:
         journal = Journal(tmp_path / "checkpoints/steps.jsonl")
-        made, _ = make_trainer(prepared / "data/tokens", prepared / "models/base", tmp_path / "checkpoints", tmp_path / "tensorboard", recipe,
+        base = prepared / "models/base"
+        made, _ = make_trainer(prepared / "data/tokens", base, load_tokenizer(base), tmp_path / "checkpoints", tmp_path / "tensorboard", recipe,
                                journal, None, Interruption())  # fmt: skip
         return made
 

@@ -29,13 +29,11 @@ def manifest(tokens: Path, rows: list[Path], base: Path, tokenizer: Any, account
     }
 
 
-def check_manifest(tokens: Path, base: Path) -> dict[str, Any]:
-    """The manifest in `tokens`, proven to be about the files beside it and about the base in `base`.
+def check_manifest(tokens: Path, base: Path, tokenizer: Any) -> dict[str, Any]:
+    """The manifest in `tokens`, proven to be about the files beside it and about the base in `base`, whose tokenizer is given.
 
     Raises `DataError`, which names what differs, where the tokens are stale or not those that preprocess wrote.
     """
-    from pipeline.chat import load_tokenizer
-
     path = tokens / NAME
     try:
         said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -47,7 +45,7 @@ def check_manifest(tokens: Path, base: Path) -> dict[str, Any]:
             raise DataError(f"{tokens / name} is missing: {AGAIN}")
         if file_hash(tokens / name) != digest:
             raise DataError(f"{tokens / name} is not the file that preprocess wrote: {AGAIN}")
-    now = _of_base(base, load_tokenizer(base))
+    now = _of_base(base, tokenizer)
     for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "chat template")):
         if recorded[key] != now[key]:
             raise DataError(f"the {what} of {base} changed since {tokens} was made: {AGAIN}")

@@ -62,12 +62,16 @@ class Journal:
 
     def _parsed(self, number: int, line: bytes) -> Row:
         try:
-            row = json.loads(line)  # not data's strict reader: what a model answers may hold any character
+            row = json.loads(line, parse_constant=_refuse)  # not data's strict reader: what a model answers may hold any character
         except ValueError as reason:
             raise DataError(f"line {number} of {self.path} is damaged ({reason}): delete the file and train again") from reason
         if not isinstance(row, dict):
             raise DataError(f"line {number} of {self.path} is damaged (no object): delete the file and train again")
         return {key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
+
+
+def _refuse(word: str) -> float:
+    raise ValueError(f"{word} is no JSON")
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

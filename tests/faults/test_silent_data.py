@@ -264,7 +264,8 @@ def test_a_clean_run_says_nothing(run: str, bases: dict[str, Path], tmp_path: Pa
     train = json.loads((root / "reports/labels.json").read_text(encoding="utf-8"))["splits"]["train"]
     assert train["rejected"] == {}
     assert train["rows"] == train["rows_read"] == len(rows)
-    assert check_manifest(root / "data/tokens", root / "models/base")["splits"]["train"]["rows"] == len(rows)
+    said = check_manifest(root / "data/tokens", root / "models/base", chat.load_tokenizer(root / "models/base"))
+    assert said["splits"]["train"]["rows"] == len(rows)
 
 
 STALE: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -283,4 +284,4 @@ def test_stale_tokens_are_refused(what: str, smollm: Path, tmp_path: Path) -> No
     assert main(["preprocess", "--root", str(root)]) == 0
     change(root)
     with pytest.raises(DataError, match=sentence):
-        check_manifest(root / "data/tokens", root / "models/base")
+        check_manifest(root / "data/tokens", root / "models/base", chat.load_tokenizer(root / "models/base"))
