@@ -105,7 +105,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="quench-bench-") as folder:
         work = Path(folder)
         write_base(work / "base", "tiny" if asked.smoke else "7b")
-        write_rows(work / "rows", tokens)
+        write_rows(work / "rows", work / "base", tokens)
         device, shape = torch.cuda.get_device_name(0) if cuda else "CPU", "tiny" if asked.smoke else "Qwen2.5-7B"
         print(f"{device}, {shape} shape, rows of {tokens:,} tokens, cap {asked.cap} GiB")
         if "speed" in asked.only:

@@ -85,11 +85,15 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-def write_rows(folder: Path, tokens: int) -> Path:
-    """Write `train.parquet` with ROW_COUNT rows of `tokens` tokens each, as preprocess packs them, and `val.parquet` with one; the folder."""
+def write_rows(folder: Path, base: Path, tokens: int) -> Path:
+    """Write what preprocess does for `base`: train.parquet with ROW_COUNT rows of `tokens` tokens, val.parquet with one, the manifest; the folder."""
     import numpy as np
     import pyarrow
     from pyarrow import parquet
+
+    from pipeline.chat import load_tokenizer
+    from pipeline.publish import write_json
+    from pipeline.tokens.manifest import NAME, manifest
 
     folder.mkdir(parents=True)
     ints = pyarrow.list_(pyarrow.int32())
@@ -100,4 +104,8 @@ def write_rows(folder: Path, tokens: int) -> Path:
     rows = {"input_ids": ids, "labels": ids, "seq_lengths": halves, "row_ids": [[f"{number}-a", f"{number}-b"] for number in range(ROW_COUNT)]}
     for split, some in (("train", rows), ("val", {key: values[:1] for key, values in rows.items()})):
         parquet.write_table(pyarrow.table(some, schema=schema), folder / f"{split}.parquet")
+    counts = {split: {"rows": 2 * n, "sequences": 2 * n, "packed_rows": n, "tokens": n * tokens, "trained_tokens": n * tokens}
+              for split, n in (("train", ROW_COUNT), ("val", 1))}  # fmt: skip
+    account = {"max_length": tokens, "packing": True, "splits": counts}
+    write_json(folder / NAME, manifest(folder, [], base, load_tokenizer(base), account))
     return folder

@@ -202,6 +202,7 @@ def check_beforehand(root: Path, params: Params) -> None:
 
 def main(params: Params, root: Path, resume: bool = True) -> None:
     """Run the stage on the files below `root`."""
+    silence_libraries()
     check_beforehand(root, params)
     report = train(
         tokens=root / "data/tokens", base=root / "models/base", adapter=root / "models/adapter", checkpoints=root / "models/checkpoints",

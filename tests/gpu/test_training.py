@@ -77,7 +77,7 @@ def test_the_8gb_recipe_peaks_at_7_gib(tmp_path: Path) -> None:
     from benchmarks.random_base import write_base, write_rows
 
     write_base(tmp_path / "base", "7b")
-    write_rows(tmp_path / "rows", 1_024)
+    write_rows(tmp_path / "rows", tmp_path / "base", 1_024)
     settings = Train.model_validate(RECIPE.model_dump() | {"max_steps": 4, "save_steps": 1_000, "sample_rows": 0})
     found = side("ours", tmp_path, settings, 8.0, tokens=1_024)
     assert found["peak_bytes"] <= 7.0 * 2**30
