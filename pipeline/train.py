@@ -53,8 +53,6 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
         trainer, monitor = make_trainer(tokens, base, tokenizer, checkpoints, tensorboard, settings, journal, start, interruption)
         proven = prove_beforehand(trainer, settings)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
-        if trainer.held_out and trainer.state.global_step not in {row["step"] for row in journal.rows() if row["kind"] == "eval"}:
-            trainer.evaluate()
         rows = journal.rows()
         prove_afterwards(trainer, rows)
         publish_adapter(trainer.model, trainer.processing_class, record, adapter)

@@ -30,8 +30,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.trainer.account = Account()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Keep the random state that a checkpoint of this step needs."""
+        """Keep the random state that a checkpoint of this step needs; have the last step evaluated, whatever its number."""
         self.trainer.after_step = random_state()
+        if state.global_step >= state.max_steps and self.trainer.held_out:
+            control.should_evaluate = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **rest: Any) -> None:
         """Write the step down."""

@@ -101,6 +101,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
     def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:
         """Mean loss over the trained tokens of all held-out rows, with sample answers; told to the callbacks."""
         started, step = time.monotonic(), self.state.global_step
+        self.heed_signal()
         with self.interruption.deferred(False):
             try:
                 eval_loss, samples = self.held_out_loss(), self.answer(self.model)
@@ -167,8 +168,8 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
             super()._save_checkpoint(model, trial)
         finally:
             self._writing = None
-        due = self.args.eval_strategy == "steps" and step % self.args.eval_steps == 0
-        notes = {"step": step, "pending_evaluation": bool(due and self.evaluated_step != step)}
+        due = bool(self.held_out) and (step % self.args.eval_steps == 0 or step >= self.state.max_steps)
+        notes = {"step": step, "pending_evaluation": due and self.evaluated_step != step}
         self.journal.sync()
         publish_checkpoint(folder / WRITING / f"checkpoint-{step}", self._checkpoint(step), notes)
         remove(folder / WRITING)
