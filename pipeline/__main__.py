@@ -9,7 +9,7 @@ import io
 import sys
 from pathlib import Path
 
-from pipeline.errors import ConfigError, MachineError, QuenchError
+from pipeline.errors import ConfigError, MachineError, QuenchError, Stopped
 
 STAGES = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize", "parity", "evaluate", "report")
 PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evaluate@MODEL
@@ -70,6 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     except QuenchError as error:
         print(f"{arguments.stage}: {error}", file=sys.stderr)
         return error.exit_code
+    except Stopped as stop:
+        print(f"{arguments.stage}: {stop}", file=sys.stderr)
+        return stop.exit_code
     except KeyboardInterrupt:
         print(f"{arguments.stage}: stopped by hand; the same command goes on from here", file=sys.stderr)
         return 130

@@ -153,6 +153,8 @@ def _labelled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -
             raise Unrenderable("token_across_turns", "a token lies across the border of an assistant turn")
         if ids[last] != tokenizer.eos_token_id:
             raise Unrenderable("no_end_of_turn", f"an assistant turn's last trained token is not {tokenizer.eos_token}")
+        if tokenizer.eos_token_id in ids[first:last]:
+            raise Unrenderable("no_end_of_turn", f"the template writes {tokenizer.eos_token} inside an assistant turn, where the model would stop")
         labels[first : last + 1] = ids[first : last + 1]
     return Encoded(ids, labels, rendered.part)
 

@@ -105,9 +105,10 @@ def plan(
     recipe: Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Plan this recipe instead of params.yaml.")] = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The base's config.json, where the base is not here.")] = None,
     vram: Annotated[
-        float | None, typer.Option("--vram", metavar="GB", min=0.1, help="Memory of the card as it is sold (8 is 8 GiB); default: this machine's.")
+        float | None,
+        typer.Option("--vram", metavar="GB", min=0.1, max=1e6, help="Memory of the card as sold (8: 8 GiB); default: this machine's."),
     ] = None,
-    tflops: Annotated[float | None, typer.Option("--tflops", metavar="N", min=0.001, help="TFLOP/s that training reaches, for the time.")] = None,
+    tflops: Annotated[float | None, typer.Option("--tflops", metavar="N", min=0.001, max=1e9, help="TFLOP/s that training reaches.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON, in bytes, tokens and seconds.")] = False,
     params: ParamsFile = None,
     root: Root = Path(),

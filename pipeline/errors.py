@@ -43,8 +43,11 @@ class MachineError(QuenchError):
     exit_code = 6
 
 
-class Stopped(QuenchError):
-    """SIGTERM or SIGINT ended the work; the exit code is the shell's, 128 + the signal's number."""
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGINT ended the work; the exit code is the shell's, 128 + the signal's number.
+
+    Like Python's own, no `Exception`: libraries swallow those, a model's loader for one.
+    """
 
     def __init__(self, number: int, text: str = "the same command goes on from here") -> None:
         self.number = number

@@ -19,6 +19,7 @@ LEVELS = frozenset({
 Fraction = Annotated[float, Field(ge=0, le=1)]
 SplitFraction = Annotated[float, Field(ge=0, le=0.5)]
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Layers = Annotated[int, Field(ge=0)]
 Format = Literal[
     "auto",
@@ -40,7 +41,7 @@ GuardFile = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*(/[^./\\][^/\\]*)*$")]
 class Section(BaseModel):
     """One section of `params.yaml`: frozen, typed strictly, unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Base(Section):
@@ -94,7 +95,7 @@ class Curate(Section):
     temperature: Fraction
     val_fraction: SplitFraction
     test_fraction: SplitFraction
-    seed: int
+    seed: Seed
 
 
 class Preprocess(Section):
@@ -120,7 +121,10 @@ class Train(Section):
     weight_decay: Annotated[float, Field(ge=0, lt=1)]
     max_grad_norm: Annotated[float, Field(gt=0)]
     neftune_noise_alpha: Annotated[float, Field(gt=0)] | None
-    optim: str
+    optim: Literal[
+        "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit",
+        "lion_8bit", "paged_lion_8bit", "lion_32bit", "paged_lion_32bit", "sgd",
+    ]  # fmt: skip
     gradient_checkpointing: bool
     embeddings_on_cpu: bool
     loss: Literal["auto", "liger", "chunked"]
@@ -130,7 +134,7 @@ class Train(Section):
     early_stopping_patience: Count | None
     sample_rows: Annotated[int, Field(ge=0)]
     sample_tokens: Count
-    seed: int
+    seed: Seed
 
     @field_validator("max_steps")
     @classmethod
@@ -141,10 +145,10 @@ class Train(Section):
 
     @model_validator(mode="after")
     def _best_adapter_is_saved(self) -> "Train":
-        if self.early_stopping_patience is not None and self.save_steps % self.eval_steps:
+        if self.early_stopping_patience is not None and self.save_steps != self.eval_steps:
             raise ValueError(
-                f"early_stopping_patience is set, so every checkpoint has to be evaluated, but save_steps ({self.save_steps}) is no multiple of "
-                f"eval_steps ({self.eval_steps}): make it one"
+                f"early_stopping_patience is set, so the best adapter has to be kept, but save_steps is {self.save_steps} and eval_steps is "
+                f"{self.eval_steps}: make them equal"
             )
         return self
 
@@ -190,7 +194,7 @@ class Evaluate(Section):
     parallel: Count
     threads: Count
     n_gpu_layers: Layers
-    seed: int
+    seed: Seed
 
 
 class Report(Section):

@@ -19,7 +19,7 @@ from pipeline.hashing import tree_hash
 from pipeline.params import Params, Train
 from pipeline.publish import publishing, remove, write_json
 from pipeline.tokens.manifest import check_manifest
-from pipeline.training.checkpoints import step_of
+from pipeline.training.checkpoints import read_notes, step_of
 from pipeline.training.interruption import Interruption
 from pipeline.training.run import describe, find_start, finish
 from pipeline.training.runtime import peak_memory, silence_libraries, use_all_cores
@@ -45,7 +45,8 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
         record = describe(tokens, base, settings)
         start = find_start(checkpoints, record, resume=resume)
         journal = Journal(checkpoints / "steps.jsonl")
-        journal.truncate(after_step=step_of(start) if start else 0)
+        pending = start is not None and read_notes(start).get("pending_evaluation", False)
+        journal.truncate(after_step=step_of(start) if start else 0, evaluated=not pending)
         if start is None:
             remove(tensorboard)
         else:
@@ -114,11 +115,12 @@ def prove_beforehand(trainer: Any, settings: Train) -> dict[str, Any]:
     from pipeline.fidelity.finite import finite_record
     from pipeline.training.dataset import sequences
     from pipeline.training.proofs import refuse_leaks
-    from pipeline.training.qlora import check_adapter
+    from pipeline.training.qlora import check_adapter, float32_cast_bytes
 
     trainable = check_adapter(trainer.model, settings)
     leak = refuse_leaks(trainer.model, trainer.data_collator, sequences(trainer.train_dataset, 2))
-    return {"trainable_parameters": trainable, "packing_nmse": leak, **finite_record(trainer.model)}
+    saved = float32_cast_bytes(trainer.model.get_base_model())
+    return {"trainable_parameters": trainable, "packing_nmse": leak, "float32_cast_bytes_saved": saved, **finite_record(trainer.model)}
 
 
 def prove_afterwards(trainer: Any, rows: list[dict[str, Any]]) -> None:
@@ -139,9 +141,21 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "device": str(trainer.model.device), "loss": trainer.loss, "steps": len(steps), "planned_steps": trainer.state.max_steps,
         "adapter_step": best or len(steps), "seconds": round(seconds, 1), "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1),
         "trained_tokens": sum(row["trained_tokens"] for row in steps), "total_parameters": logical_parameters(trainer.model),
+        "memory": resident_bytes(trainer.model, trainer.optimizer),
         "loss_first": steps[0]["loss"], "loss_last": steps[-1]["loss"], "peak_memory_bytes": peak_memory(),
         "eval_loss": next((row["eval_loss"] for row in reversed(evaluations) if row["step"] == (best or row["step"])), None),
     }  # fmt: skip
+
+
+def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
+    """Bytes that stay all through training, from the tensors themselves: frozen weights, adapter, its gradients, the optimizer's states."""
+    import torch
+
+    from pipeline.training.tensors import frozen_tensors, tensor_bytes
+
+    adapter = tensor_bytes(weight for weight in model.parameters() if weight.requires_grad)
+    states = (tensor for state in optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor))
+    return {"weights": tensor_bytes(frozen_tensors(model)), "adapter": adapter, "gradients": adapter, "optimizer": tensor_bytes(states)}
 
 
 def logical_parameters(model: Any) -> int:

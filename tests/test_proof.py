@@ -115,3 +115,15 @@ def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
     assert _same("a", " a", base)
     assert not _same("ab", "a b", base)
     assert not _same("a", "b", base)
+
+
+@pytest.mark.parametrize(("decoded", "same"), [("  4 and more", True), (" 4 and more", False), ("4 and more", False), ("  4 and more ", False)])
+def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(tiny_qwen2: Path, decoded: str, same: bool) -> None:
+    from types import SimpleNamespace
+
+    from tokenizers import Tokenizer
+
+    from pipeline.tokens.proof import _same
+
+    base = SimpleNamespace(plain=Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json")))
+    assert _same(decoded, "  4 and more", base) is same

@@ -122,8 +122,13 @@ def test_a_gpu_optimizer_without_a_gpu_is_one_sentence(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("changes", "held_out", "error", "words"),
     [
-        ({"optim": "adamw_torhc"}, 1, ConfigError, "adamw_torhc"),
-        ({"early_stopping_patience": 2, "eval_steps": 10}, 0, DataError, "no rows are kept for watching: raise curate.val_fraction"),
+        ({"max_steps": 1}, 1, ConfigError, "1 optimizer steps are all warm-up, in which nothing is learnt"),
+        (
+            {"early_stopping_patience": 2, "eval_steps": 10, "save_steps": 10},
+            0,
+            DataError,
+            "no rows are kept for watching: raise curate.val_fraction",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], held_out: int, error: type[Exception], words: str, tmp_path: Path) -> None:
@@ -131,8 +136,14 @@ def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], held_
         training_arguments(settings(**changes), tmp_path, rows=10, held_out=held_out)
 
 
+@pytest.mark.parametrize("changes", [{"optim": "adamw_torhc"}, {"seed": -1}, {"num_train_epochs": float("inf")}, {"max_grad_norm": float("nan")}])
+def test_settings_that_the_libraries_choke_on_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        settings(**changes)
+
+
 def test_early_stopping_wants_every_checkpoint_evaluated() -> None:
-    with pytest.raises(ValueError, match=r"save_steps \(10\) is no multiple of eval_steps \(3\)"):
+    with pytest.raises(ValueError, match=r"save_steps is 10 and eval_steps is 3: make them equal"):
         settings(early_stopping_patience=2, eval_steps=3, save_steps=10)
 
 
@@ -226,7 +237,7 @@ def test_a_base_that_is_damaged_stops_the_run_before_it_starts(prepared: Path, t
     tensors["model.norm.weight"][0] = float("nan")
     save_file(tensors, weights, metadata={"format": "pt"})
     assert main(["train", "--root", str(root)]) == 5
-    assert "answers are no numbers before any training (nan)" in capsys.readouterr().err
+    assert "answers are no numbers before any training: run stage base again" in capsys.readouterr().err
     assert not (root / "models/adapter").exists()
 
 

@@ -106,6 +106,22 @@ def with_adapter(bare: Any, adapter: Path | None, settings: Train) -> Any:
     return PeftModel.from_pretrained(bare, adapter, is_trainable=True)
 
 
+def refuse_other_settings(adapter: Path, settings: Train) -> None:
+    """Raise `DataError` unless the adapter is there whole and has the rank and targets of `settings`."""
+    try:
+        known = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        found = known["r"], sorted(known["target_modules"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`") from error
+    if not (adapter / "adapter_model.safetensors").is_file():
+        raise DataError(f"{adapter} has no adapter_model.safetensors: run `snakemake --force train`")
+    if found != (settings.r, sorted(settings.target_modules)):
+        raise DataError(
+            f"{adapter} has rank {found[0]} on {', '.join(found[1])}, and params.yaml says {settings.r} on "
+            f"{', '.join(sorted(settings.target_modules))}: put that back, or train again"
+        )
+
+
 def room_for(base: Path) -> str | None:
     """Where the 16-bit base goes: the CPU where the GPU's free memory has no room for it, else wherever training is (None)."""
     import torch
@@ -133,11 +149,14 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool) -> None:
     base, adapter = root / "models/base", root / "models/adapter"
     if not (base / "config.json").is_file():
         raise DataError(f"{base} holds no model: run `snakemake base`")
+    trained = adapter if (adapter / "adapter_config.json").is_file() else None
+    if trained:
+        refuse_other_settings(trained, params.train)
     silence_libraries()
     use_all_cores()
     known = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type") in KNOWN
     report = fidelity(
-        base=base, adapter=adapter if (adapter / "adapter_config.json").is_file() else None,
+        base=base, adapter=trained,
         rows=token_rows(base, root / "data/final/test.jsonl", prompts), settings=params.train.model_copy(update={"embeddings_on_cpu": False}),
         shape=load_shape(base / "config.json") if known else None,
     )  # fmt: skip

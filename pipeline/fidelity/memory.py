@@ -1,6 +1,5 @@
 """What training keeps in memory, measured from its tensors: 16-bit LoRA against NF4 QLoRA, and the same at 7B by the planner's formulas."""
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.params import Train
@@ -8,6 +7,7 @@ from pipeline.planning.published import published_shape
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import ELEMENT, linear_bytes, lora_parameters, optimizer_bytes, small_bytes, table_bytes
 from pipeline.seams.seam import Seam
+from pipeline.training.tensors import frozen_tensors, tensor_bytes
 
 PARTS = ("weights", "adapter", "gradients", "adam")
 STEPS = 2  # Adam's states are there from the first step on, and are as they stay from the second
@@ -36,23 +36,6 @@ def measure_training(model: Any, rows: list[list[int]], learning_rate: float) ->
         "gradients": tensor_bytes(weight.grad for weight in matrices if weight.grad is not None),
         "adam": tensor_bytes(states),
     }
-
-
-def frozen_tensors(model: Any) -> Iterator[Any]:
-    """Every tensor of the base: weights, buffers, and the scales and tables that NF4 keeps beside a weight."""
-    yield from (weight for weight in model.parameters() if not weight.requires_grad)
-    yield from model.buffers()
-    for weight in model.parameters():
-        state = getattr(weight, "quant_state", None)
-        if state is not None:
-            yield from (state.absmax, state.code)
-            if state.nested:
-                yield from (state.offset, state.state2.absmax, state.state2.code)
-
-
-def tensor_bytes(tensors: Iterable[Any]) -> int:
-    """Bytes of the tensors' own elements; one that is there twice (a tied head) counts once."""
-    return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
 def planned_training(shape: Shape, train: Train) -> dict[str, int]:

@@ -40,7 +40,7 @@ def query(*what: str) -> list[list[str]]:
 def first_gpu() -> Card | None:
     """The GPU that training takes: the first one that CUDA_VISIBLE_DEVICES leaves; None where there is none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not shutil.which("nvidia-smi") or visible == "":
+    if not shutil.which("nvidia-smi") or visible in ("", "-1"):
         return None
     lines = query("--query-gpu=name,memory.total", *([f"--id={visible.partition(',')[0]}"] if visible else []))
     return Card(lines[0][0], int(lines[0][1]) << 20, "cuda") if lines else None

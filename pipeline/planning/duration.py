@@ -1,6 +1,7 @@
 """The time plan: floating-point operations of a run over the card's throughput."""
 
 import json
+import re
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -57,7 +58,7 @@ def work_in(root: Path, train: Train) -> Work | None:
 
 def assumed_tflops(card: str) -> float | None:
     """TFLOP/s that training on this card is assumed to reach; None for a card that isn't known."""
-    peak = next((peak for name, peak in PEAK.items() if name in card), None)
+    peak = next((peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card)), None)
     return None if peak is None else peak * UTILISATION
 
 

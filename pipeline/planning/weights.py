@@ -73,11 +73,8 @@ def optimizer_bytes(shape: Shape, train: Train) -> int:
     """Bytes of the optimizer's states for the adapter, as torch's and bitsandbytes' `init_state` allocate them.
 
     An 8-bit state has a float32 scale per 256 elements and shares one table per state; a matrix below 4,096 elements keeps
-    32-bit states. A paged one counts as on the card: it leaves it only when memory runs short. Raises `ConfigError` for an
-    optimizer that isn't known here.
+    32-bit states. A paged one counts as on the card: it leaves it only when memory runs short.
     """
-    if train.optim not in OPTIMIZERS:
-        raise ConfigError(f"train.optim is {train.optim}, whose memory can't be planned: plans are made for {', '.join(sorted(OPTIMIZERS))}")
     states, eight_bit, step = OPTIMIZERS[train.optim]
     matrices = lora_shapes(shape, train)
     if not eight_bit:

@@ -25,6 +25,11 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
     stops_early = settings.early_stopping_patience is not None
     if stops_early and not held_out:
         raise DataError("train.early_stopping_patience is set, but no rows are kept for watching: raise curate.val_fraction, or set it to null")
+    if total_steps(settings, rows) <= warmup_steps(settings, rows):
+        raise ConfigError(
+            f"{total_steps(settings, rows)} optimizer steps are all warm-up, in which nothing is learnt: give it more rows or passes, "
+            "or set train.warmup_ratio to 0"
+        )
     try:
         return TrainingArguments(
             output_dir=str(checkpoints), num_train_epochs=settings.num_train_epochs, max_steps=settings.max_steps,
@@ -37,6 +42,7 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
             eval_strategy="steps" if held_out else "no", eval_steps=settings.eval_steps, load_best_model_at_end=stops_early,
             metric_for_best_model="eval_loss" if stops_early else None, greater_is_better=False if stops_early else None,
             bf16=cuda and settings.bnb_4bit_compute_dtype == "bfloat16", fp16=cuda and settings.bnb_4bit_compute_dtype == "float16",
+            restore_callback_states_from_checkpoint=True,
             report_to="none", remove_unused_columns=False, disable_tqdm=not sys.stderr.isatty(), dataloader_pin_memory=cuda,
         )  # fmt: skip
     except ValueError as error:

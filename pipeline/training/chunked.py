@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import ToolError
+from pipeline.errors import GateError, ToolError
 
 CHUNK_LOGITS = 5 << 20  # logits alive at once, 34 rows of 151,936; a chunk takes 12 bytes a logit
 # what architectures multiply (1) or divide (-1) their logits by
@@ -89,5 +89,7 @@ def check_head(model: Any) -> None:
     with torch.no_grad():
         ours = to_logits(model, model.model(input_ids=ids, use_cache=False)[0])
         theirs = model(input_ids=ids, use_cache=False).logits.float()
+    if not theirs.isfinite().all():
+        raise GateError("the base's answers are no numbers before any training: run stage base again, for its weights are damaged")
     if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
         raise ToolError(f"{model.config.model_type} makes its logits in a way the fused and the chunked loss don't know: take another base")

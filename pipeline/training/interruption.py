@@ -20,7 +20,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.waiting = False  # whether a signal waits for `check`
+        self.waiting = False  # whether a signal waits until the trainer asks for `received`
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "Interruption":
@@ -34,17 +34,12 @@ class Interruption:
 
     @contextmanager
     def deferred(self, wait: bool = True) -> Iterator[None]:
-        """Inside, a signal waits for `check` (`wait` false: ends the work at once, inside another `deferred`)."""
+        """Inside, a signal waits in `received` (`wait` false: ends the work at once, inside another `deferred`)."""
         before, self.waiting = self.waiting, wait
         try:
             yield
         finally:
             self.waiting = before
-
-    def check(self) -> None:
-        """Raise `Stopped` if a signal has come."""
-        if self.received is not None:
-            raise Stopped(self.received)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         for known, handler in self._before.items():

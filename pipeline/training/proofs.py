@@ -29,7 +29,7 @@ def refuse_leaks(model: Any, collate: Callable[[list[dict[str, Any]]], dict[str,
         alone = _logits(model, collate, [second])
     error = float((packed - alone).pow(2).mean() / alone.pow(2).mean())
     if not math.isfinite(error):
-        raise GateError(f"the base's answers are no numbers before any training ({error}): run stage base again, for its weights are damaged")
+        raise GateError("a packed row's answers are no numbers: run stage base again, for its weights are damaged")
     if error > SAME_ROW:
         raise ConfigError(
             f"packed rows see each other: a row's logits differ by {error:.2g} (normalised squared error, at most {SAME_ROW:g}) behind another row: "

@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.hashing import file_hash, tree_hash
 from pipeline.params import Train
 from pipeline.publish import remove, write_json
-from pipeline.training.checkpoints import newest_verified, step_of
+from pipeline.training.checkpoints import TORN, checkpoints_in, newest_verified, step_of
 from pipeline.watching.hardware import cpu_name
 
 RUN = "run.json"
@@ -67,6 +67,11 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool) -> Path | 
     an unfinished run is there and its inputs, settings or libraries were others; nothing is deleted then.
     """
     known = _read(folder / RUN) if resume else None
+    if resume and known is None and checkpoints_in(folder):
+        raise ConfigError(
+            f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another version's?): "
+            "start anew with `python -m pipeline train --no-resume`, which deletes them"
+        )
     changed = list(differences(known["record"], record)) if known else []
     if known and not known["finished"] and (hard := [words for key, words in changed if key not in MACHINE]):
         start = newest_verified(folder)
@@ -77,7 +82,9 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool) -> Path | 
             )
     start = newest_verified(folder) if known and all(key in MACHINE for key, _ in changed) else None
     if start is None:
-        remove(folder)
+        for path in folder.glob("*"):
+            if path.name != TORN or not resume:
+                remove(path)
     for _, words in changed if start else []:
         print(f"train: {words} changed: the run goes on, but not to the very bytes of an unbroken one", file=sys.stderr)
     write_json(folder / RUN, {"record": record, "finished": False})

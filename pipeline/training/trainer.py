@@ -8,6 +8,7 @@ What is changed, and why:
   number, and is made up for by the resumed run where a signal cut it short.
 """
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from transformers import EarlyStoppingCallback, Trainer
 
-from pipeline.errors import Stopped
+from pipeline.errors import DataError, MachineError, Stopped
 from pipeline.publish import remove
 from pipeline.training.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
 from pipeline.training.chunked import chunked_loss
@@ -29,6 +30,7 @@ from pipeline.watching.journal import Journal
 from pipeline.watching.samples import undisturbed
 
 Batch = dict[str, Any]
+FULL = 1 << 20  # bytes free on a disk that is taken for full
 
 
 class Account:
@@ -64,7 +66,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         super().__init__(**rest)
         self.loss, self.token_loss = loss, fused_loss if loss == "liger" else chunked_loss
         self.keep, self.held_out, self.answer, self.interruption, self.journal = keep, held_out, answer, interruption, journal
-        self.pending_evaluation = start is not None and read_notes(start)["pending_evaluation"]
+        self.pending_evaluation = start is not None and read_notes(start).get("pending_evaluation", False)
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the step's trained tokens itself
         self.account = Account()
         self.evaluated_step = step_of(start) if start is not None and not self.pending_evaluation else -1
@@ -125,16 +127,27 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         return total / tokens
 
     def _run_epoch(self, *arguments: Any, **more: Any) -> None:
-        if self.state.best_global_step:
-            self.state.best_model_checkpoint = str(self._checkpoint(self.state.best_global_step))
-        if self.pending_evaluation:  # a signal cut it short after the optimizer step that the checkpoint is of
-            self.pending_evaluation = False
-            self._determine_best_metric(metrics=self._evaluate(None, None), trial=None)
+        self.make_up_for_evaluation()
         if self.is_over():
             self.control.should_training_stop = True
             return
         with self.interruption.deferred():
             super()._run_epoch(*arguments, **more)
+
+    def _finalize_training(self, *arguments: Any, **more: Any) -> Any:
+        self.make_up_for_evaluation()  # where whole epochs were done, no epoch has
+        best = self._checkpoint(self.state.best_global_step) if self.state.best_global_step else None
+        if best is not None and self.args.load_best_model_at_end:
+            if trouble := defect(best):
+                raise DataError(f"{best}, the best adapter, is torn ({trouble}): start anew with `python -m pipeline train --no-resume`")
+            self.state.best_model_checkpoint = str(best)  # the state may hold the path of another place, or of the writing of it
+        return super()._finalize_training(*arguments, **more)
+
+    def make_up_for_evaluation(self) -> None:
+        """Evaluate the step that was gone on from, where a signal had cut its evaluation short."""
+        if self.pending_evaluation:
+            self.pending_evaluation = False
+            self._determine_best_metric(metrics=self._evaluate(None, None), trial=None)
 
     def is_over(self) -> bool:
         """Whether the step that was gone on from was the last one: the library would do another before it looks."""
@@ -166,6 +179,11 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         remove(self._writing)
         try:
             super()._save_checkpoint(model, trial)
+        except Exception as error:  # PyTorch and safetensors have errors of their own for a full disk
+            remove(folder / WRITING)
+            if "No space left" in str(error) or shutil.disk_usage(folder).free < FULL:
+                raise MachineError(f"{folder} has no room for a checkpoint: make room, and the same command goes on from the last one") from error
+            raise
         finally:
             self._writing = None
         due = bool(self.held_out) and (step % self.args.eval_steps == 0 or step >= self.state.max_steps)

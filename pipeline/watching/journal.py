@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, MachineError
 from pipeline.publish import write_text
 
 MEASURED = ("seconds", "tokens_per_second", "memory_bytes")  # times and memory: they depend on the machine's mood
 NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no word for them, so they are written as text
+
+ANEW = "start anew with `python -m pipeline train --no-resume`"
 
 Row = dict[str, Any]
 
@@ -34,8 +36,11 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _drop_torn_line(self.path)
             self._file = self.path.open("ab")
-        self._file.write(_line(row).encode())
-        self._file.flush()
+        try:
+            self._file.write(_line(row).encode())
+            self._file.flush()
+        except OSError as error:
+            raise MachineError(f"{self.path} can't be written ({error.strerror}): make room, then the same command goes on") from error
 
     def rows(self) -> list[Row]:
         """Every whole row, in order; a torn last line is left out. Raises `DataError` where a whole line is no JSON object."""
@@ -44,10 +49,19 @@ class Journal:
         lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is a torn line, or nothing
         return [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
 
-    def truncate(self, after_step: int) -> None:
-        """Keep the rows up to and including `after_step`: what a resumed run goes on from."""
+    def truncate(self, after_step: int, *, evaluated: bool = True) -> None:
+        """Keep the rows up to and including `after_step`: what a resumed run goes on from. Raises `DataError` where a step lacks.
+
+        Without `evaluated`, the evaluation of that very step goes too: the run will do it again.
+        """
         self.close()
-        write_rows(self.path, [row for row in self.rows() if row["step"] <= after_step])
+        kept = [row for row in self.rows() if row["step"] + (row["kind"] == "eval" and not evaluated) <= after_step]
+        steps = [row["step"] for row in kept if row["kind"] == "step"]
+        if steps != list(range(1, after_step + 1)):
+            raise DataError(
+                f"{self.path} has {len(steps)} of the {after_step} steps that the checkpoint knows, so no account of the run can be given: {ANEW}"
+            )
+        write_rows(self.path, kept)
 
     def sync(self) -> None:
         """Bring what was appended to the disk: a checkpoint that survives a power cut must not know more steps than the journal."""
@@ -64,9 +78,9 @@ class Journal:
         try:
             row = json.loads(line, parse_constant=_refuse)  # not data's strict reader: what a model answers may hold any character
         except ValueError as reason:
-            raise DataError(f"line {number} of {self.path} is damaged ({reason}): delete the file and train again") from reason
+            raise DataError(f"line {number} of {self.path} is damaged ({reason}): {ANEW}") from reason
         if not isinstance(row, dict):
-            raise DataError(f"line {number} of {self.path} is damaged (no object): delete the file and train again")
+            raise DataError(f"line {number} of {self.path} is damaged (no object): {ANEW}")
         return {key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
 
 

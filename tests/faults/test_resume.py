@@ -38,7 +38,7 @@ FORKED.set_forkserver_preload(["pipeline.train", "pipeline.training.callbacks", 
 class Death:
     """Where a run dies: after its `count`th micro-step, or in its `count`th save, at the `event`th file operation or after `delay` seconds."""
 
-    place: str  # step | save | delay | signal | evaluation | sampling
+    place: str  # step | save | delay: SIGKILL; signal | logged | evaluation: SIGTERM
     count: int
     event: int = 0
     delay: float = 0.0
@@ -57,16 +57,16 @@ def planned(seed: int, micro_steps: int) -> Death:
             return Death("step", drawn.randint(1, micro_steps))
 
 
-def run(root: Path, death: Death | None = None) -> int:
-    """Train in a process of its own; its exit code (-9: killed)."""
-    child = FORKED.Process(target=train_and_die, args=(root, death))
+def run(root: Path, death: Death | None = None, dictated: tuple[float, ...] = ()) -> int:
+    """Train in a process of its own; its exit code (-9: killed). `dictated` are the held-out losses, step by step."""
+    child = FORKED.Process(target=train_and_die, args=(root, death, dictated))
     child.start()
     child.join(300)
     assert child.exitcode is not None, "still running after 5 minutes"
     return child.exitcode
 
 
-def train_and_die(root: Path, death: Death | None) -> None:
+def train_and_die(root: Path, death: Death | None, dictated: tuple[float, ...]) -> None:
     """The child: `python -m pipeline train`, dying where it is told to."""
     from pipeline.__main__ import main
 
@@ -74,6 +74,10 @@ def train_and_die(root: Path, death: Death | None) -> None:
     quiet = os.open(root / "out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
+    if dictated:
+        from pipeline.training.trainer import QuenchTrainer
+
+        QuenchTrainer.held_out_loss = lambda self: dictated[self.state.global_step - 1]
     if death is not None:
         arm(death)
     sys.exit(main(["train", "--root", str(root)]))
@@ -112,6 +116,8 @@ def arm(death: Death) -> None:
         counted("training_step", kill, before=False)
     elif death.place == "signal":
         counted("compute_loss", term, before=True)
+    elif death.place == "logged":
+        counted("log", term, before=True)
     elif death.place == "evaluation":
         counted("held_out_loss", term, before=True)
     elif death.place == "delay":
@@ -198,19 +204,39 @@ def test_killed_three_times(project: Path, unbroken: Path, tmp_path: Path) -> No
     same_as(unbroken, root)
 
 
-@pytest.mark.parametrize("death", [Death("signal", 12), Death("signal", 15), Death("evaluation", 2)], ids=["mid-step", "step's start", "evaluating"])
-def test_a_signal_leaves_a_whole_checkpoint(death: Death, project: Path, unbroken: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("death", "done"),
+    [(Death("signal", 12), 5), (Death("signal", 15), 7), (Death("logged", 4), 3), (Death("evaluation", 2), 6)],
+    ids=["mid-step", "step's start", "just after an evaluation", "evaluating"],
+)
+def test_a_signal_leaves_a_whole_checkpoint(death: Death, done: int, project: Path, unbroken: Path, tmp_path: Path) -> None:
     root = copy(project, tmp_path)
     started = time.monotonic()
     assert run(root, death) == 128 + signal.SIGTERM
     assert time.monotonic() - started < 60  # loading included; the signal itself is heard after one micro-step
     newest = checkpoints_in(root / "models/checkpoints")[-1]
-    done = 2 * EVAL_STEPS if death.place == "evaluation" else (death.count - 1) // ACCUMULATION
     assert step_of(newest) == done
     assert defect(newest) is None
     assert f"checkpoint-{done} is complete, and the same command goes on from it" in (root / "out.log").read_text()
     assert run(root) == 0
     same_as(unbroken, root)
+
+
+def test_early_stopping_survives_a_kill(project: Path, tmp_path: Path) -> None:
+    """Best at step 2, no better at 3 and 4, and far better later: patience counts through a kill, and the best adapter is published."""
+    losses, wholes = (3.0, 1.0, 2.0, 2.5, *[0.5] * 20), []
+    for name, death in (("whole", None), ("killed", Death("step", 3 * ACCUMULATION + 1))):
+        root = copy(project, tmp_path / name)
+        params = yaml.safe_load((root / "params.yaml").read_text())
+        params["train"] |= {"early_stopping_patience": 2, "eval_steps": 1, "save_steps": 1, "save_total_limit": 1, "sample_rows": 0}
+        (root / "params.yaml").write_text(yaml.safe_dump(params))
+        if death:
+            assert run(root, death, losses) == -signal.SIGKILL
+        assert run(root, None, losses) == 0, (root / "out.log").read_text()[-2000:]
+        report = json.loads((root / "reports/train.json").read_text())
+        assert (report["steps"], report["adapter_step"], report["eval_loss"]) == (4, 2, 1.0)
+        wholes.append(tree_hash(root / "models/adapter"))
+    assert wholes[0] == wholes[1]
 
 
 def test_a_torn_checkpoint_is_set_aside(project: Path, unbroken: Path, tmp_path: Path) -> None:
@@ -255,6 +281,16 @@ def test_killed_for_real(project: Path, unbroken: Path, tmp_path: Path) -> None:
     end = time.monotonic() + 300
     while not marker.exists():
         assert process.poll() is None, "training ended before its first checkpoint"
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):  # no orphan: nobody is left in its session
+        os.killpg(process.pid, 0)
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=on_one_core)
+    newest = step_of(checkpoints_in(root / "models/checkpoints")[-1])
+    while step_of(checkpoints_in(root / "models/checkpoints")[-1]) == newest:
+        assert process.poll() is None, "training ended before its next checkpoint"
         assert time.monotonic() < end
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
