@@ -4,7 +4,7 @@ Pure: rows in, findings out. What a finding leads to (a line, a stop) is the tra
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.params import Train
@@ -45,10 +45,6 @@ class Monitor:
         account = {name: self._found.get(name) or Finding("not measured", name, None, "no such row yet") for name in EVERY_STEP | EVERY_EVAL}
         account |= {name: _finding(name, None, rule(self._run)) for name, rule in AT_END.items()}
         return sorted(account.values(), key=lambda finding: -SEVERITY[finding.level] if SEVERITY[finding.level] > 1 else 0)
-
-    def state(self) -> dict[str, Any]:
-        """How far it has seen and what it found, as JSON."""
-        return {"steps": len(self._run.losses), "evaluations": len(self._run.evaluations), "findings": [asdict(found) for found in self.findings()]}
 
     def restore(self, rows: Iterable[dict[str, Any]]) -> None:
         """Take in the journal of an interrupted run: the same state as if it had not been interrupted."""
