@@ -199,10 +199,10 @@ def test_a_preflight_on_a_cpu(tiny_qwen2: Path, tokens: Path, tmp_path: Path) ->
 
 
 def test_what_cant_be_planned_is_not_measured_and_never_ok(tiny_qwen2: Path, tokens: Path, tmp_path: Path) -> None:
-    train = settings(optim="galore_adamw")
+    train = settings(target_modules=["q_proj", "c_attn"])
     found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=train, max_length=128, levels=[])
     assert {check.name for check in found if check.state == "not measured"} == {"memory plan", "disk"}
-    assert str(found[-1]).startswith("not measured  disk: train.optim is galore_adamw")
+    assert str(found[-1]).startswith("not measured  disk: train.target_modules names c_attn")
     refuse(found)
 
 
