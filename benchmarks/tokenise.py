@@ -61,7 +61,8 @@ def trl_side(tokenizer: Any, rows: list[dict[str, Any]], system: str | None, pro
 
 def our_side(tokenizer: Any, rows: list[dict[str, Any]]) -> Callable[[], Any]:
     """Rendering, ids and labels as an Arrow table."""
-    from pipeline.chat import Unrenderable, encode
+    from pipeline.chat import encode
+    from pipeline.tokens.rendering import Unrenderable
     from pipeline.tokens.tables import to_table
 
     def run() -> Any:

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DataError
-from pipeline.skeleton import Message as Message  # for those who import it from here
-from pipeline.skeleton import Tools
-from pipeline.tokens.rendering import Rendered, control_ids, implied_ids, renderings
-from pipeline.tokens.rendering import Unrenderable as Unrenderable
-from pipeline.tokens.rendering import render as render
+from pipeline.skeleton import Message, Tools
+from pipeline.tokens.rendering import Rendered, Unrenderable, control_ids, implied_ids, renderings
 
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 TOGETHER = 256  # rows that are tokenised in one call

@@ -50,6 +50,5 @@ class Stopped(KeyboardInterrupt):
     """
 
     def __init__(self, number: int, text: str = "the same command goes on from here") -> None:
-        self.number = number
         self.exit_code = 128 + number
         super().__init__(f"stopped by {signal.Signals(number).name}: {text}")

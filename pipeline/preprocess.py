@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat import Encoded, Unrenderable, encode, load_tokenizer
+from pipeline.chat import Encoded, encode, load_tokenizer
 from pipeline.errors import DataError
 from pipeline.jsonl import read_rows
 from pipeline.params import Params
@@ -19,7 +19,7 @@ from pipeline.tokens.attention import need_rows_apart
 from pipeline.tokens.manifest import NAME, manifest
 from pipeline.tokens.packing import best_fit
 from pipeline.tokens.proof import Base, load_base, prove
-from pipeline.tokens.rendering import own_system_prompt
+from pipeline.tokens.rendering import Unrenderable, own_system_prompt
 from pipeline.tokens.samples import sample
 from pipeline.tokens.tables import Written, to_table, token_lengths, write_rows_of
 from pipeline.tokens.tally import Tally, row_name

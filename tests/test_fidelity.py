@@ -10,7 +10,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tiny import untied_qwen2
 from typer.testing import CliRunner
 
 from pipeline.cli import app
@@ -30,14 +30,7 @@ NF4 = PLAIN.model_copy(update={"r": 4, "lora_dropout": 0.0})
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    config = Qwen2Config(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
+    return untied_qwen2(tmp_path_factory.mktemp("base"))
 
 
 def adapted(base: Path, train: Train = NF4) -> Any:

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import qwen3_folder, smollm_folder, with_config
 
-from pipeline.chat import IGNORED, Encoded, Unrenderable, encode, load_tokenizer
+from pipeline.chat import IGNORED, Encoded, encode, load_tokenizer
 from pipeline.errors import DataError
 from pipeline.jsonl import write_rows
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.tokens.proof import Base, _same, load_base, prove
+from pipeline.tokens.rendering import Unrenderable
 from pipeline.tokens.tables import to_table, write_rows_of
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tiny import untied_qwen2
+from transformers import Qwen2ForCausalLM
 
 from pipeline.errors import ConfigError, ToolError
 from pipeline.params import Train, load_params
@@ -32,14 +33,7 @@ def settings(**changes: Any) -> Train:
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Qwen2 whose head is a table of its own."""
-    folder = tmp_path_factory.mktemp("untied")
-    config = Qwen2Config(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
+    return untied_qwen2(tmp_path_factory.mktemp("untied"))
 
 
 def adapted(folder: Path, recipe: Train) -> Any:

@@ -49,6 +49,20 @@ def tiny_qwen2(folder: Path, tools: Toolchain, *, seed: int = 0, layers: int = 2
     return folder
 
 
+def untied_qwen2(folder: Path) -> Path:
+    """A random two-layer Qwen2 of 512 tokens whose head is a table of its own, without a tokenizer; the folder."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
 def write_qwen2_tokenizer(folder: Path, tools: Toolchain) -> None:
     """Qwen2.5's tokenizer.json, tokenizer_config.json and chat_template.jinja, from the vocabulary and template that llama.cpp carries."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers

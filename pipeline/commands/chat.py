@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx
 
-from pipeline.chat import Message
 from pipeline.commands.serve import choose_model
 from pipeline.errors import ConfigError, ToolError
 from pipeline.params import Params
+from pipeline.skeleton import Message
 
 HELP = "/new forgets the conversation, /quit ends (so does Ctrl-D), Ctrl-C breaks an answer off"
 

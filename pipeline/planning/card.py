@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pipeline.errors import ToolError
 from pipeline.params import Train
 from pipeline.planning.activations import Device, Loss
+from pipeline.training.arguments import needs_gpu
 
 GIB = 1 << 30
 
@@ -53,7 +54,7 @@ def main_memory() -> Card:
 
 def wants_gpu(train: Train) -> bool:
     """Whether the settings say that training is for a GPU."""
-    return train.loss == "liger" or "8bit" in train.optim or "paged" in train.optim
+    return train.loss == "liger" or needs_gpu(train.optim)
 
 
 def loss_on(device: Device, train: Train) -> Loss:

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from pipeline.errors import DataError
 from pipeline.params import Train
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import lora_parameters
+from pipeline.training.arguments import steps_per_epoch, total_steps
 
 # dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows; NVIDIA's data sheets
 PEAK = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0, "A10": 125.0, "T4": 65.0, "4090": 165.0, "3090": 71.0}
@@ -39,10 +39,8 @@ def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
 
 def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
     """What a run over `packed_rows` training rows of `tokens` in all does: steps as transformers counts them, tokens on average."""
-    per_epoch = ceil(ceil(packed_rows / train.per_device_train_batch_size) / train.gradient_accumulation_steps)
-    if train.max_steps <= 0:
-        return Work(round(tokens * train.num_train_epochs), ceil(per_epoch * train.num_train_epochs))
-    return Work(round(tokens * train.max_steps / per_epoch), train.max_steps)
+    epochs = train.num_train_epochs if train.max_steps <= 0 else train.max_steps / steps_per_epoch(train, packed_rows)
+    return Work(round(tokens * epochs), total_steps(train, packed_rows))
 
 
 def work_in(root: Path, train: Train) -> Work | None:

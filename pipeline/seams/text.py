@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat import Message, Unrenderable, render
 from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.seams.seam import Seam, count_seam, equal_seam
+from pipeline.skeleton import Message
+from pipeline.tokens.rendering import Unrenderable, render
 
 # what users send and training sets rarely hold
 EDGE_CASES: tuple[list[Message], ...] = (

@@ -20,7 +20,7 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
     from transformers import TrainingArguments
 
     cuda = torch.cuda.is_available()
-    if ("8bit" in settings.optim or "paged" in settings.optim) and not cuda:
+    if needs_gpu(settings.optim) and not cuda:
         raise ToolError(f"train.optim is {settings.optim}, which needs a GPU, and this machine has none: set it to adamw_torch")
     stops_early = settings.early_stopping_patience is not None
     if stops_early and not held_out:
@@ -56,6 +56,14 @@ def warmup_steps(settings: Train, rows: int) -> int:
 
 def total_steps(settings: Train, rows: int) -> int:
     """Optimizer steps of a whole run over `rows` training rows."""
-    batches = math.ceil(rows / settings.per_device_train_batch_size)
-    per_epoch = math.ceil(batches / settings.gradient_accumulation_steps)
-    return settings.max_steps if settings.max_steps > 0 else math.ceil(per_epoch * settings.num_train_epochs)
+    return settings.max_steps if settings.max_steps > 0 else math.ceil(steps_per_epoch(settings, rows) * settings.num_train_epochs)
+
+
+def steps_per_epoch(settings: Train, rows: int) -> int:
+    """Optimizer steps of one pass over `rows` training rows."""
+    return math.ceil(math.ceil(rows / settings.per_device_train_batch_size) / settings.gradient_accumulation_steps)
+
+
+def needs_gpu(optim: str) -> bool:
+    """Whether an optimizer's states are of a kind that only a GPU has."""
+    return "8bit" in optim or "paged" in optim

@@ -108,8 +108,8 @@ def _sides(row: Row) -> list[tuple[str, list[dict[str, Any]]]]:
 
 
 def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any) -> list[View]:
-    from pipeline.chat import Unrenderable, encode, render
-    from pipeline.tokens.rendering import renderings
+    from pipeline.chat import encode
+    from pipeline.tokens.rendering import Unrenderable, render, renderings
 
     tools = row.get("tools")
     try:
@@ -129,7 +129,8 @@ def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any)
 
 
 def _segments(row: Row, tokenizer: Any) -> View:
-    from pipeline.chat import Unrenderable, encode_segments
+    from pipeline.chat import encode_segments
+    from pipeline.tokens.rendering import Unrenderable
 
     try:
         note = _counted(encode_segments(tokenizer, row["segments"])) if tokenizer else ""
