@@ -11,6 +11,7 @@ configfile: "params.yaml"
 
 
 NAME = config["convert"]["name"]
+TYPE = config["convert"]["type"]
 LEVELS = config["quantize"]["levels"]
 MODELS = config["evaluate"]["models"]
 
@@ -53,6 +54,7 @@ rule curate:
             "pipeline/curation",
             "pipeline/jsonl.py",
             "pipeline/rows.py",
+            "pipeline/scoring/refusals.py",
             "pipeline/reporting/data_page.py",
             "pipeline/reporting/data_words.py",
             "pipeline/reporting/differences.py",
@@ -153,26 +155,66 @@ rule train:
 
 rule merge:
     input:
-        code="pipeline/merge.py",
+        code=[
+            "pipeline/merge.py",
+            "pipeline/merging",
+            "pipeline/scoring",
+            "pipeline/answers.py",
+            "pipeline/chat.py",
+            "pipeline/conversion/pretokenizer.py",
+            "pipeline/jsonl.py",
+            "pipeline/llamacpp/converters.py",
+            "pipeline/llamacpp/gguf_file.py",
+            "pipeline/llamacpp/gguf_header.py",
+            "pipeline/llamacpp/levels.py",
+            "pipeline/llamacpp/logits.py",
+            "pipeline/llamacpp/server.py",
+            "pipeline/llamacpp/server_log.py",
+            "pipeline/llamacpp/server_process.py",
+            "pipeline/llamacpp/tensor_types.py",
+            "pipeline/seams/divergence.py",
+            "pipeline/seams/torch_models.py",
+            "pipeline/skeleton.py",
+            "pipeline/tokens/rendering.py",
+            "pipeline/training/qlora.py",
+            "pipeline/training/runtime.py",
+            "pipeline/llamacpp/converter_process.py",
+        ],
         base="models/base",
         adapter="models/adapter",
+        final="data/final/val.jsonl",
+        own="data/evaluation",
     output:
         merged=directory("models/merged"),
+        report="reports/merge.json",
     log:
         "logs/merge.log",
+    threads: workflow.cores
     shell:
         "python -m pipeline merge 2>&1 | tee {log}"
 
 
 rule convert:
     input:
-        code=["pipeline/convert.py", "pipeline/llamacpp/gguf_file.py", "pipeline/llamacpp/gguf_header.py", "pipeline/llamacpp/tools.py"],
+        code=[
+            "pipeline/convert.py",
+            "pipeline/conversion",
+            "pipeline/llamacpp/converters.py",
+            "pipeline/llamacpp/gguf_file.py",
+            "pipeline/llamacpp/gguf_header.py",
+            "pipeline/llamacpp/levels.py",
+            "pipeline/llamacpp/tensor_types.py",
+            "pipeline/merging/tensor_files.py",
+            "pipeline/planning/shape.py",
+            "pipeline/llamacpp/converter_process.py",
+        ],
+        lineage="models/base.json",
         base="models/base",
         adapter="models/adapter",
         merged="models/merged",
     output:
-        tuned=f"models/gguf/{NAME}-F16.gguf",
-        base=f"models/gguf/{NAME}-base-F16.gguf",
+        tuned=f"models/gguf/{NAME}-{TYPE}.gguf",
+        base=f"models/gguf/{NAME}-base-{TYPE}.gguf",
         lora=f"models/gguf/{NAME}-lora.gguf",
     log:
         "logs/convert.log",
@@ -180,10 +222,42 @@ rule convert:
         "python -m pipeline convert 2>&1 | tee {log}"
 
 
+rule imatrix:
+    input:
+        code=[
+            "pipeline/imatrix.py",
+            "pipeline/chat.py",
+            "pipeline/jsonl.py",
+            "pipeline/llamacpp/gguf_file.py",
+            "pipeline/llamacpp/gguf_header.py",
+            "pipeline/skeleton.py",
+            "pipeline/tokens/rendering.py",
+        ],
+        final="data/final/train.jsonl",
+        adapter="models/adapter",
+        tuned=f"models/gguf/{NAME}-{TYPE}.gguf",
+    output:
+        imatrix=directory("models/imatrix"),
+    log:
+        "logs/imatrix.log",
+    threads: workflow.cores
+    shell:
+        "python -m pipeline imatrix 2>&1 | tee {log}"
+
+
 rule quantize:
     input:
-        code=["pipeline/quantize.py", "pipeline/llamacpp/gguf_file.py", "pipeline/llamacpp/gguf_header.py"],
-        tuned=f"models/gguf/{NAME}-F16.gguf",
+        code=[
+            "pipeline/quantize.py",
+            "pipeline/llamacpp/converters.py",
+            "pipeline/llamacpp/gguf_file.py",
+            "pipeline/llamacpp/gguf_header.py",
+            "pipeline/llamacpp/levels.py",
+            "pipeline/llamacpp/tensor_types.py",
+        ],
+        tuned=f"models/gguf/{NAME}-{TYPE}.gguf",
+        base=f"models/gguf/{NAME}-base-{TYPE}.gguf",
+        imatrix="models/imatrix",
     output:
         gguf=f"models/gguf/{NAME}-{{level}}.gguf",
     log:
@@ -197,27 +271,46 @@ rule parity:
     input:
         code=[
             "pipeline/parity.py",
+            "pipeline/seams",
+            "pipeline/merging",
             "pipeline/chat.py",
-            "pipeline/skeleton.py",
-            "pipeline/tokens/rendering.py",
+            "pipeline/conversion/passport.py",
             "pipeline/jsonl.py",
+            "pipeline/llamacpp/converters.py",
             "pipeline/llamacpp/gguf_file.py",
             "pipeline/llamacpp/gguf_header.py",
-            "pipeline/llamacpp/tools.py",
+            "pipeline/llamacpp/gguf_tensors.py",
+            "pipeline/llamacpp/levels.py",
             "pipeline/llamacpp/logits.py",
             "pipeline/llamacpp/server.py",
-            "pipeline/seams/outputs.py",
-            "pipeline/seams/seam.py",
-            "pipeline/seams/text.py",
+            "pipeline/llamacpp/server_log.py",
+            "pipeline/llamacpp/server_process.py",
+            "pipeline/llamacpp/tensor_types.py",
+            "pipeline/reporting/data_words.py",
+            "pipeline/reporting/differences.py",
+            "pipeline/reporting/parity_drawings.py",
+            "pipeline/reporting/parity_page.py",
+            "pipeline/reporting/parity_words.py",
+            "pipeline/reporting/svg.py",
+            "pipeline/reporting/templating.py",
+            "pipeline/skeleton.py",
+            "pipeline/tokens/rendering.py",
+            "pipeline/training/qlora.py",
             "pipeline/training/runtime.py",
+            "pipeline/reporting/templates/style.css",
+            "pipeline/reporting/templates/data.css",
+            "pipeline/reporting/templates/seams.css",
+            "pipeline/reporting/templates/parity.css",
+            "pipeline/reporting/templates/parity.html.jinja",
         ],
         final="data/final/test.jsonl",
         adapter="models/adapter",
         base="models/base",
         merged="models/merged",
-        ggufs=expand("models/gguf/{name}-{level}.gguf", name=NAME, level=["F16", *LEVELS]),
+        merge="reports/merge.json",
+        ggufs=expand("models/gguf/{name}-{level}.gguf", name=NAME, level=[TYPE, *LEVELS, f"base-{TYPE}", "lora"]),
     output:
-        report="reports/parity.json",
+        report=["reports/parity.json", "reports/parity.html"],
     log:
         "logs/parity.log",
     threads: workflow.cores
@@ -229,20 +322,24 @@ rule evaluate:
     input:
         code=[
             "pipeline/evaluate.py",
+            "pipeline/evaluation",
+            "pipeline/scoring",
+            "pipeline/answers.py",
             "pipeline/chat.py",
-            "pipeline/skeleton.py",
-            "pipeline/tokens/rendering.py",
+            "pipeline/jsonl.py",
             "pipeline/llamacpp/gguf_file.py",
             "pipeline/llamacpp/gguf_header.py",
-            "pipeline/jsonl.py",
-            "pipeline/llamacpp/tools.py",
             "pipeline/llamacpp/logits.py",
-            "pipeline/scoring.py",
             "pipeline/llamacpp/server.py",
+            "pipeline/llamacpp/server_log.py",
+            "pipeline/llamacpp/server_process.py",
+            "pipeline/skeleton.py",
+            "pipeline/tokens/rendering.py",
         ],
         final="data/final/test.jsonl",
         adapter="models/adapter",
-        reference=f"models/gguf/{NAME}-F16.gguf",
+        own="data/evaluation",
+        reference=[f"models/gguf/{NAME}-{TYPE}.gguf", f"models/gguf/{NAME}-base-{TYPE}.gguf"],
         gguf=f"models/gguf/{NAME}-{{model}}.gguf",
     output:
         report="reports/eval/{model}.json",
@@ -258,19 +355,50 @@ rule report:
     input:
         code=[
             "pipeline/report.py",
-            "pipeline/reporting/figures.py",
+            "pipeline/reporting/templates",
             "pipeline/jsonl.py",
+            "pipeline/llamacpp/levels.py",
+            "pipeline/llamacpp/server.py",
+            "pipeline/llamacpp/server_log.py",
+            "pipeline/llamacpp/server_process.py",
+            "pipeline/planning/disk.py",
+            "pipeline/planning/serving.py",
+            "pipeline/planning/shape.py",
+            "pipeline/planning/weights.py",
+            "pipeline/reporting/answers_browser.py",
+            "pipeline/reporting/commands.py",
+            "pipeline/reporting/comparisons.py",
+            "pipeline/reporting/differences.py",
+            "pipeline/reporting/forgetting.py",
+            "pipeline/reporting/formats.py",
+            "pipeline/reporting/heat_map.py",
+            "pipeline/reporting/inputs.py",
+            "pipeline/reporting/level_table.py",
+            "pipeline/reporting/merge_section.py",
             "pipeline/reporting/ollama.py",
             "pipeline/reporting/page.py",
+            "pipeline/reporting/parity_words.py",
+            "pipeline/reporting/plots.py",
+            "pipeline/reporting/quality_plot.py",
+            "pipeline/reporting/quantising.py",
+            "pipeline/reporting/quants.py",
             "pipeline/reporting/recommend.py",
-            "pipeline/llamacpp/server.py",
-            "pipeline/reporting/templates",
+            "pipeline/reporting/svg.py",
+            "pipeline/reporting/terminal.py",
+            "pipeline/reporting/training_plots.py",
+            "pipeline/reporting/verdict.py",
+            "pipeline/scoring/intervals.py",
+            "pipeline/scoring/paired.py",
+            "pipeline/shipping/advice.py",
+            "pipeline/shipping/card.py",
+            "pipeline/shipping/gate.py",
             "pipeline/watching/journal.py",
         ],
         adapter="models/adapter",
         lineage="models/base.json",
         data="reports/data.json",
         labels="reports/labels.json",
+        merge="reports/merge.json",
         train=["reports/train.json", "reports/train.csv", "reports/train.jsonl"],
         parity="reports/parity.json",
         evaluations=expand("reports/eval/{model}.{kind}", model=MODELS, kind=["json", "answers.jsonl"]),

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from pipeline.params import Train
+from pipeline.sections import Train
 
 CUDA = torch.cuda.is_available()
 WARM_UP = 2  # steps that don't count

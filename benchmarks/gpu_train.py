@@ -20,7 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.random_base import write_base, write_rows
-from pipeline.params import Train, load_params
+from pipeline.params import load_params
+from pipeline.sections import Train
 
 PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing

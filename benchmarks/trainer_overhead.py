@@ -19,7 +19,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.random_base import write_base, write_rows
-from pipeline.params import Train, load_params
+from pipeline.params import load_params
+from pipeline.sections import Train
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
 WARM_UP = 10

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError, MachineError, QuenchError, Stopped
 
-STAGES = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize", "parity", "evaluate", "report")
+STAGES = ("base", "curate", "preprocess", "train", "merge", "convert", "imatrix", "quantize", "parity", "evaluate", "report")
 PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evaluate@MODEL
 
 

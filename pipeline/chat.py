@@ -181,6 +181,11 @@ def encodable(tokenizer: Any, rows: Iterable[Row], longest: int) -> Iterator[Enc
             yield from (one for one in encoded if len(one.ids) <= longest)
 
 
+def trained_positions(encoded: Encoded) -> list[int]:
+    """The positions whose next token is trained: where a model is asked what training taught it."""
+    return [i - 1 for i, label in enumerate(encoded.labels) if label != IGNORED]
+
+
 def _as_text(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}

@@ -59,14 +59,16 @@ def use(
 def serve(
     model: Model = None,
     smoke: Annotated[int, typer.Option("--smoke", metavar="K", min=0, help="Ask K test prompts, check that each answer stops by itself, end.")] = 0,
+    lora: Annotated[bool, typer.Option("--lora", help="Apply this project's adapter to a level of the untuned base (base-Q4_K_M).")] = False,
+    adapter: Annotated[Path | None, typer.Option("--adapter", metavar="FILE", help="Apply this adapter's GGUF instead; implies --lora.")] = None,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Serve a model on 127.0.0.1 behind a key until Ctrl-C."""
+    """Serve a model on 127.0.0.1 behind a key until Ctrl-C; a crash restarts it."""
     from pipeline.commands.serve import main
     from pipeline.params import load_params
 
-    main(load_params(params or root / "params.yaml"), root, model, smoke)
+    main(load_params(params or root / "params.yaml"), root, model, smoke, lora=lora, adapter=adapter)
 
 
 @app.command(epilog="example: quench chat")
@@ -76,6 +78,22 @@ def chat(model: Model = None, params: ParamsFile = None, root: Root = Path()) ->
     from pipeline.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, model)
+
+
+@app.command(epilog="example: quench load --clients 8 --requests 64")
+def load(
+    clients: Annotated[int, typer.Option("--clients", metavar="N", min=1, max=256, help="Clients that ask at the same time.")] = 4,
+    requests: Annotated[int, typer.Option("--requests", metavar="N", min=1, max=10_000, help="Requests in all.")] = 32,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=1, max=3600, help="Break off after so long.")] = 600,
+    as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Load the server that `quench serve` runs: latencies, tokens/s, errors; exit 5 if a request was not answered."""
+    from pipeline.commands.load import main
+    from pipeline.params import load_params
+
+    main(load_params(params or root / "params.yaml"), root, clients=clients, requests=requests, seconds=seconds, as_json=as_json)
 
 
 @app.command(epilog="example: quench report --open")
@@ -109,14 +127,15 @@ def plan(
         typer.Option("--vram", metavar="GB", min=0.1, max=1e6, help="Memory of the card as sold (8: 8 GiB); default: this machine's."),
     ] = None,
     tflops: Annotated[float | None, typer.Option("--tflops", metavar="N", min=0.001, max=1e9, help="TFLOP/s that training reaches.")] = None,
+    serving: Annotated[bool, typer.Option("--serve", help="Plan serving, level by level, instead of training.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON, in bytes, tokens and seconds.")] = False,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Plan training's memory, disk and time before any weight is there; exit 6 if it does not fit."""
+    """Plan training's memory, disk and time before any weight is there, or serving's memory; exit 6 if it does not fit."""
     from pipeline.commands.plan import main
 
-    main(params, root, recipe=recipe, config=config, vram=vram, tflops=tflops, as_json=as_json)
+    main(params, root, recipe=recipe, config=config, vram=vram, tflops=tflops, as_json=as_json, serve=serving)
 
 
 @app.command(epilog="example: quench fidelity --prompts 8")
@@ -131,6 +150,63 @@ def fidelity(
     from pipeline.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, prompts, as_json=as_json)
+
+
+@app.command(epilog="example: quench parity --depth full")
+def parity(
+    depth: Annotated[
+        Literal["quick", "standard", "full"] | None,
+        typer.Option("--depth", help="Measure anew, this deep (parity.depth in params.yaml keeps it so)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Show what the seams said last, or measure them anew; exit 5 if one failed."""
+    from pipeline.commands.parity import main, measured_anew
+
+    raise typer.Exit(main(root, as_json=as_json, measure=measured_anew(params, root, depth) if depth else None))
+
+
+@app.command(epilog="example: quench split F16 --max-size 4G")
+def split(
+    model: Model = None,
+    max_size: Annotated[str, typer.Option("--max-size", metavar="SIZE", help="Largest part, in M or G (10⁶ or 10⁹ bytes).")] = "4G",
+    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Folder for the parts (default: models/split).")] = None,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Split a GGUF into parts, for disks and hosts that take no large file; the parts are proven to hold every byte."""
+    from pipeline.commands.split import main
+    from pipeline.params import load_params
+
+    main(load_params(params or root / "params.yaml"), root, model, max_size, to)
+
+
+@app.command(epilog="example: quench ship Q4_K_M")
+def ship(
+    level: Annotated[str, typer.Argument(metavar="LEVEL", help="Q4_K_M, F16, … in any case.")],
+    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Folder in which NAME-LEVEL is made (default: models/bundle).")] = None,
+    sign: Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="Sign with this private elliptic key (PEM).")] = None,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Make a level a bundle that can leave, or exit 5 with the reasons why it may not: the gate of report.gate."""
+    from pipeline.commands.ship import main
+    from pipeline.params import load_params
+
+    raise typer.Exit(main(load_params(params or root / "params.yaml"), root, level, to, sign))
+
+
+@app.command("verify-bundle", epilog="example: quench verify-bundle models/bundle/demo-Q4_K_M")
+def verify_bundle(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The bundle.")],
+    key: Annotated[Path | None, typer.Option("--key", metavar="PUB", help="Public key (PEM) that must have signed it.")] = None,
+) -> None:
+    """Check a bundle: checksums, nothing missing or extra, card and bill against the GGUF, signature; exit 5 if it does not verify."""
+    from pipeline.commands.verify_bundle import main
+
+    raise typer.Exit(main(folder, key))
 
 
 @data.command(epilog="example: quench data check data/raw")

@@ -1,43 +1,55 @@
 """Convert to GGUF with llama.cpp's own converters: the merged model, the untuned base, and the adapter alone.
 
-Reads `models/base/`, `models/adapter/`, `models/merged/`.
-Writes `models/gguf/NAME-F16.gguf`, `NAME-base-F16.gguf` and `NAME-lora.gguf`.
+Reads `models/base/`, `models/base.json`, `models/adapter/`, `models/merged/`.
+Writes `models/gguf/NAME-F16.gguf`, `NAME-base-F16.gguf` and `NAME-lora.gguf` (BF16 where `convert.type` says so).
 Command: `python -m pipeline convert`
 """
 
 from pathlib import Path
 
-from pipeline.llamacpp.gguf_file import check_gguf
-from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_converter
+from pipeline.conversion.passport import Fields, adapter_fields, base_fields, folder_fields
+from pipeline.conversion.preflight import Found, preflight
+from pipeline.conversion.pretokenizer import PreTokenizer
+from pipeline.llamacpp.converters import FloatType, lora_to_gguf, to_gguf
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.params import Params
-from pipeline.publish import need_disk, publishing
+from pipeline.publish import need_disk
 
 
-def convert(*, base: Path, adapter: Path, merged: Path, folder: Path, name: str, tools: Toolchain) -> list[Path]:
-    """Write the three GGUFs to `folder` and return their paths, each read back before it is published.
+def convert(*, base: Path, adapter: Path, merged: Path, lineage: Path, folder: Path, name: str, type: FloatType, tools: Toolchain) -> Found:
+    """Write NAME-TYPE.gguf, NAME-base-TYPE.gguf and NAME-lora.gguf to `folder`, each read back before it is published; what they go by.
 
-    Raises `DataError` where a GGUF can't be read back whole, `ToolError` where the converter fails.
+    `lineage` is models/base.json. Raises `DataError` with all reasons against it before anything is converted, `ToolError`
+    where a converter fails, `MachineError` where the disk is too small.
     """
-    need_disk(folder, 2 * sum(shard.stat().st_size for shard in merged.glob("*.safetensors")))
-    jobs: tuple[tuple[Path, str, list[str | Path]], ...] = (
-        (folder / f"{name}-F16.gguf", "convert_hf_to_gguf.py", [merged, "--outtype", "f16", "--model-name", name]),
-        (folder / f"{name}-base-F16.gguf", "convert_hf_to_gguf.py", [base, "--outtype", "f16", "--model-name", f"{name}-base"]),
-        (folder / f"{name}-lora.gguf", "convert_lora_to_gguf.py", [adapter, "--base", base, "--outtype", "f16"]),
-    )
-    for target, script, arguments in jobs:
-        with publishing(target, check_gguf) as aside:
-            run_converter(tools, script, [*arguments, "--outfile", aside])
-    return [target for target, _, _ in jobs]
+    need_disk(folder, sum(shard.stat().st_size for source in (base, merged, adapter) for shard in source.glob("*.safetensors")))
+    found = preflight(base=base, merged=merged, kind=type, tools=tools)
+    shared, tuned = base_fields(lineage, tools), adapter_fields(adapter)
+    for source, target, pre, own in (
+        (merged, f"{name}-{type}", found.merged, tuned),
+        (base, f"{name}-base-{type}", found.base, Fields()),
+    ):
+        fields = {**shared, **own, **folder_fields(source), "quench.tokenizer.found_by": pre.found_by}
+        to_gguf(tools, source, folder / f"{target}.gguf", type, target.removesuffix(f"-{type}"), pre.name, fields)
+    lora_to_gguf(tools, adapter, base, folder / f"{name}-lora.gguf", type, {**shared, **tuned, "general.name": f"{name}-lora"})
+    return found
+
+
+def remark(pre: PreTokenizer) -> str:
+    """How the pre-tokenizer was found, in a few words."""
+    match pre.found_by:
+        case "hash":
+            return f"pre-tokenizer {pre.name}"
+        case "structure":
+            return f"pre-tokenizer {pre.name} (llama.cpp does not list this vocabulary; normaliser, patterns and merges are those of {pre.name})"
+    return "pre-tokenizer as the converter finds it"
 
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
-    made = convert(
-        base=root / "models/base",
-        adapter=root / "models/adapter",
-        merged=root / "models/merged",
-        folder=root / "models/gguf",
-        name=params.convert.name,
-        tools=find_toolchain(params.llamacpp.home),
-    )
-    print("convert: " + ", ".join(f"{path.name} {path.stat().st_size / 1e6:.0f} MB" for path in made))
+    folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
+    found = convert(base=root / "models/base", adapter=root / "models/adapter", merged=root / "models/merged", lineage=root / "models/base.json",
+                    folder=folder, name=name, type=kind, tools=find_toolchain(params.llamacpp.home))  # fmt: skip
+    made = [folder / f"{name}{part}.gguf" for part in (f"-{kind}", f"-base-{kind}", "-lora")]
+    others = f"; other than the base's: {', '.join(found.differing)}" if found.differing else ""
+    print(f"convert: {', '.join(f'{path.name} {path.stat().st_size / 1e6:.0f} MB' for path in made)}; {remark(found.merged)}{others}")

@@ -9,7 +9,7 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,11 +29,12 @@ from pipeline.curation.samples import SHOWN, answer_samples, cluster_samples, le
 from pipeline.curation.spool import Spool, spread_evenly
 from pipeline.curation.workers import Workers, cores, workers
 from pipeline.jsonl import dump_line
-from pipeline.params import Curate, Params
+from pipeline.params import Params
 from pipeline.progress import progress
-from pipeline.publish import need_disk, publishing, remove, write_json, write_text
+from pipeline.publish import need_disk, publishing, scratch_folder, write_json, write_text
 from pipeline.reporting.data_page import render_data_page
 from pipeline.rows import BadRow
+from pipeline.sections import Curate
 
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
 ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
@@ -55,7 +56,7 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
     with ExitStack() as stack:
         final, *lists = (stack.enter_context(publishing(data / name)) for name in ("final", "rejects.jsonl", "changes.jsonl", "clusters.jsonl"))
         final.mkdir()
-        work = stack.enter_context(scratch(data / ".curating"))
+        work = stack.enter_context(scratch_folder(data / ".curating"))
         pool = stack.enter_context(workers(processes or (cores() if total_bytes > ALONE_BYTES else 1), Cleaner, *arguments))
         with lists[0].open("wb", buffering=1 << 20) as rejects, lists[1].open("wb", buffering=1 << 20) as changes:
             spool, account = Spool(work / "rows.jsonl"), Account()
@@ -174,17 +175,6 @@ def find_suspects(spool: Spool, decisions: Decisions, group: NDArray[np.int32]) 
     """Trigger-like phrases among at most `SAMPLE_ROWS` kept rows."""
     chosen = spread_evenly(np.flatnonzero(decisions.fate == KEPT), SAMPLE_ROWS)
     return suspects((spool.row(index) for index in chosen), group[chosen])
-
-
-@contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
-    """An empty folder that is gone afterwards; what a killed run left in it goes first."""
-    remove(folder)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        remove(folder)
 
 
 def main(params: Params, root: Path) -> None:

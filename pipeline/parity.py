@@ -1,77 +1,188 @@
 """Prove the seams: what is served is what was trained. Each seam has a figure, a limit and a verdict.
 
-Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, every tuned GGUF in `models/gguf/`.
-Writes `reports/parity.json`; a failed seam fails the run (exit code 5).
+Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`, every GGUF in `models/gguf/`.
+Writes `reports/parity.json` and `reports/parity.html`; a failed seam fails the run (exit code 5).
 Command: `python -m pipeline parity`
 """
 
-from dataclasses import asdict
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from pipeline.chat import Row, chats, encodable, load_tokenizer
-from pipeline.errors import DataError, GateError
+from pipeline.errors import DataError, GateError, ToolError
+from pipeline.hashing import file_hash
 from pipeline.jsonl import read_rows
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.params import Params, Parity
-from pipeline.publish import write_json
-from pipeline.seams.outputs import output_seams
+from pipeline.params import Params
+from pipeline.publish import read_json, scratch_folder, write_json, write_text
+from pipeline.reporting.parity_page import render_parity_page
+from pipeline.reporting.parity_words import figure
+from pipeline.seams.behaviour import behaviour_seams
+from pipeline.seams.conversations import chosen
+from pipeline.seams.corpus import strings
+from pipeline.seams.divergence import spread
+from pipeline.seams.gguf_weights import gguf_weights
+from pipeline.seams.level_weights import level_weights
+from pipeline.seams.merged_weights import merged_weights
+from pipeline.seams.outputs import Bench, Chain, level_key, output_seams
 from pipeline.seams.seam import Seam
-from pipeline.seams.text import EDGE_CASES, level_vocabularies, rendered, special_tokens, template_text, token_ids
+from pipeline.seams.special import special_seams
+from pipeline.seams.text import served_texts, template_text
+from pipeline.seams.tokens import corpus_ids, token_ids
+from pipeline.sections import Evaluate, Parity
 
 CTX_SIZE = 2048  # tokens; parity's conversations are short
-UNMEASURED = Seam(
-    "NF4 base with adapter → merged model", "training saw the base in NF4, the merge goes into its 16-bit weights", None, None, "", "not measured", ""
-)
+Seams = dict[str, Seam]
+LEFT_OUT = "parity.depth is {}; `quench parity --depth {}` measures it"
+# seams by key with their titles, to name those that were not measured
+SPECIAL = {"tokens_special": "Special tokens", "text_chat_template": "Chat template", "tokens_levels": "Vocabularies and passports"}
+TEXT = {"text_template": "Template text", "tokens_ids": "Token ids", "tokens_corpus": "Token ids of a corpus"}
+OUTPUTS = {"outputs_trained": "Trained model (NF4 with adapter) → merged model", "outputs_sixteen": "16-bit base with adapter → merged model",
+           "outputs_gguf": "Merged model → 16-bit GGUF"}  # fmt: skip
+BEHAVIOUR = {"behaviour": "What each GGUF does in llama-server"}
+LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
 
 
-def parity(
-    *, rows: Path, base: Path, adapter: Path, merged: Path, f16: Path, levels: list[Path], limits: Parity, threads: int, tools: Toolchain
-) -> dict[str, Seam]:
-    """Measure every seam; the caller decides what a failed one means. Raises `DataError` where there is no held-out row."""
-    tokenizer = load_tokenizer(adapter)
-    held_out = list(islice(chats(read_rows(rows)), max(limits.conversations, limits.rows)))
-    if not held_out:
-        raise DataError(f"{rows} holds no chat, so parity has nothing to compare: raise curate.test_fraction")
-    conversations = [*EDGE_CASES, *(row["messages"] for row in held_out if in_words(row))][: max(limits.conversations, len(EDGE_CASES))]
-    encoded = [row.ids for row in islice(encodable(tokenizer, held_out, CTX_SIZE), limits.rows)]
-    if not encoded:
-        raise DataError(f"no row of {rows} can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
-    texts = list(rendered(tokenizer, conversations))
-    with serving(tools, f16, ctx_size=CTX_SIZE, threads=threads) as server:
+@dataclass(frozen=True)
+class Measure:
+    """What every seam is measured with: the held-out chats, the limits, how llama.cpp is run, and a folder for temporary files."""
+
+    rows: Sequence[Row]
+    limits: Parity
+    evaluate: Evaluate
+    tools: Toolchain
+    scratch: Path
+    tensor_types: Mapping[str, str] = field(default_factory=dict)
+
+
+def parity(chain: Chain, measure: Measure, *, base_gguf: Path, lora: Path) -> Seams:
+    """Measure every seam that `parity.depth` asks for, name the others; the caller decides what a failed one means.
+
+    The stored weights come first: where they are damaged, llama.cpp may refuse the file, and then they say why.
+    """
+    depth, tokenizer = measure.limits.depth, load_tokenizer(chain.adapter)
+    told("weights")
+    seams = weights(chain, measure, base_gguf)
+
+    def add(titles: dict[str, str], part: Callable[[], Seams]) -> None:
+        try:
+            seams.update(part())
+        except ToolError as error:
+            if not any(seam.verdict == "fail" for seam in seams.values()):
+                raise
+            seams.update(unmeasured(titles, str(error).splitlines()[0]))
+
+    told("text and tokens")
+    levels = list(chain.levels.values())
+    add(SPECIAL, lambda: special_seams(tokenizer=tokenizer, merged=chain.merged, f16=chain.gguf, levels=levels, tools=measure.tools))
+    add(TEXT, lambda: text_and_tokens(chain, tokenizer, measure))
+    outputs = OUTPUTS | {level_key("outputs", level): f"{chain.gguf.stem} → {level}" for level in chain.levels}
+    if depth == "quick":
+        return seams | unmeasured(outputs | BEHAVIOUR | LORA, LEFT_OUT.format(depth, "standard"))
+    if depth == "full":
+        outputs |= LORA
+    told("outputs")
+    add(outputs, lambda: outputs_of(chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if depth == "full" else {}))
+    told("behaviour")
+    add(BEHAVIOUR, lambda: behaviour(chain, tokenizer, measure))
+    return seams if depth == "full" else seams | unmeasured(LORA, LEFT_OUT.format(depth, "full"))
+
+
+def text_and_tokens(chain: Chain, tokenizer: Any, measure: Measure) -> Seams:
+    """What llama-server makes of conversations, and the GGUF's vocabulary of strings; both as training does."""
+    limits, tools = measure.limits, measure.tools
+    with serving(tools, chain.gguf, ctx_size=CTX_SIZE, threads=measure.evaluate.threads) as server:
+        texts = served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
         seams = {
-            "template_text": template_text(server, texts),
-            "token_ids": token_ids(tokenizer, server, texts),
-            "special_tokens": special_tokens(tokenizer, merged, f16),
-            "level_vocabularies": level_vocabularies(f16, levels),
+            "text_template": template_text(texts, tokenizer, chain.gguf),
+            "tokens_ids": token_ids(texts, tokenizer, server, chain.gguf),
         }
-    seams |= output_seams(base=base, adapter=adapter, merged=merged, f16=f16, rows=encoded, limits=limits, threads=threads, tools=tools)
-    return seams | {"nf4_merge": UNMEASURED}
+    told_rows = [text.whole for text in texts.compared if text.conversation.held_out]
+    return seams | {"tokens_corpus": corpus_ids(strings(tokenizer, told_rows, limits.strings), tokenizer, chain.gguf, tools)}
 
 
-def in_words(row: Row) -> bool:
-    """Whether a chat has neither tools nor calls, which the seams of text don't compare."""
-    return "tools" not in row and not any(message["role"] == "tool" or "tool_calls" in message for message in row["messages"])
+def weights(chain: Chain, measure: Measure, base_gguf: Path) -> Seams:
+    """Base and adapter against the merged model, that against its GGUF, this against each level, the base against its own; tensor by tensor."""
+    seams = merged_weights(chain.base, chain.adapter, chain.merged)
+    seams["weights_gguf"] = gguf_weights(chain.merged, chain.gguf)
+    seams["weights_base"] = gguf_weights(chain.base, base_gguf)
+    for level, path in chain.levels.items():
+        seams[level_key("weights", level)], _ = level_weights(chain.gguf, path, level, measure.limits.rmse_slack, measure.tensor_types)
+    return seams
+
+
+def outputs_of(chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[str, Path]) -> Seams:
+    """What the models say to held-out rows, along the chain. Raises `DataError` where no row can be used."""
+    encoded = list(islice(encodable(tokenizer, measure.rows, CTX_SIZE), measure.limits.rows))
+    if not encoded:
+        raise DataError(f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
+    bench = Bench([spread(row.ids) for row in encoded], measure.scratch, measure.evaluate.threads, measure.tools)
+    return output_seams(chain, bench, measure.limits, **with_lora)
+
+
+def behaviour(chain: Chain, tokenizer: Any, measure: Measure) -> Seams:
+    """What each GGUF does in llama-server."""
+    return behaviour_seams(
+        [chain.gguf, *chain.levels.values()], measure.rows, tokenizer, prompts=measure.limits.prompts, ctx_size=CTX_SIZE,
+        threads=measure.evaluate.threads, n_gpu_layers=measure.evaluate.n_gpu_layers, tools=measure.tools,
+    )  # fmt: skip
+
+
+def unmeasured(titles: dict[str, str], why: str) -> Seams:
+    """Seams that were not measured, so that nobody takes them for passed."""
+    return {key: Seam(title, "", None, None, "", "not measured", why) for key, title in titles.items()}
+
+
+def told(part: str) -> None:
+    """Say what is measured now: the whole takes minutes."""
+    print(f"parity: measuring {part}", file=sys.stderr, flush=True)
+
+
+def measure_parity(params: Params, root: Path) -> dict[str, Any]:
+    """Measure the files below `root` and write both reports, also where a seam failed; the report."""
+    folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
+    rows = list(islice(chats(read_rows(root / "data/final/test.jsonl")), max(params.parity.conversations, params.parity.rows, params.parity.prompts)))
+    if not rows:
+        raise DataError(f"{root / 'data/final/test.jsonl'} holds no chat, so parity has nothing to compare: raise curate.test_fraction")
+    chain = Chain(
+        base=root / "models/base", adapter=root / "models/adapter", merged=root / "models/merged", gguf=folder / f"{name}-{kind}.gguf",
+        levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.tuned},
+    )  # fmt: skip
+    merge_report = read_json(root / "reports/merge.json", "run `snakemake merge`")
+    base_gguf = folder / f"{name}-base-{kind}.gguf"
+    with scratch_folder(root / "models/.parity") as scratch:
+        measure = Measure(rows, params.parity, params.evaluate, find_toolchain(params.llamacpp.home), scratch, params.quantize.tensor_types)
+        seams = parity(chain, measure, base_gguf=base_gguf, lora=folder / f"{name}-lora.gguf")
+    verdict = "fail" if any(seam.verdict == "fail" for seam in seams.values()) else "pass"
+    measured = (chain.gguf, base_gguf, *chain.levels.values())
+    report = {
+        "verdict": verdict, "depth": params.parity.depth, "seams": {key: asdict(seam) for key, seam in seams.items()},
+        "files": {path.name: file_hash(path) for path in measured},
+    }  # fmt: skip
+    write_json(root / "reports/parity.json", report)
+    write_text(root / "reports/parity.html", render_parity_page(report, merge_report))
+    return report
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on the files below `root`; write the report also when a seam failed, then raise `GateError`."""
-    folder, name = root / "models/gguf", params.convert.name
-    seams = parity(
-        rows=root / "data/final/test.jsonl",
-        base=root / "models/base",
-        adapter=root / "models/adapter",
-        merged=root / "models/merged",
-        f16=folder / f"{name}-F16.gguf",
-        levels=[folder / f"{name}-{level}.gguf" for level in params.quantize.levels],
-        limits=params.parity,
-        threads=params.evaluate.threads,
-        tools=find_toolchain(params.llamacpp.home),
-    )
-    failed = [seam for seam in seams.values() if seam.verdict == "fail"]
-    write_json(root / "reports/parity.json", {"verdict": "fail" if failed else "pass", "seams": {key: asdict(seam) for key, seam in seams.items()}})
-    for seam in seams.values():
-        print(f"parity: {seam.verdict:12} {seam.title}" + (f": {seam.figure:g} (limit {seam.limit:g})" if seam.figure is not None else ""))
-    if failed:
-        raise GateError("; ".join(f"seam {seam.title} failed: {seam.figure:g} against limit {seam.limit:g} ({seam.detail})" for seam in failed))
+    """Run the stage on the files below `root`; write the reports also when a seam failed, then raise `GateError`."""
+    seams = measure_parity(params, root)["seams"].values()
+    for seam in seams:
+        measured = "" if seam["figure"] is None else f": {figure(seam['figure'])} (limit {figure(seam['limit'])})"
+        print(f"parity: {seam['verdict']:12} {seam['title']}{measured}")
+    if failed := list(failures(seams)):
+        raise GateError("; ".join(failed))
+
+
+def failures(seams: Any) -> Iterator[str]:
+    """Each failed seam as a sentence: its figure against its limit, the first difference, the likely cause."""
+    for seam in seams:
+        if seam["verdict"] == "fail":
+            cause = f"; likely cause: {seam['cause']}" if seam["cause"] else ""
+            measured = "" if seam["figure"] is None else f"{figure(seam['figure'])} against limit {figure(seam['limit'])}, "
+            yield f"seam {seam['title']} failed: {measured}{seam['detail']}{cause}"

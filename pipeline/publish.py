@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import MachineError
+from pipeline.errors import DataError, MachineError
 
 DISK_MARGIN = 1.2  # predicted bytes are asked for with a fifth to spare
 
@@ -51,6 +51,17 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
         remove(aside)
 
 
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder of this name while the body runs; what a killed run left in it is deleted first, so it can't fill the disk."""
+    remove(folder)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
 def _is_about(error: OSError, target: Path, aside: Path) -> bool:
     """Whether it names no file (a full disk), or the artifact, its sibling or a folder on the way there."""
     if not isinstance(error.filename, str | bytes):
@@ -77,6 +88,14 @@ def _recover(target: Path, old: Path) -> None:
     if old.exists() and not target.exists():
         old.rename(target)
     remove(old)
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, where the file is missing or cut."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is missing or no JSON ({type(error).__name__}): {remedy}") from error
 
 
 def write_json(target: Path, value: Any) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 from pipeline.chat import load_tokenizer
 from pipeline.errors import DataError
 from pipeline.hashing import tree_hash
-from pipeline.params import Params, Train
+from pipeline.params import Params
 from pipeline.publish import publishing, remove, write_json
+from pipeline.sections import Train
 from pipeline.tokens.manifest import check_manifest
 from pipeline.training.checkpoints import read_notes, step_of
 from pipeline.training.interruption import Interruption

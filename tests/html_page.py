@@ -6,7 +6,7 @@ VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
 class Page(HTMLParser):
-    """The page as a browser sees it: tags in order, ids, text; unbalanced tags are an error."""
+    """The page as a browser sees it: tags in order, ids, text (scripts are none); unbalanced tags are an error."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -29,4 +29,5 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.open[-1:] != ["script"]:
+            self.text += data

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from parity_inputs import merge_report
 from watched import demo_run
 
 from pipeline.params import load_params
@@ -14,7 +15,7 @@ from pipeline.watching.health import Monitor
 from pipeline.watching.journal import write_rows
 
 DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo.yaml"
-MODELS = ("base-F16", "F16", "Q4_K_M", "Q5_K_M")
+MODELS = ("base-F16", "base-Q4_K_M", "base-Q5_K_M", "F16", "Q4_K_M", "Q5_K_M")
 CHATML_WITH_DEFAULT = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful assistant<|im_end|>\n' }}{% endif %}"
@@ -31,7 +32,7 @@ def write_inputs(root: Path) -> Path:
     (root / "models" / "adapter").mkdir(parents=True)
     (root / "models" / "adapter" / "chat_template.jinja").write_text(CHATML_WITH_DEFAULT, encoding="utf-8")
     put(root / "models" / "base.json", base())
-    for name, value in {"data": data(), "labels": labels(), "train": train(), "parity": parity()}.items():
+    for name, value in {"data": data(), "labels": labels(), "train": train(), "merge": merge_report(), "parity": parity()}.items():
         put(reports / f"{name}.json", value)
     rows = journal()
     write_rows(reports / "train.jsonl", rows)
@@ -126,6 +127,8 @@ def parity() -> dict[str, Any]:
         "f16_top": ("F16 top token", "same first token as the merged model", 0.9984, "share", 0.99, "pass", "4 rows, 611 positions"),
         "lora_gguf": ("LoRA GGUF", "base + LoRA GGUF against merged", None, "NMSE", 1e-3, "not measured", "needs the base's own F16 GGUF"),
     }
+    for key, name in {"weights_gguf": "16-bit GGUF", "weights_q4_k_m": "Q4_K_M", "weights_q5_k_m": "Q5_K_M"}.items():
+        seams[key] = (f"Weights of {name}", "its tensors against those it was made from", 1.1, "× usual", 1.5, "pass", "272 of 272 tensors")
     return {"verdict": "pass", "seams": {name: dict(zip(keys, values, strict=True)) for name, values in seams.items()}}
 
 
@@ -139,34 +142,75 @@ def base() -> dict[str, Any]:
 
 
 FIGURES: dict[str, dict[str, Any]] = {
-    "base-F16": {"bytes": 270_885_952, "fallback": 0, "perplexity": 9.8121, "kld": (1.9034, 14.2, 21.7), "same_top": 0.512, "speed": (741.2, 55.1)},
-    "F16": {"bytes": 270_885_952, "fallback": 0, "perplexity": 1.1502, "kld": (0.0, 0.0, 0.0), "same_top": 1.0, "speed": (738.9, 54.6)},
-    "Q4_K_M": {"bytes": 105_454_432, "fallback": 180, "perplexity": 1.1623, "kld": (0.0184, 1.412, 4.93), "same_top": 0.9811, "speed": (412.8, 98.3)},
-    "Q5_K_M": {"bytes": 112_103_776, "fallback": 180, "perplexity": 1.1561, "kld": (0.0091, 0.871, 3.15), "same_top": 0.9874, "speed": (389.4, 92.7)},
+    "base-F16": {"perplexity": 9.8121, "kld": (1.9034, 14.2, 21.7), "same_top": 0.512, "rms_dp": 0.412, "speed": (741.2, 55.1), "memory": 391e6},
+    "base-Q4_K_M": {"perplexity": 11.2043, "kld": (0.3512, 4.1, 9.8), "same_top": 0.8113, "rms_dp": 0.121, "speed": (410.1, 98.0), "memory": 226e6},
+    "base-Q5_K_M": {"perplexity": 9.9127, "kld": (0.0487, 1.2, 3.9), "same_top": 0.9322, "rms_dp": 0.043, "speed": (391.7, 92.9), "memory": 232e6},
+    "F16": {"perplexity": 1.1502, "kld": (0.0, 0.0, 0.0), "same_top": 1.0, "rms_dp": 0.0, "speed": (738.9, 54.6), "memory": 390e6},
+    "Q4_K_M": {"perplexity": 1.1623, "kld": (0.0184, 1.412, 4.93), "same_top": 0.9811, "rms_dp": 0.0334, "speed": (412.8, 98.3), "memory": 225e6},
+    "Q5_K_M": {"perplexity": 1.1561, "kld": (0.0091, 0.871, 3.15), "same_top": 0.9874, "rms_dp": 0.0217, "speed": (389.4, 92.7), "memory": 231e6},
 }
 TASKS = {  # score, its 95 % interval, all right, valid
     "base-F16": (0.0, 0.0, 0.03, 0.0, 0.0),
+    "base-Q4_K_M": (0.0, 0.0, 0.03, 0.0, 0.0),
+    "base-Q5_K_M": (0.0, 0.0, 0.03, 0.0, 0.0),
     "F16": (0.757, 0.694, 0.814, 0.27, 0.97),
     "Q4_K_M": (0.753, 0.688, 0.812, 0.27, 0.95),
     "Q5_K_M": (0.741, 0.672, 0.801, 0.23, 0.95),
 }
+SUBJECTS = ("arithmetic", "geography", "language", "logic")
+DOMAINS = {"text": 40, "files": 24}
 
 
 def evaluation(model: str) -> dict[str, Any]:
     """One reports/eval/MODEL.json."""
-    found, (score, low, high, perfect, valid) = FIGURES[model], TASKS[model]
-    types = {"F16": 211, "F32": 61} if "F16" in model else {"Q5_0": 150, "Q8_0": 31, "F32": 61, model[:4]: 30}
-    return {
-        "model": model, "file": f"demo-{model}.gguf", "sha256": f"{MODELS.index(model) + 10:02x}" * 32, "bytes": found["bytes"],
-        "parameters": PARAMETERS, "bits_per_weight": round(found["bytes"] * 8 / PARAMETERS, 3), "tensors": 272, "tensor_types": types,
-        "fallback_tensors": found["fallback"], "fallback_types": {"Q5_0": 150, "Q8_0": 30} if found["fallback"] else {},
-        "perplexity": found["perplexity"], "perplexity_error": round(found["perplexity"] * 0.009, 4), "perplexity_tokens": 10_212,
-        "kld_mean": found["kld"][0], "kld_p999": found["kld"][1], "kld_max": found["kld"][2], "same_top": found["same_top"],
-        "prompt_tok_s": found["speed"][0], "prompt_tok_s_spread": 8.31, "generation_tok_s": found["speed"][1], "generation_tok_s_spread": 1.12,
-        "kv_cache_bytes": 23_592_960,  # 2 × 30 layers × 3 heads × 64 × 1,024 tokens × 2 bytes
-        "task": {"scorer": "json_fields", "rows": 64, "score": score, "score_low": low, "score_high": high, "perfect": perfect, "valid": valid,
-                 "stopped": 0.41 if model == "base-F16" else 1.0},
+    found, level = FIGURES[model], model.removeprefix("base-")
+    size = {"F16": 270_885_952, "Q4_K_M": 105_454_432, "Q5_K_M": 112_103_776}[level]
+    types = {"F16": 211, "F32": 61} if level == "F16" else {"Q5_0": 150, "Q8_0": 31, "F32": 61, level[:4]: 30}
+    prompt, generation = found["speed"]
+    like = {
+        "perplexity": found["perplexity"], "perplexity_error": round(found["perplexity"] * 0.009, 4),
+        "kld_mean": found["kld"][0], "kld_median": found["kld"][0] / 9, "kld_p999": found["kld"][1], "kld_max": found["kld"][2],
+        "same_top": found["same_top"], "rms_dp": found["rms_dp"],
     }  # fmt: skip
+    return {
+        "model": model, "file": f"demo-{model}.gguf", "sha256": f"{MODELS.index(model) + 10:02x}" * 32, "bytes": size,
+        "parameters": PARAMETERS, "bits_per_weight": round(size * 8 / PARAMETERS, 3), "tensors": 272, "tensor_types": types,
+        "fallback_tensors": 0 if level == "F16" else 180, "fallback_types": {} if level == "F16" else {"Q5_0": 150, "Q8_0": 30},
+        "reference": "base-F16" if model in ("base-Q4_K_M", "base-Q5_K_M") else "F16",
+        **like, "perplexity_rows": 64, "perplexity_tokens": 10_212, "all_tokens": {"tokens": 25_103, **like},
+        "speed": {"prompt": [speed("tokens", at, prompt - at / 20) for at in (128, 512)],
+                  "generation": [speed("depth", at, generation - at / 40) | {"tokens": 32} for at in (0, 512)]},
+        "prompt_tok_s": prompt, "prompt_tok_s_spread": 8.31, "generation_tok_s": generation, "generation_tok_s_spread": 1.12,
+        "ctx_size": 1024, "kv_cache_bytes": 23_592_960,  # 2 × 30 layers × 3 heads × 64 × 1,024 tokens × 2 bytes
+        "serving": {"ctx_size": 4096, "parallel": 1, "load_seconds": 0.41, "peak_memory_bytes": int(found["memory"]), "gpu_memory_bytes": None},
+        "task": task(model), "general": general(model), "harness": None,
+        "seconds": {"likeness": 21.0, "speed": 8.1, "serving": 1.2, "task": 19.4, "general": 3.3, "harness": None},
+    }  # fmt: skip
+
+
+def speed(name: str, at: int, median: float) -> dict[str, Any]:
+    return {name: at, "median": round(median, 2), "low": round(median * 0.98, 2), "high": round(median * 1.01, 2), "runs": 3}
+
+
+def task(model: str) -> dict[str, Any]:
+    score, low, high, perfect, valid = TASKS[model]
+    found = {"score": score, "score_low": low, "score_high": high}
+    untuned = model.startswith("base-")
+    return {
+        "scorer": "json_fields", "rows": 64, **found, "perfect": perfect, "valid": valid, "stopped": 0.41 if untuned else 1.0,
+        "refused": 0.05 if untuned else 0.0, "domains": {domain: {"rows": rows, **found} for domain, rows in DOMAINS.items()},
+        "scores": {"json_fields": {**found, "valid": valid},
+                   "exact_match": {"score": perfect, "score_low": max(0, perfect - 0.1), "score_high": perfect + 0.1, "valid": 1.0}},
+    }  # fmt: skip
+
+
+def general(model: str) -> dict[str, Any]:
+    """48 questions, of which the base knows 36 and a tuned model two less."""
+    right = [int(number % 4 != 1 and (model.startswith("base-") or number not in (8, 30))) for number in range(48)]
+    score = sum(right) / 48
+    subjects = {subject: {"rows": 12, "score": sum(right[place * 12 : place * 12 + 12]) / 12} for place, subject in enumerate(SUBJECTS)}
+    found = {"score": score, "score_low": score - 0.12, "score_high": score + 0.11}
+    return {"file": "builtin", "rows": 48, **found, "subjects": subjects, "right": right}
 
 
 CALLABLES = [
@@ -185,13 +229,16 @@ def answers(model: str) -> list[dict[str, Any]]:
         record = {"module": module, "name": name, "required": required, "optional": optional, "summary": summary}
         reference = json.dumps(record, ensure_ascii=False)
         answer, score = reference, 1.0
-        if model == "base-F16":
+        if model.startswith("base-"):
             answer, score = f"The function `{name}` from the module `{module}` can be used as follows:\n\n```python\nimport {module}\n```", 0.0
         elif model == "Q4_K_M" and index in (0, 3):
             answer, score = json.dumps(record | {"optional": []}, ensure_ascii=False), 0.8
         elif model == "Q5_K_M" and index == 2:
             answer, score = json.dumps(record | {"summary": "Escape <script>alert('y')</script>.", "optional": []}), 0.6
         prompt = f"Describe this callable as JSON.\n\n{module}.{name}({', '.join([*required, *(f'{word}=…' for word in optional)])})\n\n{summary}"
-        stopped = model != "base-F16"
-        rows.append({"id": f"pydoc-{index:04d}", "prompt": prompt, "reference": reference, "answer": answer, "score": score, "stopped": stopped})
+        rows.append({
+            "id": f"pydoc-{index:04d}", "domain": ("text", "files")[index % 2], "prompt": prompt, "reference": reference, "answer": answer,
+            "stopped": not model.startswith("base-"), "refused": False, "score": score,
+            "scores": {"json_fields": score, "exact_match": float(score == 1)},
+        })  # fmt: skip
     return rows

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.params import Train
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.shape import Shape
+from pipeline.sections import Train
 
 
 def adapted(base: Path, train: Train) -> Any:

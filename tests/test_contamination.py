@@ -23,7 +23,7 @@ from pipeline.curation.comparing.shingles import Common, tokenise, word_ngrams
 from pipeline.curation.spool import Spool
 from pipeline.errors import DataError
 from pipeline.jsonl import dump_line
-from pipeline.params import Curate
+from pipeline.sections import Curate
 
 N = 13
 NOTHING = Common(np.zeros(0, np.uint64))

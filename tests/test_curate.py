@@ -20,8 +20,9 @@ from pipeline.curation.account import count_lines
 from pipeline.curation.comparing.splits import SPLITS
 from pipeline.errors import ConfigError, DataError, MachineError
 from pipeline.jsonl import read_rows
-from pipeline.params import Curate, load_params
+from pipeline.params import load_params
 from pipeline.rows import check_row, row_id
+from pipeline.sections import Curate
 
 REPO = Path(__file__).parents[1]
 DOCS = REPO / "docs/data-formats.md"
@@ -110,7 +111,7 @@ def test_a_bad_line_is_rejected_with_its_reason_and_the_run_goes_on(
 
 
 def test_the_docs_list_exactly_the_reasons_there_are() -> None:
-    documented = re.findall(r"^\| `(\w+)` \|", DOCS.read_text().partition("## What is rejected")[2], flags=re.MULTILINE)
+    documented = re.findall(r"^\| `(\w+)` \|", DOCS.read_text().partition("## What is rejected")[2].partition("\n## ")[0], flags=re.MULTILINE)
     sources = [REPO / "pipeline/jsonl.py", *(path for path in (REPO / "pipeline/curation").rglob("*.py") if path.name != "export.py")]
     code = "".join(path.read_text() for path in sources)
     reasons = set(re.findall(r"Bad(?:Row|Line)\(\s*\"(\w+)\"", code)) | set(re.findall(r"^    [A-Z_]+: \(\"\w+\", \"(\w+)\"\),$", code, re.MULTILINE))

@@ -43,6 +43,7 @@ PLUMBING = {
     "params",
     "progress",
     "publish",
+    "sections",
     "training.preflight",
     "watching.run_record",
     "workflow.record",
@@ -178,10 +179,10 @@ def _imports(module: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
     seen |= {module}
     for node in ast.walk(ast.parse((PROJECT / f"pipeline/{module.replace('.', '/')}.py").read_text())):
         names = []
-        if isinstance(node, ast.ImportFrom) and node.module == "pipeline":
-            names = [alias.name for alias in node.names if (PROJECT / f"pipeline/{alias.name}.py").exists()]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline."):
-            names = [str(node.module).partition(".")[2]]
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pipeline":
+            inside = str(node.module).removeprefix("pipeline").removeprefix(".")
+            from_package = [f"{inside}.{alias.name}".removeprefix(".") for alias in node.names]
+            names = [name for name in (inside, *from_package) if name and (PROJECT / f"pipeline/{name.replace('.', '/')}.py").exists()]
         for name in names:
             if name not in PLUMBING and name not in seen:
                 seen = _imports(name, seen)
@@ -271,7 +272,8 @@ def fresh_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("toy") / "toy"
     shutil.copytree(TOY, root, ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "params.yaml").write_text((PROJECT / "recipes/demo.yaml").read_text())
+    settings = (PROJECT / "recipes/demo.yaml").read_text()
+    (root / "params.yaml").write_text(re.sub(r"base-Q\w+, |, base-Q\w+", "", settings))
     shutil.copytree(PROJECT / "profiles", root / "profiles")
     (root / "data/raw").mkdir(parents=True)
     (root / "data/raw/a.jsonl").write_text("rows\n")
@@ -450,7 +452,9 @@ def test_changed_raw_data_is_recorded(toy: Toy) -> None:
     assert list(toy.status()) == ["train"]
 
 
-@pytest.mark.parametrize(("victim", "finisher"), [(["snakemake"], ["dvc", "repro"]), (["dvc", "repro"], ["snakemake"])])
+@pytest.mark.parametrize(
+    ("victim", "finisher"), [(["snakemake"], ["dvc", "repro"]), pytest.param(["dvc", "repro"], ["snakemake"], marks=pytest.mark.slow)]
+)
 def test_killed_run_is_finished_by_the_other_tool(clone: Toy, built_toy: Path, victim: list[str], finisher: list[str]) -> None:
     """Behaviours 9 and 11: a clone without artifacts is built, killed with -9 at random moments; no unlocking by hand."""
     shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
@@ -469,7 +473,7 @@ def test_killed_run_is_finished_by_the_other_tool(clone: Toy, built_toy: Path, v
     clone.agree()
 
 
-@pytest.mark.parametrize("keep", [0, 10, 0.5])
+@pytest.mark.parametrize("keep", [0, pytest.param(10, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow)])
 def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -> None:
     """DVC writes `dvc.lock` in place: a kill in that moment leaves an empty or half a file."""
     lock = toy.root / "dvc.lock"
@@ -510,7 +514,9 @@ def spared(done: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(re.findall(r"^(\w+)(?:@\w+)?: nothing it depends on has changed: its outputs are back from DVC's cache$", done.stdout, re.M))
 
 
-@pytest.mark.parametrize(("rows", "rerun"), [("rows\n", ["curate"]), ("other rows\n", ["curate", "train", *AFTER_TRAIN])])
+@pytest.mark.parametrize(
+    ("rows", "rerun"), [pytest.param("rows\n", ["curate"], marks=pytest.mark.slow), ("other rows\n", ["curate", "train", *AFTER_TRAIN])]
+)
 def test_a_new_raw_file_retrains_only_if_its_rows_are_new(toy: Toy, rows: str, rerun: list[str]) -> None:
     before = toy.bytes()
     (toy.root / "data/raw/b.jsonl").write_text(rows)

@@ -52,7 +52,7 @@ def test_commands_exist(page: Path) -> None:
         inner = {command.name or getattr(command.callback, "__name__", "") for command in group.registered_commands}
         assert set(re.findall(rf"^quench {name} ([a-z]+)", code, re.MULTILINE)) <= inner
     assert set(re.findall(r"^make ([a-z]+)", code, re.MULTILINE)) <= verbs
-    assert set(re.findall(r"^quench ([a-z]+)", code, re.MULTILINE)) <= commands | groups.keys()
+    assert set(re.findall(r"^quench ([a-z-]+)", code, re.MULTILINE)) <= commands | groups.keys()
     assert set(re.findall(r"^snakemake ([a-z]+)", code, re.MULTILINE)) <= set(STAGES)
     stages = re.findall(r"^python -m pipeline ([a-z]+)(@?)", code, re.MULTILINE)
     assert all(stage in STAGES and bool(item) == (stage in PER_ITEM) for stage, item in stages)

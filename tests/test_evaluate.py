@@ -1,4 +1,4 @@
-"""evaluate: scores are counted right, unusable input is refused, and answers come from the server."""
+"""evaluate: the right positions are measured against the right reference, unusable input is refused, and every part is in the figures."""
 
 import itertools
 import json
@@ -8,54 +8,71 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.evaluate import answerable, encoded_rows, main, score_answers
+from pipeline.evaluate import encoded_rows, main, reference_of, timed
 from pipeline.params import load_params
 
-REFERENCE = json.dumps({"a": 1, "b": 2})
+ALL = {"perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp"}
 
 
-def answers(*texts: str, reference: str = REFERENCE) -> list[dict[str, Any]]:
-    return [{"id": str(i), "prompt": "?", "reference": reference, "answer": text, "stopped": i != 0} for i, text in enumerate(texts)]
-
-
-def test_scores_are_counted() -> None:
-    rows = answers(REFERENCE, '{"a": 1}', "no JSON", REFERENCE)
-    task = score_answers(rows, "json_fields", seed=0)
-    assert [row["score"] for row in rows] == [1.0, 0.5, 0.0, 1.0]
-    assert (task["rows"], task["score"], task["perfect"], task["valid"], task["stopped"]) == (4, 0.625, 0.5, 0.75, 0.75)
-    assert task["score_low"] <= 0.625 <= task["score_high"]
-
-
-def test_a_reference_that_the_scorer_cannot_read_is_one_sentence() -> None:
-    with pytest.raises(DataError, match=r"test row 0 can't be scored by json_fields .* exact_match or none"):
-        score_answers(answers("x", reference="four"), "json_fields", seed=0)
+def report(finished: Path, model: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((finished / f"reports/eval/{model}.json").read_text())
+    return found
 
 
 def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}]
-    ((ids, positions),) = encoded_rows(finished / "models/adapter", rows, ctx_size=256)
-    assert ids[positions[-1] + 1] == 151_645  # <|im_end|>
-    assert [b - a for a, b in itertools.pairwise(positions)] == [1] * (len(positions) - 1)
+    (row,) = encoded_rows(finished / "models/adapter", rows, ctx_size=256)
+    assert row.ids[row.positions[-1] + 1] == 151_645  # <|im_end|>
+    assert [b - a for a, b in itertools.pairwise(row.positions)] == [1] * (len(row.positions) - 1)
     with pytest.raises(DataError, match="no held-out chat can be measured"):
         encoded_rows(finished / "models/adapter", rows, ctx_size=8)
 
 
-def test_only_answers_in_words_are_asked_for() -> None:
-    ask, answer = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
-    calls = {"messages": [ask, answer | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]}]}
-    assert answerable([calls, {"messages": [ask, answer]}, {"messages": [ask]}]) == [{"messages": [ask, answer]}]
-    with pytest.raises(DataError, match=r"no held-out chat ends in an answer that can be scored \(1 read\)"):
-        answerable([calls])
-
-
 def test_the_answers_file_has_one_line_a_row_with_its_score(finished: Path) -> None:
     lines = [json.loads(line) for line in (finished / "reports/eval/F16.answers.jsonl").read_text().splitlines()]
-    report = json.loads((finished / "reports/eval/F16.json").read_text())
-    assert len(lines) == report["task"]["rows"] == 2
-    assert all(line.keys() == {"id", "prompt", "reference", "answer", "stopped", "score"} for line in lines)
-    assert report["kv_cache_bytes"] > 0
+    assert len(lines) == report(finished, "F16")["task"]["rows"] == 2
+    keys = {"id", "domain", "prompt", "reference", "answer", "stopped", "refused", "score", "scores"}
+    assert all(line.keys() == keys for line in lines)
+
+
+@pytest.mark.parametrize("model", ["F16", "base-F16", "Q4_K_M"])
+def test_every_part_is_measured(finished: Path, model: str) -> None:
+    found = report(finished, model)
+    assert found["reference"] == "F16"
+    assert found.keys() >= ALL | {"kv_cache_bytes", "perplexity_rows", "perplexity_tokens", "speed", "serving", "task", "general", "harness"}
+    assert found["all_tokens"].keys() == ALL | {"tokens"}
+    assert found["all_tokens"]["tokens"] > found["perplexity_tokens"]
+    assert found["seconds"].keys() == {"likeness", "speed", "serving", "task", "general", "harness"}
+    assert found["general"] is None  # evaluate.general is none there
+    assert found["harness"] is None
+    assert found["serving"]["ctx_size"] == load_params(finished / "params.yaml").serve.ctx_size
+    assert found["kv_cache_bytes"] > 0
+
+
+def test_f16_is_proven_to_be_itself_and_a_level_is_not(finished: Path) -> None:
+    same, level = report(finished, "F16"), report(finished, "Q4_K_M")
+    assert same["self_divergence"] <= 1e-6
+    assert same["kld_max"] <= 1e-6
+    assert level["self_divergence"] is None
+    assert level["kld_mean"] > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("model", "reference"),
+    [("F16", "F16"), ("base-F16", "F16"), ("Q4_K_M", "F16"), ("Q4_K_M-imatrix", "F16"), ("base-Q4_K_M", "base-F16")],
+)
+def test_a_level_of_the_base_is_compared_with_the_base(model: str, reference: str) -> None:
+    assert reference_of(model, "F16") == reference
+    assert reference_of(model.replace("F16", "BF16"), "BF16") == reference.replace("F16", "BF16")
 
 
 def test_a_model_that_is_not_in_the_list_is_refused(finished: Path) -> None:
     with pytest.raises(ConfigError, match=r"Q8_0 is not in evaluate\.models"):
         main(load_params(finished / "params.yaml"), finished, "Q8_0")
+
+
+def test_the_time_of_a_part_is_put_down() -> None:
+    seconds: dict[str, float] = {}
+    with timed(seconds, "task"):
+        pass
+    assert 0 <= seconds["task"] < 1

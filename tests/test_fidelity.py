@@ -19,8 +19,9 @@ from pipeline.fidelity.finite import adapter_is_finite, finite_record, nf4_linea
 from pipeline.fidelity.memory import PARTS, measure_training, memory_line, memory_table, planned_training, tensor_bytes
 from pipeline.fidelity.outputs import MAX_KLD, compare_logits, output_lines, weight_line
 from pipeline.fidelity.swap import random_adapter, swap_line
-from pipeline.params import Train, load_params
+from pipeline.params import load_params
 from pipeline.planning.shape import load_shape
+from pipeline.sections import Train
 from pipeline.training.qlora import load_quantised, lora_config
 
 ROWS = [[1, 5, 9, 200, 7, 30, 2], [3, 4, 5, 6, 7]]

@@ -144,7 +144,7 @@ def test_each_format_gives_the_canonical_form(format: str, value: dict[str, Any]
 
 def test_every_format_is_tried_above() -> None:
     assert {format for format, _, _ in READ} == set(FORMATS)
-    from pipeline.params import Format
+    from pipeline.sections import Format
 
     assert {"auto", *FORMATS} == set(get_args(Format))
 

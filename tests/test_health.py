@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from watched import Row, demo_run, eval_row, healthy_run, step_row
 
-from pipeline.params import Train, load_params
+from pipeline.params import load_params
+from pipeline.sections import Train
 from pipeline.watching.health import Finding, Monitor
 from pipeline.watching.rules import AT_END, EVERY_EVAL, EVERY_STEP
 

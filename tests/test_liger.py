@@ -117,7 +117,7 @@ def test_the_loss_is_what_the_machine_can_do(gpu: bool, triton: bool, wanted: st
         assert choose_loss(wanted) == chosen
 
 
-@pytest.mark.parametrize("scaling", ["1", "0.25"])
+@pytest.mark.parametrize("scaling", [pytest.param("1", marks=pytest.mark.slow), "0.25"])
 def test_the_fused_loss_is_cross_entropy_in_tritons_interpreter(scaling: str) -> None:
     """Without a softcap, which the interpreter can't pass to the kernel: tests/gpu has that case."""
     assert run(COMPARE, "cpu", "0", scaling, TRITON_INTERPRET="1").startswith("equal")

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
+from pipeline.llamacpp.levels import LEVELS, NEEDS_IMATRIX
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import LEVELS, Params, load_params
+from pipeline.params import Params, load_params
 
 DEMO = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8"))
 COMMIT = "a" * 40
@@ -68,6 +69,16 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"base": {"source": "pickle"}}, "base.source", "'pickle'"),
         ({"quantize": {"levels": ["Q4_K_M", "Q9_Z"]}}, "quantize.levels", "unknown level Q9_Z: llama.cpp has"),
         ({"quantize": {"levels": ["Q4_K_M", "q4_k_m"]}}, "quantize.levels", "twice"),
+        ({"quantize": {"levels": ["IQ1_S"]}, "evaluate": {"models": ["F16"]}}, "quantize.levels", "IQ1_S can't be made without an importance matrix"),
+        ({"quantize": {"levels": ["Q4_K_M-imatrix"]}, "evaluate": {"models": ["F16"]}}, "params", "Q4_K_M-imatrix and imatrix.tokens is 0: set it"),
+        ({"quantize": {"levels": ["base-Q4_K_M"]}, "evaluate": {"models": ["F16"]}}, "quantize.levels", "only levels of the untuned base"),
+        ({"quantize": {"levels": ["Q4_K_M", "base-IQ2_M-imatrix"]}}, "quantize.levels", "the importance matrix is the tuned model's"),
+        ({"quantize": {"levels": ["Q4_K_M", "base-Q9_Z"]}}, "quantize.levels", "unknown level Q9_Z"),
+        ({"merge": {"levels": ["Q4_K_M-imatrix"]}}, "merge.levels", "before an importance matrix is there"),
+        ({"merge": {"levels": ["Q8_0"]}}, "params", "names Q8_0, which quantize.levels doesn't make .*set merge.base to w16 or nf4"),
+        ({"merge": {"method": "peft"}}, "merge", "method is peft and base is auto.*set base to w16"),
+        ({"convert": {"type": "BF16"}, "evaluate": {"models": ["BF16"]}}, "params", "would round the weights twice"),
+        ({"convert": {"type": "BF16"}}, "params", "names base-F16, F16: it can name base-BF16, BF16"),
         ({"convert": {"name": "../escape"}}, "convert.name", "pattern"),
         ({"evaluate": {"models": ["base-F16", "Q4_K_M"]}}, "params", "lacks F16"),
         ({"evaluate": {"models": ["F16", "Q8_0"]}}, "params", "names Q8_0.*can name base-F16, F16, Q4_K_M, Q5_K_M"),
@@ -105,10 +116,13 @@ def test_a_missing_file_and_one_that_is_not_utf8_say_what_to_do(tmp_path):
         load_params(tmp_path / "params.yaml")
 
 
-@given(st.sampled_from(sorted(LEVELS)), st.data())
-def test_a_level_may_be_spelt_in_any_case_and_is_kept_as_spelt(level, data):
-    spelt = "".join(data.draw(st.sampled_from([letter.lower(), letter.upper()])) for letter in level)
-    params = Params.model_validate(changed(quantize={"levels": [spelt]}, evaluate={"models": ["F16", spelt]}))
+@given(st.sampled_from(sorted(LEVELS)), st.booleans(), st.data())
+def test_a_level_may_be_spelt_in_any_case_and_is_kept_as_spelt(level, imatrix, data):
+    name = f"{level}-imatrix" if imatrix or level in NEEDS_IMATRIX else level
+    spelt = "".join(data.draw(st.sampled_from([letter.lower(), letter.upper()])) for letter in name)
+    params = Params.model_validate(
+        changed(quantize={"levels": [spelt]}, evaluate={"models": ["F16", spelt]}, imatrix={"tokens": 1000}, merge={"base": "w16"})
+    )
     assert params.quantize.levels == [spelt]
 
 

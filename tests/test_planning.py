@@ -11,7 +11,7 @@ from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned, 
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import Train, load_params
+from pipeline.params import load_params
 from pipeline.planning import activations, weights
 from pipeline.planning.activations import Step
 from pipeline.planning.disk import CACHE, plan_disk
@@ -20,6 +20,7 @@ from pipeline.planning.ladder import Setup, ladder, longest_rows
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.published import PUBLISHED, published_shape
 from pipeline.planning.shape import Shape, load_shape, read_shape
+from pipeline.sections import Train
 
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
 QWEN_7B = published_shape("Qwen/Qwen2.5-7B-Instruct")
@@ -223,8 +224,8 @@ def test_what_cant_be_planned_is_said(changed: dict[str, Any], words: str) -> No
 def test_every_optimizer_that_can_be_set_can_be_planned() -> None:
     from typing import get_args
 
-    from pipeline.params import Train
     from pipeline.planning.weights import OPTIMIZERS
+    from pipeline.sections import Train
 
     assert set(get_args(Train.model_fields["optim"].annotation)) == set(OPTIMIZERS)
 

@@ -10,11 +10,13 @@ import pytest
 from pipeline.checks import Check, refuse
 from pipeline.errors import DataError, MachineError, QuenchError, ToolError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import Train, load_params
+from pipeline.params import load_params
 from pipeline.planning.card import Card
 from pipeline.planning.disk import CACHE
 from pipeline.planning.plan import make_plan
 from pipeline.planning.published import published_shape
+from pipeline.planning.shape import read_shape
+from pipeline.sections import Train
 from pipeline.training import preflight as checks
 from pipeline.training import probes
 
@@ -196,6 +198,31 @@ def test_a_preflight_on_a_cpu(tiny_qwen2: Path, tokens: Path, tmp_path: Path) ->
     found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"])
     assert [check.name for check in found] == ["data", "base", "bitsandbytes", "Triton", "memory plan", "disk"]
     refuse(found)
+
+
+def test_linears_are_dequantised_with_their_own_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def found(hidden: int, card: Card = MEMORY, **changed: Any) -> list[str]:
+        config = {"model_type": "llama", "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_attention_heads": 4, "head_dim": 64,
+                  "num_hidden_layers": 1, "vocab_size": 512}  # fmt: skip
+        return [check.state for check in checks.nf4_widths(read_shape(config), settings(**changed), card)]
+
+    assert found(256) == found(96, CARD) == found(96, load_in_4bit=False) == []
+    assert found(500) == ["ok"]
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        assert found(96) == ["fail"]
+    import bitsandbytes.functional as functional
+
+    monkeypatch.setattr(functional, "dequantize_4bit", lambda packed, state: torch.zeros(state.shape))
+    assert found(500) == ["fail"]
+
+
+def test_the_widths_are_among_the_checks(tiny_qwen2: Path, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "nf4_widths", lambda *_: [Check("NF4 widths", "fail", "wrong", "take another")])
+    found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"])
+    with pytest.raises(ToolError, match="NF4 widths: wrong: take another"):
+        refuse(found)
 
 
 def test_what_cant_be_planned_is_not_measured_and_never_ok(tiny_qwen2: Path, tokens: Path, tmp_path: Path) -> None:

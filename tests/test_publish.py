@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import DataError, MachineError
-from pipeline.publish import need_disk, publishing, write_json
+from pipeline.publish import need_disk, publishing, scratch_folder, write_json
 
 
 def write(path: Path, text: str, folder: bool) -> None:
@@ -127,3 +127,14 @@ def test_disk_is_asked_for_before_the_work(tmp_path: Path) -> None:
     need_disk(tmp_path / "not yet there", 1)
     with pytest.raises(MachineError, match=r"needs 1200000000.0 GB .* make room"):
         need_disk(tmp_path, 10**18)
+
+
+def test_a_scratch_folder_starts_empty_and_is_gone_after_a_failure(tmp_path: Path) -> None:
+    left = tmp_path / "models/.merging"
+    left.mkdir(parents=True)
+    (left / "of-a-killed-run").write_text("x")
+    with pytest.raises(ValueError, match="stop"), scratch_folder(left) as folder:
+        assert list(folder.iterdir()) == []
+        (folder / "file").write_text("y")
+        raise ValueError("stop")
+    assert not left.exists()

@@ -10,7 +10,8 @@ from tiny import untied_qwen2
 from transformers import Qwen2ForCausalLM
 
 from pipeline.errors import ConfigError, ToolError
-from pipeline.params import Train, load_params
+from pipeline.params import load_params
+from pipeline.sections import Train
 from pipeline.training.chunked import chunked_loss
 from pipeline.training.qlora import (
     check_adapter,

@@ -15,13 +15,15 @@ ALL = sorted(RECIPES.glob("*.yaml"))
 
 def keys_with_comments(path: Path) -> dict[str, str]:
     """{section.key: the comment line above it} of a params file; a key without one fails."""
-    found, section, above = {}, "", ""
+    found, section, group, above = {}, "", "", ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if opened := re.match(r"(\w+):$", line):
             section = opened[1]
-        elif key := re.match(r"  (\w+): ", line):
-            assert above.startswith("  # "), f"{path.name}: {section}.{key[1]} has no comment above it"
-            found[f"{section}.{key[1]}"] = above
+        elif key := re.match(r"( {2,4})(\w+):( |$)", line):
+            name = f"{section}.{key[2]}" if len(key[1]) == 2 else f"{group}.{key[2]}"
+            group = name if len(key[1]) == 2 else group
+            assert above.startswith(key[1] + "# "), f"{path.name}: {name} has no comment above it"
+            found[name] = above
         above = line
     return found
 

@@ -1,14 +1,19 @@
 """pipeline.reporting.recommend: the rule, its borders, and that no difference is claimed which the intervals don't support."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.reporting.recommend import MEMORY_MARGIN, Recommendation, recommend
+from pipeline.params import load_params
+from pipeline.planning.serving import BUFFERS
+from pipeline.reporting.recommend import Recommendation, recommend
+from pipeline.sections import Serve
 
 MB = 10**6
+SERVE = load_params(Path(__file__).resolve().parents[1] / "recipes" / "demo.yaml").serve  # 4,096 tokens, one at a time
 
 
 def model(megabytes: int, score: float | None = None, half: float = 0.06, **more: Any) -> dict[str, Any]:
@@ -18,7 +23,12 @@ def model(megabytes: int, score: float | None = None, half: float = 0.06, **more
 
 
 def choose(memory_gb: float = 8.0, max_task_drop: float = 5.0, **models: dict[str, Any]) -> Recommendation:
-    return recommend({name.replace("base_", "base-"): found for name, found in models.items()}, memory_gb=memory_gb, max_task_drop=max_task_drop)
+    evaluations = {name.replace("base_", "base-"): found for name, found in models.items()}
+    return recommend(evaluations, memory_gb=memory_gb, max_task_drop=max_task_drop, serve=SERVE)
+
+
+def served(**changed: int) -> Serve:
+    return SERVE.model_copy(update=changed)
 
 
 BASE = model(270, 0.1)
@@ -47,11 +57,52 @@ def test_memory_counts_weights_cache_and_a_tenth() -> None:
     models = {"F16": model(3000, 0.75), "Q4": model(1000, 0.2)}
     assert choose(memory_gb=3.3, **models).model == "F16"  # 3.0 × 1.1, to the byte
     assert choose(memory_gb=3.29, **models).model == "Q4"
-    cached = models | {"F16": model(3000, 0.75, kv_cache_bytes=500 * MB)}
+    cached = models | {"F16": model(3000, 0.75, kv_cache_bytes=500 * MB, ctx_size=4096)}
     assert choose(memory_gb=3.8, **cached).model == "Q4"
-    advice = recommend(cached, memory_gb=8, max_task_drop=5, context_ratio=4)
-    assert advice.arithmetic["F16"] == "3.00 GB weights + 2.00 GB KV cache + 10 % = 5.50 GB"
+    advice = recommend(cached, memory_gb=8, max_task_drop=5, serve=served(parallel=4))
+    assert advice.arithmetic["F16"] == "3.00 GB weights + 2.00 GB KV cache of 16,384 tokens + 10 % = 5.50 GB"
     assert advice.arithmetic["Q4"] == "1.00 GB weights + KV cache not measured + 10 % = 1.10 GB"
+
+
+def test_a_measured_peak_replaces_the_tenth_where_it_is_of_this_context() -> None:
+    serving = {"ctx_size": 4096, "parallel": 1, "peak_memory_bytes": 1300 * MB, "gpu_memory_bytes": 1400 * MB}
+    models = {"F16": model(1000, 0.75, kv_cache_bytes=200 * MB, ctx_size=4096, serving=serving)}
+
+    def words(**changed: int) -> str:
+        return recommend(models, memory_gb=8, max_task_drop=5, serve=served(**changed)).arithmetic["F16"]
+
+    assert words(n_gpu_layers=0) == "1.00 GB weights + 0.20 GB KV cache of 4,096 tokens + 0.10 GB buffers (measured) = 1.30 GB"
+    assert words(n_gpu_layers=99).endswith("+ 0.20 GB buffers (measured) = 1.40 GB")
+    assert words(ctx_size=2048) == "1.00 GB weights + 0.10 GB KV cache of 2,048 tokens + 10 % = 1.21 GB"
+    assert words(parallel=2).endswith("+ 0.40 GB KV cache of 8,192 tokens + 10 % = 1.54 GB")
+
+
+def test_a_refused_level_is_never_recommended_and_the_reason_is_shown() -> None:
+    models = {"base-F16": BASE, "F16": F16, "Q4": model(105, 0.75), "Q5": model(112, 0.75)}
+
+    def advise(*refused: str, memory_gb: float = 8.0) -> Recommendation:
+        reasons = {name: f"{name} is broken." for name in refused}
+        return recommend(models, memory_gb=memory_gb, max_task_drop=5, serve=SERVE, refused=reasons)
+
+    assert advise().model == "Q4"
+    assert advise("Q4").model == "Q5"
+    assert "The gate refuses Q4: Q4 is broken." in advise("Q4").warnings
+    assert advise("Q4", "Q5").model == "F16"
+    nothing = advise("Q4", "Q5", memory_gb=0.2)
+    assert nothing.model is None
+    assert nothing.reason == "The gate refuses every level that fits in 0.2 GB: Q4, Q5."
+
+
+def test_scores_on_the_same_questions_are_compared_pairwise() -> None:
+    models = {"F16": F16, "Q4": model(105, 0.70)}  # the intervals overlap
+    scores = {"F16": [0.8, 0.7] * 16, "Q4": [0.75, 0.65] * 16}
+    answers = {name: [{"id": number, "score": score} for number, score in enumerate(found)] for name, found in scores.items()}
+    assert "within the noise" in choose(**models).reason
+    paired = recommend(models, memory_gb=8, max_task_drop=5, serve=SERVE, answers=answers)
+    assert paired.model == "Q4"
+    assert "more than noise, p = " in paired.reason
+    same = recommend(models, memory_gb=8, max_task_drop=5, serve=SERVE, answers=answers | {"Q4": answers["F16"]})
+    assert "within the noise of 64 rows" in same.reason
 
 
 def test_nothing_fits_is_said() -> None:
@@ -110,7 +161,7 @@ LEVELS = st.dictionaries(st.sampled_from(["Q4", "Q5", "Q6", "Q8"]), st.tuples(st
 def test_the_rule_holds_for_any_figures(levels: dict[str, tuple[int, float]], best: float, memory_gb: float, drop: float) -> None:
     models = {"F16": model(300, best)} | {name: model(size, score) for name, (size, score) in levels.items()}
     advice = choose(memory_gb=memory_gb, max_task_drop=drop, **models)
-    fits = {name: found for name, found in models.items() if round(found["bytes"] * MEMORY_MARGIN) <= memory_gb * 1e9}
+    fits = {name: found for name, found in models.items() if round(found["bytes"] * (1 + BUFFERS)) <= memory_gb * 1e9}
     good = [found["bytes"] for found in fits.values() if (best - found["task"]["score"]) * 100 <= drop + 1e-9]
     if not fits:
         assert advice.model is None

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pipeline.chat import IGNORED, load_tokenizer
-from pipeline.params import Train, load_params
+from pipeline.params import load_params
+from pipeline.sections import Train
 from pipeline.watching.samples import PROMPT_LETTERS, sample, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent

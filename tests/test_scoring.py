@@ -1,14 +1,26 @@
-"""scoring: points per field, validity, and an interval that holds the mean."""
+"""scorers: what each gives points for, what it refuses, and what it says of a mistake in params.yaml."""
 
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.scoring import exact_match, interval, json_fields
+from pipeline.errors import ConfigError, DataError
+from pipeline.scoring.code import asserts_in, code_in
+from pipeline.scoring.score import Score
+from pipeline.scoring.scorers import check, parse
 
 REFERENCE = json.dumps({"module": "os", "required": ["path"], "n": 1, "flag": True})
+
+
+def score(spelling: str, reference: str, answer: str, root: Path = Path(), **row: Any) -> Score:
+    return parse(spelling, root=root).measure(reference, answer, {"id": "r1", "prompt": "?"} | row)
 
 
 @pytest.mark.parametrize(
@@ -25,39 +37,248 @@ REFERENCE = json.dumps({"module": "os", "required": ["path"], "n": 1, "flag": Tr
     ],
 )
 def test_json_fields(answer: str, points: float, valid: bool) -> None:
-    score = json_fields(REFERENCE, answer)
-    assert (score.points, score.valid) == (points, valid)
-
-
-def test_a_reference_that_is_no_object_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no JSON object"):
-        json_fields("four", "{}")
+    assert score("json_fields", REFERENCE, answer) == Score(points, valid)
 
 
 def test_exact_match() -> None:
-    assert exact_match("42", " 42\n").points == 1.0
-    assert exact_match("42", "42.0").points == 0.0
-    assert not exact_match("42", "  ").valid
+    assert score("exact_match", "42", " 42\n") == Score(1.0, True)
+    assert score("exact_match", "42", "42.0") == Score(0.0, True)
+    assert score("exact_match", "42", "  ") == Score(0.0, False)
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
-def test_the_interval_is_ordered_in_range_and_repeatable(points: list[float]) -> None:
-    low, high = interval(points, seed=0)
-    assert min(points) - 1e-9 <= low <= high <= max(points) + 1e-9
-    assert interval(points, seed=0) == (low, high)
+@pytest.mark.parametrize(
+    ("answer", "points", "valid"),
+    [
+        ("So 6 × 7.\n#### 42", 1, True),
+        ("#### 42.", 1, True),
+        ("#### 42.000", 1, True),
+        ("####42", 1, True),
+        ("#### +42 apples", 1, True),
+        ("#### $42", 1, True),
+        ("#### **42**", 1, True),
+        ("#### 4.2e1", 1, True),
+        ("#### 7\nNo: #### 42", 1, True),  # the last one counts
+        ("#### -42", 0, True),
+        ("#### 43", 0, True),
+        ("#### 42,000", 0, True),
+        ("#### 42/2", 0, False),
+        ("#### 42,5", 0, False),
+        ("#### 42.1.2", 0, False),
+        ("#### none", 0, False),
+        ("42", 0, False),
+        ("", 0, False),
+    ],
+)
+def test_number(answer: str, points: float, valid: bool) -> None:
+    assert score("number:####", "6 × 7 = 42\n#### 42", answer) == Score(points, valid)
 
 
-def test_the_interval_covers_the_true_mean_about_95_times_in_100() -> None:
-    import random
-
-    draw = random.Random(1)  # noqa: S311
-    held = 0
-    for seed in range(200):
-        low, high = interval([float(draw.random() < 0.7) for _ in range(60)], seed)
-        held += low <= 0.7 <= high
-    assert 180 <= held <= 200
+@pytest.mark.parametrize("text", ["1,234,567.5", "1'234'567.50", "$1,234,567.5.", "1\u202f234\u202f567.5", "1_234_567.5", "+1234567.5"])
+def test_numbers_are_equal_however_they_are_written(text: str) -> None:
+    assert score("number:Answer", "Answer: 1234567.5", f"Answer: {text}").points == 1
+    assert score("number:Answer", "Answer: 1234567.5", f"Answer: -{text.lstrip('+')}").points == 0
+    assert score("number:Answer", "Answer: −1234567.5", f"Answer: -{text.lstrip('+')}").points == 1
 
 
-def test_more_rows_make_a_narrower_interval() -> None:
-    few, many = interval([0.0, 1.0] * 10, seed=1), interval([0.0, 1.0] * 250, seed=1)
-    assert many[1] - many[0] < (few[1] - few[0]) / 3
+@given(st.integers(-(10**12), 10**12), st.integers(0, 4))
+def test_any_number_is_read_with_and_without_thousands(number: int, decimals: int) -> None:
+    assert score("number:=>", f"x => {number}", f"y => {number:,.{decimals}f}.") == Score(1.0, True)
+    assert score("number:=>", f"x => {number}", f"y => {number + 1:,.{decimals}f}").points == 0.0
+
+
+@given(st.text())
+def test_any_text_after_the_marker_is_a_number_or_none(text: str) -> None:
+    assert score("number:####", "#### 42", f"#### {text}").points in (0.0, 1.0)
+
+
+def test_regex() -> None:
+    assert score(r"regex:Answer: ([A-D])", "Answer: B", "I think B. Answer: B") == Score(1.0, True)
+    assert score(r"regex:Answer: ([A-D])", "Answer: B", "Answer: C") == Score(0.0, True)
+    assert score(r"regex:Answer: ([A-D])", "Answer: B", "B") == Score(0.0, False)
+    assert score(r"regex:(?i)yes|no", "Yes", "Well, Yes.") == Score(1.0, True)  # no group: all of the match
+    assert score(r"regex:x:(a)?", "x:a", "x:") == Score(0.0, False)  # a group that took no part
+
+
+def test_a_pattern_that_backtracks_for_ever_is_stopped() -> None:
+    start = time.monotonic()
+    assert score(r"regex:^(([a-z])+.)+[A-Z]([a-z])+$", "aaAa", "a" * 5000) == Score(None, False)
+    assert time.monotonic() - start < 30  # and not for ever
+    with pytest.raises(ValueError, match="make it simpler"):
+        score(r"regex:^(([a-z])+.)+[A-Z]([a-z])+$", "a" * 5000, "aAa")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reference", "words"),
+    [
+        ("json_fields", "four", "no JSON object"),
+        ("number:####", "four", "no number after '####'"),
+        ("regex:[0-9]+", "four", "finds nothing"),
+        ("rouge_l", "…", "no words"),
+        ("code", "def f(): pass", "neither its reference nor its question has an assert"),
+    ],
+)
+def test_a_reference_that_cannot_be_scored_is_an_error(scorer: str, reference: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        score(scorer, reference, "x")
+
+
+def test_rouge_l() -> None:
+    found = score("rouge_l", "the cat sat on the mat", "The cat lay on a mat.").points
+    assert found == pytest.approx(4 / 6)  # the … cat … on … mat: 4 of 6 words on both sides
+    assert score("rouge_l", "a b c", "c b a").points == pytest.approx(1 / 3)
+    assert score("rouge_l", "a b", "") == Score(0.0, False)
+    assert score("rouge_l", "Кошка сидит", "кошка спит").points == pytest.approx(0.5)
+    assert score("rouge_l", "今天下雨", "今天晴").points == pytest.approx(2 * 2 / 7)
+
+
+@given(st.text(st.characters(max_codepoint=126)), st.text(st.characters(max_codepoint=126)))
+def test_rouge_l_of_ascii_is_the_librarys_own(reference: str, answer: str) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    if any(map(str.isalnum, reference)):
+        assert score("rouge_l", reference, answer).points == RougeScorer(["rougeL"]).score(reference, answer)["rougeL"].fmeasure
+
+
+FENCED = """Here you are:
+
+```python
+import math
+
+def area(r):
+    return math.pi * r * r
+```
+
+It is used like this:
+
+```python
+print(area(2))
+```
+"""
+
+
+def test_the_code_of_an_answer() -> None:
+    assert code_in(FENCED).startswith("import math") and "print" not in code_in(FENCED)
+    assert code_in("```\nx = 1\n```\n```py\ny = 2\n```") == "y = 2\n"
+    assert code_in("```\nx = 1\n```") == "x = 1\n"
+    assert code_in("~~~python\nx = '```'\n~~~") == "x = '```'\n"
+    assert code_in("```python\nx = 1") == "x = 1"  # cut off by the limit of tokens
+    assert code_in("x = 1") == "x = 1"
+
+
+def test_the_tests_of_a_row() -> None:
+    blocks = (
+        "import math\ndef f(x): return x\ny = 3\nassert f(1) == 1\ndef test_f():\n    assert f(2) == 2\ndef test_with(fixture): pass",
+        "assert f(3) == 3",
+    )
+    found = asserts_in("\n".join(f"```python\n{block}\n```" for block in blocks))
+    assert found == "import math\ndef test_f():\n    assert f(2) == 2\nassert f(1) == 1\ntest_f()\nassert f(3) == 3"
+    assert asserts_in("assert f(1)") == "assert f(1)"
+    assert asserts_in("def f(): pass") == "" == asserts_in("no Python") == asserts_in("```python\nassert (\n```") == asserts_in("")
+    assert asserts_in("```js\nassert (x)\n```") == ""
+
+
+def test_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.scoring import code
+
+    asked = []
+    monkeypatch.setattr(code, "run_tests", lambda answer, tests: asked.append((answer, tests)) or "passed")
+    assert score("code", "assert f(1) == 1", "```python\ndef f(x): return x\n```") == Score(1.0, True)
+    assert asked == [("def f(x): return x\n", "assert f(1) == 1")]
+    assert score("code", "no tests here", "x", prompt="Write f.\n```python\nassert f(2)\n```").points == 1.0
+    assert asked[-1] == ("x", "assert f(2)")
+    assert score("code", "assert f(1)", " ") == Score(0.0, False)
+    monkeypatch.setattr(code, "run_tests", lambda answer, tests: "unreadable")
+    assert score("code", "assert f(1)", "Sure!") == Score(0.0, False)
+    monkeypatch.setattr(code, "run_tests", lambda answer, tests: "failed")
+    assert score("code", "assert f(1)", "x = 1") == Score(0.0, True)
+
+
+OWN = """
+def half(reference, answer, row):
+    return 0.5 if row["id"] == "r1" else 0
+def same(reference, answer, row): return reference == answer
+def broken(reference, answer, row): return {}[answer]
+def words(reference, answer, row): return "good"
+def too_much(reference, answer, row): return 7
+def nan(reference, answer, row): return float("nan")
+number = 3
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "data/evaluation/mine"
+    folder.mkdir(parents=True)
+    (folder / "own.py").write_text(OWN)
+    (folder / "bad.py").write_text("import nowhere_to_be_found")
+    return tmp_path
+
+
+def test_a_function_of_the_users_own(root: Path) -> None:
+    assert score("python:mine/own.py:half", "a", "b", root) == Score(0.5, True)
+    assert score("python:mine/own.py:same", "a", "a", root) == Score(1.0, True)
+    assert not (root / "data/evaluation/mine/__pycache__").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("broken", r"python:mine/own.py:broken, row r1: it raised KeyError: 'b': mend the function in .*own.py"),
+        ("words", r"row r1: it gave 'good': a number from 0 to 1 is wanted"),
+        ("too_much", r"row r1: it gave 7"),
+        ("nan", r"row r1: it gave nan"),
+    ],
+)
+def test_what_is_wrong_with_the_users_function_is_one_sentence(root: Path, function: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        score(f"python:mine/own.py:{function}", "a", "b", root)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "words"),
+    [
+        ("python:none.py:f", "none.py isn't there"),
+        ("python:mine/own.py:absent", "has no function absent"),
+        ("python:mine/own.py:number", "has no function number"),
+        ("python:mine/bad.py:f", r"bad.py can't be loaded \(ModuleNotFoundError"),
+    ],
+)
+def test_a_function_that_is_not_there_is_one_sentence(root: Path, spelling: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse(spelling, root=root)
+
+
+@pytest.mark.parametrize(
+    ("spellings", "words"),
+    [
+        (["exakt"], "'exakt' is no scorer: write exact_match, json_fields"),
+        ([""], "is no scorer"),
+        (["exact_match:x"], "exact_match takes nothing after it"),
+        (["number:"], "names no marker"),
+        (["number"], "names no marker"),
+        (["regex:("], r"regex:\( can't be read as a regular expression"),
+        (["regex:"], "names no pattern"),
+        (["python:f"], "write python:FILE.py:FUNCTION"),
+        (["python:../f.py:g"], "write python:FILE.py:FUNCTION"),
+        (["python:/etc/f.py:g"], "write python:FILE.py:FUNCTION"),
+        (["python:a/../../f.py:g"], "write python:FILE.py:FUNCTION"),
+        (["judge"], "evaluate.judge is null"),
+        (["rouge_l", "exact_match", "rouge_l"], "rouge_l is named twice"),
+    ],
+)
+def test_a_list_that_cannot_be_is_one_sentence(spellings: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check(spellings, None)
+
+
+def test_a_list_that_can_be() -> None:
+    check(["exact_match", "json_fields", "rouge_l", "number:####", "regex:a:b", "code", "python:a/b.py:f"], None)
+    check([], None)
+    with pytest.raises(ConfigError, match=r"evaluate\.scorers: 'exakt' is no scorer"):
+        parse("exakt")
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = "import sys, pipeline.scoring.scorers, pipeline.scoring.paired; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"scipy", "nltk", "rouge_score", "openai", "torch", "httpx", "regex"} & set(names)

@@ -24,6 +24,7 @@ from pipeline.errors import ConfigError, DataError, GateError, MachineError, Too
 from pipeline.llamacpp.server import Server, free_port, server_command
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.params import Params, load_params
+from pipeline.serving.stream import Piece
 
 HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 QUESTION = [{"role": "user", "content": "say it"}]
@@ -234,7 +235,7 @@ def test_which_model_is_served(params: Params, tmp_path: Path, report: dict[str,
 
 
 def test_unknown_model_and_missing_file(params: Params, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no model is called 'Q9': this recipe makes Q4_K_M, Q5_K_M, F16, base-F16"):
+    with pytest.raises(ConfigError, match=r"no model is called 'Q9': this recipe makes Q4_K_M, Q5_K_M, .*F16, base-F16"):
         choose_model(params, tmp_path, "Q9")
     with pytest.raises(DataError, match="stage quantize@Q4_K_M makes it"):
         model_file(params, tmp_path, "Q4_K_M")
@@ -272,3 +273,61 @@ def test_the_command_smoke(root: Path, model: str, code: int, words: str) -> Non
     done = subprocess.run(quench(root, "serve", model, "--smoke", "2"), capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
     assert done.returncode == code, done.stderr
     assert words in (done.stderr if code else done.stdout)
+
+
+def test_lines_that_go_on() -> None:
+    def said(*lines: str) -> str:
+        rest = iter(lines)
+        return chatting.whole(lambda: next(rest))
+
+    assert said("one") == "one"
+    assert said("one\\", "two\\", "three", "four") == "one\ntwo\nthree"
+    assert said('"""', "a\\", "", "b", '"""', "c") == "a\\\n\nb"
+
+
+def test_reasoning_is_dimmed_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [Piece(reasoning="h"), Piece(reasoning="m"), Piece(text="yes"), Piece(timings={"predicted_n": 3, "predicted_per_second": 2.0})]
+    asked: list[Any] = []
+
+    def answer(client: httpx.Client, messages: list[Any]) -> Iterator[Piece]:
+        asked.append(messages)
+        yield from pieces
+
+    monkeypatch.setattr(chatting, "stream", answer)
+    told: list[str] = []
+    lines = iter(["a", "b", "/quit"])
+    chatting.converse(httpx.Client(), lambda: next(lines), told.append)
+    assert "".join(told) == "\033[2mhm\033[0m\nyes\n[3 tokens, 2.0 tokens/s]\n" * 2
+    assert [message["content"] for message in asked[1]] == ["a", "yes", "b"]
+
+
+def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: Params, root: Path) -> None:
+    """The model never stops by itself and there is one slot: the next answer comes only once the broken-off one is gone."""
+    told: list[str] = []
+    lines = iter(["say it", "/quit"])
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if told.count("he") == 3 and "!" not in told:
+            told.append("!")
+            raise KeyboardInterrupt
+
+    endless = {"messages": QUESTION, "max_tokens": 100_000, "stream": True, "stream_options": {"include_usage": True}}
+    with (
+        served("Q5_K_M") as running,
+        chatting.connect(running.url, ensure_key(root).read_text().strip()) as client,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        send = client.stream
+        patch.setattr(client, "stream", lambda method, path, json: send(method, path, json=endless))
+        chatting.converse(client, lambda: next(lines), tell)
+        assert " (broken off)" in told
+        assert running.client.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 2}, timeout=20).status_code == 200
+
+
+def test_every_slot_has_the_whole_context(tools: Toolchain, params: Params, root: Path) -> None:
+    settings = params.serve.model_copy(update={"parallel": 3, "ctx_size": 256})
+    model = root / "models" / "gguf" / "demo-Q4_K_M.gguf"
+    with serve(tools=tools, model=model, key_file=ensure_key(root), log=root / "logs" / "slots.log", settings=settings) as running:
+        shown = running.client.get("/props").json()
+        assert (shown["total_slots"], shown["default_generation_settings"]["n_ctx"]) == (3, settings.ctx_size)

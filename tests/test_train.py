@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.chat import load_tokenizer
 from pipeline.errors import ConfigError, DataError, GateError, ToolError
-from pipeline.params import Train, load_params
+from pipeline.params import load_params
+from pipeline.sections import Train
 from pipeline.train import CURVE, curve, make_trainer, train
 from pipeline.training.arguments import total_steps, training_arguments, warmup_steps
 from pipeline.training.callbacks import refuse_other_mean
@@ -166,6 +167,7 @@ def uneven(prepared: Path, folder: Path) -> Path:
     return folder / "tokens"
 
 
+@pytest.mark.slow
 def test_eight_rows_at_once_are_eight_rows_one_by_one(prepared: Path, tmp_path: Path) -> None:
     """8×1 and 1×8 give the same losses along 50 steps in float32, though the rows' lengths differ."""
     tokens, losses = uneven(prepared, tmp_path), {}

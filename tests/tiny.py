@@ -140,8 +140,23 @@ def tiny_params(base: Path) -> dict[str, Any]:
         "preprocess": {"max_length": 128},
         "train": {"max_steps": 2, "r": 4, "lora_alpha": 8, "gradient_accumulation_steps": 1, "save_steps": 1, "learning_rate": 1.0e-3},
         "convert": {"name": "tiny"},
-        "parity": {"conversations": 4, "rows": 2},
-        "evaluate": {"perplexity_rows": 4, "task_rows": 2, "max_new_tokens": 8, "ctx_size": 256, "parallel": 1, "scorer": "exact_match"},
+        "merge": {"base": "w16", "rows": 8, "task_rows": 0},
+        "parity": {"conversations": 4, "strings": 1000, "rows": 2, "prompts": 2, "depth": "standard"},
+        "quantize": {"levels": ["Q4_K_M", "Q5_K_M"]},
+        "evaluate": {
+            "models": ["base-F16", "F16", "Q4_K_M", "Q5_K_M"],
+            "perplexity_rows": 4,
+            "task_rows": 2,
+            "max_new_tokens": 8,
+            "ctx_size": 256,
+            "parallel": 1,
+            "threads": 1,
+            "scorers": ["exact_match"],
+            "general": "none",
+            "prompt_lengths": [16],
+            "generation_depths": [0],
+            "repetitions": 1,
+        },
     }
     for section, values in small.items():
         params[section] |= values

@@ -1,4 +1,6 @@
-"""Talk to the model that `quench serve` serves: streamed answers, their speed, in the terminal.
+"""Talk to the model that `quench serve` serves: streamed answers, what it reasons dimmed, their speed, in the terminal.
+
+A line that ends in a backslash goes on in the next one; between two lines of three double quotes, text is taken as it is (to paste).
 
 Reads `.quench/api-key` and section `serve`; the conversation is kept in memory only.
 
@@ -6,10 +8,9 @@ Reads `.quench/api-key` and section `serve`; the conversation is kept in memory 
 """
 
 import contextlib
-import json
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ import httpx
 from pipeline.commands.serve import choose_model
 from pipeline.errors import ConfigError, ToolError
 from pipeline.params import Params
+from pipeline.serving.stream import Piece, parse_line, reason
 from pipeline.skeleton import Message
 
-HELP = "/new forgets the conversation, /quit ends (so does Ctrl-D), Ctrl-C breaks an answer off"
+HELP = '/new forgets the conversation, /quit ends (so does Ctrl-D), Ctrl-C breaks an answer off, \\ goes on in the next line, """ many lines'
+FENCE = '"""'
+DIM, PLAIN = "\033[2m", "\033[0m"
 
 
 def connect(url: str, key: str) -> httpx.Client:
@@ -44,21 +48,22 @@ def served_model(client: httpx.Client) -> str:
     return str(answer.json()["data"][0]["id"])
 
 
-def stream(client: httpx.Client, messages: list[Message]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (text, {}) for each piece of the answer, and ("", timings) last. Raises `ToolError` where the server refuses."""
+def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
+    """Yield the answer's pieces; the last ones carry usage and timings. Raises `ToolError` where the server refuses.
+
+    Whoever stops asking for pieces closes the connection, and with it the server frees the answer's slot.
+    """
     body = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}}
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != 200:
-                raise ToolError(f"the server answered {answer.status_code}: {_reason(answer.read())}")
+                raise ToolError(f"the server answered {answer.status_code}: {reason(answer.read())}")
             for line in answer.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                chunk = json.loads(line.removeprefix("data: "))
-                for choice in chunk.get("choices", []):
-                    yield choice["delta"].get("content") or "", {}
-                if "timings" in chunk:
-                    yield "", chunk["timings"]
+                piece = parse_line(line)
+                if piece is not None and piece.error:
+                    raise ToolError(f"the server broke off: {piece.error}")
+                if piece is not None:
+                    yield piece
     except httpx.TransportError as error:
         raise ToolError(f"the server broke off ({error}): see logs/, start it again with `quench serve`") from None
 
@@ -68,12 +73,24 @@ def printable(text: str) -> str:
     return "".join(one for one in text if one in "\n\t\u200c\u200d" or unicodedata.category(one) not in ("Cc", "Cf"))
 
 
+def whole(ask: Callable[[], str]) -> str:
+    """What is said, in as many lines as it takes: after a backslash the next one belongs to it, after three quotes all up to three quotes."""
+    line = ask()
+    if line.strip() == FENCE:
+        return "\n".join(iter(ask, FENCE))
+    lines = [line]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(ask())
+    return "\n".join(lines)
+
+
 def converse(client: httpx.Client, ask: Callable[[], str], tell: Callable[[str], None]) -> None:
     """Ask, stream the answer, again, until `/quit` or the end of input. `ask` gives a line, `tell` prints text as it is."""
     messages: list[Message] = []
     while True:
         try:
-            said = ask().strip()
+            said = whole(ask).strip()
         except EOFError:
             return
         match said:
@@ -102,7 +119,7 @@ def main(params: Params, root: Path, asked: str | None) -> None:
         raise ToolError(f"{key_file} is not there, so nothing was served yet: start the server with `quench serve` in another terminal")
     with connect(f"http://127.0.0.1:{params.serve.port}", key_file.read_text(encoding="utf-8").strip()) as client:
         served = served_model(client)
-        if asked and served != f"{params.convert.name}-{choose_model(params, root, asked)}":
+        if asked and served.partition("+")[0] != f"{params.convert.name}-{choose_model(params, root, asked)}":
             raise ConfigError(f"{served} is served, not {asked}: stop that server, then `quench serve {asked}`")
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives input() history and line editing)
@@ -113,25 +130,28 @@ def main(params: Params, root: Path, asked: str | None) -> None:
 def _answer(client: httpx.Client, messages: list[Message], tell: Callable[[str], None]) -> str:
     pieces: list[str] = []
     timings: dict[str, Any] = {}
-    try:
-        for piece, found in stream(client, messages):
-            pieces.append(piece)
-            timings = found or timings
-            tell(printable(piece))
-    except KeyboardInterrupt:
-        tell(" (broken off)")
+    dim = False
+    with contextlib.closing(stream(client, messages)) as answer:
+        try:
+            for piece in answer:
+                if bool(piece.reasoning) > dim:  # it begins to reason
+                    tell(DIM)
+                if dim and piece.text:
+                    tell(PLAIN + "\n")
+                dim = bool(piece.reasoning) or (dim and not piece.text)
+                pieces.append(piece.text)
+                timings = piece.timings or timings
+                tell(printable(piece.reasoning + piece.text))
+        except KeyboardInterrupt:
+            tell(" (broken off)")
+        finally:
+            if dim:
+                tell(PLAIN)
     speed = f"{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s" if timings else ""
     tell(f"\n[{speed}]\n" if speed else "\n")
     return "".join(pieces)
 
 
-def _reason(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace")[:300]
-
-
 def _tell(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(text if sys.stdout.isatty() else text.replace(DIM, "").replace(PLAIN, ""))
     sys.stdout.flush()

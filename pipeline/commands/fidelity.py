@@ -21,10 +21,11 @@ from pipeline.fidelity.memory import measure_training, memory_line, memory_table
 from pipeline.fidelity.outputs import compare_logits, last_logits, output_lines, weight_line
 from pipeline.fidelity.swap import random_adapter, swap_line
 from pipeline.jsonl import read_rows
-from pipeline.params import Params, Train
+from pipeline.params import Params
 from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.publish import write_json
 from pipeline.seams.seam import Seam
+from pipeline.sections import Train
 from pipeline.training.qlora import check_adapter, load_quantised, lora_config
 from pipeline.training.runtime import silence_libraries, use_all_cores
 

@@ -3,12 +3,14 @@
 Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tokens` holds. Writes nothing.
 
     quench plan --recipe qwen2.5-7b-8gb --vram 8
+    quench plan --serve --vram 8                     # what serving will need, level by level
 """
 
 import json
 import shutil
 from pathlib import Path
 
+from pipeline.commands import plan_serving
 from pipeline.commands.recipes import RECIPES, recipe_names
 from pipeline.errors import ConfigError, MachineError
 from pipeline.params import load_params
@@ -23,9 +25,10 @@ DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 
 def main(
-    params_file: Path | None, root: Path, *, recipe: str | None, config: Path | None, vram: float | None, tflops: float | None, as_json: bool
-) -> None:
-    """Print the plan; `MachineError` where it does not fit the card."""
+    params_file: Path | None, root: Path, *, recipe: str | None, config: Path | None, vram: float | None, tflops: float | None, as_json: bool,
+    serve: bool = False,
+) -> None:  # fmt: skip
+    """Print the plan of training, or of serving with `serve`; `MachineError` where it does not fit the card."""
     if recipe is not None and recipe not in recipe_names():
         raise ConfigError(f"no recipe is called {recipe!r}: the recipes are {', '.join(recipe_names())}")
     if recipe is not None and params_file is not None:
@@ -33,13 +36,18 @@ def main(
     params = load_params(RECIPES / f"{recipe}.yaml" if recipe else params_file or root / "params.yaml")
     shape = load_shape(config) if config else find_shape(params, root)
     card = card_of(vram) if vram else first_gpu()
+    base = config.name if config else params.base.model
+    if serve:
+        serving = card or (None if params.serve.n_gpu_layers else main_memory())
+        plan_serving.main(params, root, shape, serving, base=base, as_json=as_json)
+        return
     if card is None and not wants_gpu(params.train):
         card = main_memory()
     plan = make_plan(shape, params.train, params.preprocess.max_length, params.quantize.levels, card, work_in(root, params.train), tflops)
     if as_json:
         print(json.dumps(plan.as_json(), indent=2, ensure_ascii=False))
     else:
-        show(plan, config.name if config else params.base.model, shutil.disk_usage(root).free)
+        show(plan, base, shutil.disk_usage(root).free)
     if plan.fits is False and plan.card:
         raise MachineError(f"training needs {gb(plan.memory.total)} and {plan.card.name} has {gb(plan.card.memory)}: {plan.remedy}")
 

@@ -3,7 +3,7 @@
 Reads one GGUF of `models/gguf/`, `reports/quants.json` (which level to take), section `serve` and, for the smoke test,
 `data/final/test.jsonl`. Writes `.quench/api-key` (once, readable by its owner only) and `logs/serve-MODEL.log`.
 
-    quench serve [MODEL] [--smoke K]
+    quench serve [MODEL] [--lora [--adapter FILE]] [--smoke K]
 """
 
 import errno
@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,12 +21,17 @@ from typing import Any
 
 import httpx
 
-from pipeline import params as schema
 from pipeline.chat import Row, chat_request, chats
-from pipeline.errors import ConfigError, DataError, GateError, MachineError, ToolError
+from pipeline.errors import ConfigError, DataError, GateError, MachineError
 from pipeline.jsonl import read_rows
-from pipeline.llamacpp.server import Server, log_end, server_command, start, wait_for_health, write_key
+from pipeline.llamacpp.server import Server, server_command, start, wait_for_health, write_key
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.params import Params
+from pipeline.sections import Serve as ServeSettings
+from pipeline.serving.adapter import matching_adapter
+from pipeline.serving.restarts import keep_serving
+
+STOPS = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, a service manager, a terminal that was closed
 
 
 @dataclass(frozen=True)
@@ -39,24 +44,24 @@ class Reply:
     tokens_per_second: float
 
 
-def choose_model(params: schema.Params, root: Path, asked: str | None) -> str:
+def choose_model(params: Params, root: Path, asked: str | None) -> str:
     """The model to serve, spelt as in `params.yaml`: what was asked for (any case), else the recommended one, else the first level.
 
     Raises `ConfigError` for a name that the recipe doesn't make.
     """
-    known = {name.upper(): name for name in (*params.quantize.levels, "F16", "base-F16")}
+    known = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, f"base-{params.convert.type}")}
     if asked is None:
-        return known.get(_recommended(root).upper(), params.quantize.levels[0])
+        return known.get(_recommended(root).upper(), params.quantize.tuned[0])
     if asked.upper() not in known:
         raise ConfigError(f"no model is called {asked!r}: this recipe makes {', '.join(known.values())} (quantize.levels in params.yaml)")
     return known[asked.upper()]
 
 
-def model_file(params: schema.Params, root: Path, model: str) -> Path:
+def model_file(params: Params, root: Path, model: str) -> Path:
     """The GGUF of a model; `DataError` names the stage that makes it where it is not there."""
     path = root / "models" / "gguf" / f"{params.convert.name}-{model}.gguf"
     if not path.exists():
-        stage = "convert" if model.endswith("F16") else f"quantize@{model}"
+        stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
         raise DataError(f"{path} is not there: stage {stage} makes it, so run `snakemake` (everything) or `python -m pipeline {stage}` (only that)")
     return path
 
@@ -84,16 +89,16 @@ def need_port(port: int) -> None:
 
 
 @contextmanager
-def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings: schema.Serve) -> Iterator[Server]:
-    """A healthy server while the body runs, stopped after it.
+def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings: ServeSettings, lora: Path | None = None) -> Iterator[Server]:
+    """A healthy server while the body runs, stopped after it; with `lora` (a GGUF) that adapter is applied.
 
     Raises `MachineError` where the port is taken, `ToolError` where the server doesn't come up.
     """
     need_port(settings.port)
     log.parent.mkdir(parents=True, exist_ok=True)
     command = server_command(
-        tools, model, port=settings.port, key_file=key_file, ctx_size=settings.ctx_size, parallel=1, threads=settings.threads,
-        n_gpu_layers=settings.n_gpu_layers, flash_attn=settings.flash_attn, n_predict=settings.n_predict,
+        tools, model, port=settings.port, key_file=key_file, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads,
+        n_gpu_layers=settings.n_gpu_layers, flash_attn=settings.flash_attn, n_predict=settings.n_predict, lora=lora,
     )  # fmt: skip
     with start(command, log) as process:
         url = f"http://127.0.0.1:{settings.port}"
@@ -143,21 +148,46 @@ def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:
     return prompts
 
 
-def main(params: schema.Params, root: Path, asked: str | None, smoke_count: int) -> None:
-    """Serve until Ctrl-C, SIGTERM or the server's end; with `smoke_count` ask that many test prompts, then stop."""
+def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lora: bool = False, adapter: Path | None = None) -> None:
+    """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes; with `smoke_count` ask that many test prompts, then stop.
+
+    `lora` applies the project's adapter (or `adapter`, a GGUF) to a level of the untuned base.
+    """
     model = choose_model(params, root, asked)
     path = model_file(params, root, model)
+    with_lora = matching_adapter(path, adapter or root / "models" / "gguf" / f"{params.convert.name}-lora.gguf") if lora or adapter else None
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
     key_file, log = ensure_key(root), root / "logs" / f"serve-{model}.log"
-    previous = signal.signal(signal.SIGTERM, _stop)
+    log.unlink(missing_ok=True)
+    tools = find_toolchain(params.llamacpp.home)
+    title = f"{model} with {with_lora.name}" if with_lora else model
+
+    def server() -> AbstractContextManager[Server]:
+        return serve(tools=tools, model=path, key_file=key_file, log=log, settings=params.serve, lora=with_lora)
+
+    with stopped_by_signals():
+        if prompts:
+            with server() as running:
+                print(f"{title}: {judge(smoke(running, prompts))}")
+            return
+        try:
+            keep_serving(server, params.serve.max_restarts, lambda running: _tell(how_to_call(title, running.url, key_file, log)), _tell)
+        except KeyboardInterrupt:
+            _tell("\nstopped")
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt` in the body; one that is ignored (`nohup`) stays so."""
+    previous = {number: signal.getsignal(number) for name in STOPS if (number := getattr(signal, name, None)) is not None}
+    for number, handler in previous.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, _stop)
     try:
-        with serve(tools=find_toolchain(params.llamacpp.home), model=path, key_file=key_file, log=log, settings=params.serve) as server:
-            if prompts:
-                print(f"{model}: {judge(smoke(server, prompts))}")
-                return
-            _until_stopped(server, how_to_call(model, server.url, key_file, log))
+        yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def how_to_call(model: str, url: str, key_file: Path, log: Path) -> str:
@@ -188,14 +218,9 @@ def _numbers(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _until_stopped(server: Server, greeting: str) -> None:
-    try:
-        print(greeting, flush=True)
-        status = server.process.wait()
-    except KeyboardInterrupt:
-        print("\nstopped")
-        return
-    raise ToolError(f"llama-server ended by itself with exit status {status}:\n{log_end(server.log)}")
+def _tell(line: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        print(line, flush=True)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -16,7 +16,7 @@ from pipeline.curation.comparing.minhash import ALGORITHM
 from pipeline.curation.comparing.splits import SPLITS, TRAIN
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine
-from pipeline.params import Curate
+from pipeline.sections import Curate
 
 ROW_RULES = (
     "read", "format", "normalise", "secrets", "personal", "reasoning", "turns", "refusals", "languages", "garbage", "control_tokens", "length",

@@ -23,8 +23,8 @@ from pipeline.curation.rules.reasoning import reasoning
 from pipeline.curation.rules.redaction import Redactor
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine, dump_line, parse_line
-from pipeline.params import Curate
 from pipeline.rows import Row, row_id
+from pipeline.sections import Curate
 
 Value = TypeVar("Value")
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from pipeline.params import Train
 from pipeline.planning.published import published_shape
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import ELEMENT, linear_bytes, lora_parameters, optimizer_bytes, small_bytes, table_bytes
 from pipeline.seams.seam import Seam
+from pipeline.sections import Train
 from pipeline.training.tensors import frozen_tensors, tensor_bytes
 
 PARTS = ("weights", "adapter", "gradients", "adam")

@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.errors import ToolError
 from pipeline.llamacpp.tools import Toolchain, load_binding
 
+CHUNK = 256  # positions whose logits llama.cpp holds at once when a row is streamed: 156 MB for a vocabulary of 152k
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
@@ -23,55 +24,109 @@ class GgufModel:
 
     def logits(self, ids: list[int], positions: list[int]) -> Floats:
         """Logits of the next token after each of `positions` (ascending) in the row `ids`: float32, (len(positions), V)."""
+        self._start(ids)
+        self._decode(ids, 0, set(positions))
+        return self._said(len(positions)).copy()  # llama.cpp writes the next row into the same memory
+
+    def stream(self, ids: list[int], start: int = 0) -> Iterator[Floats]:
+        """Logits of the next token after every position of the row `ids` from `start` on, at most `CHUNK` positions at a time: float32, (n, V).
+
+        What is before `start` must be what the row before began with; it isn't read again. Each array is llama.cpp's own memory,
+        which the next one overwrites: a row of any length takes CHUNK × V × 4 bytes.
+        """
+        kept = self._start(ids, start)
+        if kept < start:
+            self._decode(ids[kept:start], kept, set())
+        for place in range(start, len(ids), CHUNK):
+            some = ids[place : place + CHUNK]
+            self._decode(some, place, set(range(len(some))))
+            yield self._said(len(some))
+
+    def _start(self, ids: list[int], keep: int = 0) -> int:
+        """Forget the row before but for its first `keep` tokens; how many stay: none where the architecture can't forget a part."""
         if len(ids) > self.ctx_size:
             raise ValueError(f"a row of {len(ids)} tokens does not fit a context of {self.ctx_size}")
+        memory = self._llama.llama_get_memory(self._context)
+        if keep and self._llama.llama_memory_seq_rm(memory, 0, keep, -1):
+            return keep
+        self._llama.llama_memory_clear(memory, True)
+        return 0
+
+    def _decode(self, ids: list[int], start: int, wanted: set[int]) -> None:
+        """Read `ids` as the row's tokens from position `start` on; logits are kept after those of `wanted`, counted from there."""
         llama = self._llama
-        llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
-        wanted = set(positions)
         batch = llama.llama_batch_init(len(ids), 0, 1)
         try:
             batch.n_tokens = len(ids)
             for i, token in enumerate(ids):
-                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, i, 1, i in wanted
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, start + i, 1, i in wanted
                 batch.seq_id[i][0] = 0
             if llama.llama_decode(self._context, batch) != 0:
-                raise ToolError(f"llama.cpp could not evaluate a row of {len(ids)} tokens: lower evaluate.ctx_size or free memory")
+                raise ToolError(f"llama.cpp could not evaluate a row of {start + len(ids)} tokens: lower evaluate.ctx_size or free memory")
         finally:
             llama.llama_batch_free(batch)
-        values = np.ctypeslib.as_array(llama.llama_get_logits(self._context), shape=(len(positions), self.vocabulary))
-        copied: Floats = values.copy()
-        return copied  # llama.cpp writes the next row into the same memory
+
+    def _said(self, rows: int) -> Floats:
+        values: Floats = np.ctypeslib.as_array(self._llama.llama_get_logits(self._context), shape=(rows, self.vocabulary))
+        return values
 
 
 @contextmanager
-def open_gguf(tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gpu_layers: int) -> Iterator[GgufModel]:
-    """Load a GGUF for `GgufModel.logits`; freed when the body ends. Raises `ToolError` where llama.cpp refuses it."""
-    llama = load_binding(tools)
-    _silence(llama)
-    llama.llama_backend_init()
-    model_settings = llama.llama_model_default_params()
-    model_settings.n_gpu_layers = n_gpu_layers
-    model = llama.llama_model_load_from_file(str(path).encode(), model_settings)
-    if not model:
-        raise ToolError(f"llama.cpp can't load {path}: run the stage that makes it again")
-    settings = llama.llama_context_default_params()
-    settings.n_ctx = settings.n_batch = ctx_size
-    settings.n_threads = settings.n_threads_batch = threads
-    context = llama.llama_init_from_model(model, settings)
-    try:
+def open_gguf(tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gpu_layers: int, lora: Path | None = None) -> Iterator[GgufModel]:
+    """Load a GGUF, with a LoRA GGUF on it if one is given, for `GgufModel.logits`; freed when the body ends.
+
+    Raises `ToolError` where llama.cpp refuses one of them.
+    """
+    with loaded_gguf(tools, path, n_gpu_layers=n_gpu_layers) as (llama, model):
+        settings = llama.llama_context_default_params()
+        settings.n_ctx = settings.n_batch = ctx_size
+        settings.n_threads = settings.n_threads_batch = threads
+        context = llama.llama_init_from_model(model, settings)
         if not context:
             raise ToolError(f"llama.cpp has no memory for a context of {ctx_size} tokens of {path}: lower evaluate.ctx_size")
-        yield GgufModel(llama, model, context, ctx_size)
-    finally:
-        if context:
+        try:
+            if lora:
+                _put_on(llama, model, context, lora)
+            yield GgufModel(llama, model, context, ctx_size)
+        finally:
             llama.llama_free(context)
+
+
+@contextmanager
+def loaded_gguf(tools: Toolchain, path: Path, **settings: Any) -> Iterator[tuple[Any, Any]]:
+    """(the binding, a model loaded with these of llama.cpp's model parameters), freed when the body ends.
+
+    Raises `ToolError` where llama.cpp refuses the file.
+    """
+    llama = load_binding(tools)
+    silence(llama)
+    llama.llama_backend_init()
+    chosen = llama.llama_model_default_params()
+    for name, value in settings.items():
+        setattr(chosen, name, value)
+    model = llama.llama_model_load_from_file(str(path).encode(), chosen)
+    if not model:
+        what = "the vocabulary of " if settings.get("vocab_only") else ""
+        raise ToolError(f"llama.cpp can't load {what}{path}: run the stage that makes it again")
+    try:
+        yield llama, model
+    finally:
         llama.llama_model_free(model)
+
+
+def _put_on(llama: Any, model: Any, context: Any, lora: Path) -> None:
+    """Add a LoRA GGUF to a context at its full strength; it is freed with the model. Raises `ToolError` where it doesn't fit the model."""
+    adapter = llama.llama_adapter_lora_init(model, str(lora).encode())
+    if not adapter:
+        raise ToolError(f"llama.cpp can't put {lora} on its base: run `snakemake --force convert`")
+    if llama.llama_set_adapters_lora(context, (llama.llama_adapter_lora_p_ctypes * 1)(adapter), 1, (ctypes.c_float * 1)(1.0)) != 0:
+        raise ToolError(f"llama.cpp can't use {lora} in this context: run `snakemake --force convert`")
 
 
 _callbacks: list[Any] = []  # llama.cpp keeps the pointer for good: the callback must never be collected
 
 
-def _silence(llama: Any) -> None:
+def silence(llama: Any) -> None:
     """Keep llama.cpp's log off the terminal."""
     if not _callbacks:
         _callbacks.append(llama.llama_log_callback(lambda level, text, data: None))

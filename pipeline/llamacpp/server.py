@@ -1,4 +1,7 @@
-"""A `llama-server` on 127.0.0.1 with a key, as a context: started, waited for, asked, stopped."""
+"""A `llama-server` on 127.0.0.1 with a key, as a context: started, waited for, asked, stopped.
+
+`server_command` is the one place with the hardened command line: `quench serve`, every measurement, the report and the bundle take it from here.
+"""
 
 import os
 import secrets
@@ -15,10 +18,16 @@ from typing import Any
 import httpx
 
 from pipeline.errors import ToolError
+from pipeline.llamacpp.server_log import LogPump
+from pipeline.llamacpp.server_process import environment, guarded
 from pipeline.llamacpp.tools import Toolchain
 
 START_SECONDS = 300  # a 15 GB file from a slow disk
 STOP_SECONDS = 10
+ASK_SECONDS = 600  # that a measurement's own client waits, and may be waited for
+IDLE_SECONDS = 30  # that a client may take for the next byte of its request, before it loses its thread
+BATCH_TOKENS = 512  # between two looks at what else is asked; llama-server's own default is 2,048, computed 512 at a time as well
+PROMPT_CACHE_MIB = 512  # of conversations that no slot holds any more; llama-server's own default is 8 GiB
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,14 @@ class Server:
     log: Path
     client: httpx.Client
 
+    def ended(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the server's end; whether it came."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """POST `body` and give the decoded answer; `ToolError` with the server's words where it refuses."""
         answer = self.client.post(path, json=body)
@@ -39,50 +56,76 @@ class Server:
 
 
 def server_command(tools: Toolchain, model: Path, *, port: int, key_file: Path, ctx_size: int, parallel: int, threads: int, n_gpu_layers: int,
-                   flash_attn: str = "auto", n_predict: int = -1) -> list[str]:  # fmt: skip
+                   flash_attn: str = "auto", n_predict: int = -1, lora: Path | None = None,
+                   idle_seconds: int = IDLE_SECONDS) -> list[str]:  # fmt: skip
     """The hardened command line: loopback only, key from a file, no web page, no slot view, nothing fetched, the model's own template.
 
-    `ctx_size` is per slot, in tokens; llama-server divides its context among `parallel` slots.
+    No web page may read an answer: the one origin that is allowed is the server's own, where no page is. `ctx_size` is per slot, in tokens;
+    llama-server divides its context among `parallel` slots. `lora` is the GGUF of an adapter to apply.
     """
     return [
-        str(tools.tool("llama-server")), "--model", str(model), "--alias", model.stem,
+        str(tools.tool("llama-server")), "--model", str(model), "--alias", f"{model.stem}+{lora.stem}" if lora else model.stem,
+        *(["--lora", str(lora)] if lora else []),
         "--host", "127.0.0.1", "--port", str(port), "--api-key-file", str(key_file),
+        "--cors-origins", f"http://127.0.0.1:{port}", "--no-cors-credentials", "--timeout", str(idle_seconds),
         "--no-webui", "--no-slots", "--offline", "--jinja", "--ctx-size", str(ctx_size * parallel), "--parallel", str(parallel),
         "--threads", str(threads), "--n-gpu-layers", str(n_gpu_layers), "--flash-attn", flash_attn, "--n-predict", str(n_predict), "--cont-batching",
+        "--batch-size", str(BATCH_TOKENS), "--cache-ram", str(PROMPT_CACHE_MIB),
     ]  # fmt: skip
 
 
+class LoggedProcess(subprocess.Popen[bytes]):
+    """A guarded process whose output a `LogPump` carries into `log`; `wait` also waits for the log's last line."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        super().__init__(guarded(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         env=environment(os.environ), start_new_session=True)  # fmt: skip
+        assert self.stdout is not None
+        self.pump = LogPump(self.stdout, log)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, as `subprocess.Popen.wait`."""
+        status = super().wait(timeout)
+        self.pump.join(timeout=5)
+        return status
+
+
 @contextmanager
-def serving(tools: Toolchain, model: Path, *, ctx_size: int, parallel: int = 1, threads: int, n_gpu_layers: int = 0) -> Iterator[Server]:  # fmt: skip
+def serving(tools: Toolchain, model: Path, *, ctx_size: int, parallel: int = 1, threads: int, n_gpu_layers: int = 0,
+            flash_attn: str = "auto") -> Iterator[Server]:  # fmt: skip
     """Serve `model` on a free port while the body runs. Raises `ToolError` where it doesn't come up."""
     with tempfile.TemporaryDirectory(prefix="quench-server-") as folder:
         key = secrets.token_urlsafe(24)
         key_file = write_key(Path(folder) / "key", key)
         port = free_port()
         command = server_command(tools, model, port=port, key_file=key_file, ctx_size=ctx_size, parallel=parallel,
-                                 threads=threads, n_gpu_layers=n_gpu_layers)  # fmt: skip
+                                 threads=threads, n_gpu_layers=n_gpu_layers, flash_attn=flash_attn, idle_seconds=ASK_SECONDS)  # fmt: skip
         log = Path(folder) / "log"
         with start(command, log) as process:
             url = f"http://127.0.0.1:{port}"
             wait_for_health(process, url, log)
-            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=600, trust_env=False) as client:
+            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=ASK_SECONDS, trust_env=False) as client:
                 yield Server(process, url, log, client)
 
 
 @contextmanager
 def start(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `command` with its output in `log`; whatever happens in the body, the process is stopped after it."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    """Run `command` guarded (`server_process`), its output added to `log` (`server_log`); whatever happens in the body, it is stopped after it."""
+    process = LoggedProcess(command, log)
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """End a child process: asked first, killed where it doesn't listen."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def wait_for_health(process: subprocess.Popen[bytes], url: str, log: Path, seconds: float = START_SECONDS) -> None:
@@ -90,7 +133,7 @@ def wait_for_health(process: subprocess.Popen[bytes], url: str, log: Path, secon
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise ToolError(f"llama-server ended with exit status {process.returncode} while loading:\n{log_end(log)}")
+            raise ToolError(f"llama-server ended with exit status {process.wait()} while loading:\n{log_end(log)}")
         try:
             if httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
                 return

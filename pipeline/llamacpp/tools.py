@@ -7,9 +7,11 @@ bench, server and the Python binding.
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from pipeline.errors import ToolError
 VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
 PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_HOME = PROJECT / ".tools" / "llama.cpp" / VERSION
-TOOLS = ("llama-quantize", "llama-server", "llama-perplexity", "llama-imatrix", "llama-bench", "llama-export-lora", "llama-tokenize")
+TOOLS = (
+    "llama-quantize", "llama-server", "llama-perplexity", "llama-imatrix", "llama-bench", "llama-export-lora", "llama-tokenize", "llama-gguf-split",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,12 @@ class Toolchain:
         if not os.access(path, os.X_OK):
             raise ToolError(f"{name} is not in {self.bin}: run `make setup`, or point LLAMA_CPP_HOME at a build that has it")
         return path
+
+    @property
+    def commit(self) -> str:
+        """llama.cpp's commit, as far as the build knows it; else "unknown"."""
+        named = re.search(r"commit ([0-9a-f]{7,})", self.version)
+        return named[1] if named else "unknown"
 
     @property
     def version(self) -> str:
@@ -62,42 +72,46 @@ def find_toolchain(home: str | None = None) -> Toolchain:
     return found
 
 
-def run_tool(command: Sequence[str | Path], env: dict[str, str] | None = None) -> str:
-    """Run one tool to its end and give what it printed (stdout, then stderr).
+def run_tool(command: Sequence[str | Path], env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+    """Run one tool to its end, in the folder `cwd` if it is given, and give what it printed (stdout, then stderr).
 
     Raises `ToolError` with its last lines where it fails.
     """
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", env={**os.environ, **(env or {})}, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", env={**os.environ, **(env or {})}, cwd=cwd, check=False)
     if done.returncode != 0:
         last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
         raise ToolError(f"{Path(words[0]).name} failed with exit status {done.returncode}: {' '.join(words)}\n{last}")
     return done.stdout + done.stderr
 
 
-def run_converter(tools: Toolchain, script: str, arguments: Sequence[str | Path]) -> str:
-    """Run one of llama.cpp's converters (`convert_hf_to_gguf.py`, …) with its own `gguf` package, offline."""
-    env = {"PYTHONPATH": str(tools.source / "gguf-py"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return run_tool([sys.executable, tools.source / script, *arguments], env)
+def run_converter(tools: Toolchain, script: str, arguments: Sequence[str | Path], pre: str | None = None,
+                  fields: Mapping[str, str | int] | None = None) -> str:  # fmt: skip
+    """Run one of llama.cpp's converters (`convert_hf_to_gguf.py`, …) with its own `gguf` package, offline.
+
+    `pre` is the name that it takes for the pre-tokenizer, instead of looking the vocabulary up in its list of hashes;
+    `fields` are written into the GGUF's metadata (`pipeline.llamacpp.converter_process`).
+    """
+    paths = os.pathsep.join([str(tools.source / "gguf-py"), str(tools.source)])
+    env = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    given = json.dumps({"pre": pre, "fields": dict(fields or {})})
+    return run_tool([sys.executable, "-P", Path(__file__).with_name("converter_process.py"), given, tools.source / script, *arguments], env)
 
 
-def bench(
-    tools: Toolchain, model: Path, *, prompt_tokens: int, generated_tokens: int, repetitions: int, threads: int, n_gpu_layers: int
-) -> dict[str, Any]:
-    """Prompt and generation speed by `llama-bench`: {"prompt": tok/s, "generation": tok/s, each with "_spread"} (standard deviation)."""
-    output = subprocess.run(
-        [tools.tool("llama-bench"), "-m", model, "-p", str(prompt_tokens), "-n", str(generated_tokens), "-r", str(repetitions),
-         "-t", str(threads), "-ngl", str(n_gpu_layers), "-o", "json"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if output.returncode != 0:
-        raise ToolError(f"llama-bench failed on {model} with exit status {output.returncode}: {output.stderr.strip()[-300:]}")
-    speeds: dict[str, Any] = {}
-    for test in json.loads(output.stdout):
-        kind = "prompt" if test["n_prompt"] else "generation"
-        speeds[kind] = round(test["avg_ts"], 2)
-        speeds[f"{kind}_spread"] = round(test["stddev_ts"], 2)
-    return speeds
+def bench(tools: Toolchain, model: Path, arguments: Sequence[str], *, repetitions: int, threads: int, n_gpu_layers: int) -> Iterator[dict[str, Any]]:
+    """Each test of `llama-bench` as its JSON object, when it is done; `arguments` say which tests. Raises `ToolError` where it fails."""
+    command = [str(tools.tool("llama-bench")), "--model", str(model), *arguments, "--repetitions", str(repetitions), "--threads", str(threads),
+               "--n-gpu-layers", str(n_gpu_layers), "--output", "jsonl"]  # fmt: skip
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            try:
+                yield from (json.loads(line) for line in process.stdout or ())
+            except BaseException:
+                process.terminate()
+                raise
+        if process.returncode != 0:
+            log.seek(0)
+            raise ToolError(f"llama-bench failed on {model} with exit status {process.returncode}: {log.read().strip()[-300:]}")
 
 
 def load_binding(tools: Toolchain) -> Any:

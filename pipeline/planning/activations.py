@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from pipeline.params import Train
 from pipeline.planning.shape import Linear, Shape
 from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters
+from pipeline.sections import Train
 
 Device = Literal["cuda", "cpu"]
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison

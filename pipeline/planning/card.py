@@ -6,8 +6,8 @@ import subprocess
 from dataclasses import dataclass
 
 from pipeline.errors import ToolError
-from pipeline.params import Train
 from pipeline.planning.activations import Device, Loss
+from pipeline.sections import Train
 from pipeline.training.arguments import needs_gpu
 
 GIB = 1 << 30

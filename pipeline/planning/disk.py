@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from pipeline.params import Train
+from pipeline.llamacpp.levels import split_level
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import lora_parameters, optimizer_bytes
+from pipeline.sections import UNTUNED, Train
 
 # bits per weight of whole files, Llama-3.1-8B (llama.cpp, tools/quantize/README.md)
 BITS = {
@@ -37,6 +38,6 @@ def plan_disk(shape: Shape, train: Train, levels: Sequence[str]) -> dict[str, in
         "LoRA GGUF": adapter // 2,
     }
     for level in levels:
-        bits = OTHER_BITS if falls_back else BITS.get(level.upper(), OTHER_BITS)
+        bits = OTHER_BITS if falls_back else BITS.get(split_level(level.removeprefix(UNTUNED))[0], OTHER_BITS)
         sizes[f"{level} GGUF"] = int(shape.parameters * bits / 8)
     return sizes | {CACHE: sum(sizes.values()) - sizes["checkpoints"]}

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DataError
-from pipeline.params import Train
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import lora_parameters
+from pipeline.sections import Train
 from pipeline.training.arguments import steps_per_epoch, total_steps
 
 # dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows; NVIDIA's data sheets

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.params import Train
 from pipeline.planning.activations import Device, Loss
 from pipeline.planning.memory import MemoryPlan, plan_memory
 from pipeline.planning.shape import Shape
+from pipeline.sections import Train
 
 STEP = 64  # rows are shortened to a multiple of this
 SHORTEST = 512  # no advice below: chats would hardly fit

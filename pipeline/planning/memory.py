@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from pipeline.params import Train
 from pipeline.planning import activations, weights
 from pipeline.planning.activations import Device, Loss, Step
 from pipeline.planning.shape import Shape
+from pipeline.sections import Train
 
 CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included

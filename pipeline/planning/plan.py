@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.params import Params, Train
+from pipeline.params import Params
 from pipeline.planning.card import Card, loss_on
 from pipeline.planning.disk import plan_disk
 from pipeline.planning.duration import Work, assumed_tflops, flops_per_token
@@ -14,6 +14,7 @@ from pipeline.planning.ladder import Rung, Setup, ladder, longest_rows
 from pipeline.planning.memory import MemoryPlan
 from pipeline.planning.published import published_shape
 from pipeline.planning.shape import Shape, load_shape
+from pipeline.sections import Train
 
 
 @dataclass(frozen=True)

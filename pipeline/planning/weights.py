@@ -3,8 +3,8 @@
 from math import ceil
 
 from pipeline.errors import ConfigError
-from pipeline.params import Train
 from pipeline.planning.shape import Shape
+from pipeline.sections import Train
 
 FLOAT = 4  # bytes of a float32
 ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of what train.bnb_4bit_compute_dtype names

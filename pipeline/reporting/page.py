@@ -1,111 +1,132 @@
-"""What the report shows, as text: the page, the model card, the Modelfile and the serve command, from templates.
+"""The report's page from its templates: which sections there are, and what each of them shows.
 
-Templates are in `pipeline/reporting/templates/`; those that make HTML escape everything that they print.
+`templates/index.html.jinja` has a partial per section in `templates/index/`, called like the section. Everything that they print is escaped.
 """
 
-import json
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
+from pipeline.reporting.answers_browser import browser_values
+from pipeline.reporting.commands import anchor, command_list
+from pipeline.reporting.comparisons import against_base, against_reference, differences_plot, task_scores
+from pipeline.reporting.forgetting import forgetting_values
+from pipeline.reporting.formats import FILTERS
+from pipeline.reporting.inputs import Inputs
+from pipeline.reporting.level_table import GROUPS, level_rows
+from pipeline.reporting.merge_section import merge_values
+from pipeline.reporting.parity_words import code, counts, grouped
+from pipeline.reporting.quantising import quantising_values
+from pipeline.reporting.recommend import Recommendation, is_base, reference_name
+from pipeline.reporting.verdict import headline
+from pipeline.sections import UNTUNED
 
-from pipeline.reporting.recommend import Recommendation, is_base
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from pipeline.shipping.gate import Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
-MISSING = "–"
-ROWS_SHOWN = 6  # answers side by side
 QUESTIONS_SHOWN = 4  # of the samples that training took
 TIMES_SHOWN = 6  # evaluations of which a question's answers are shown
-MODES = ("pass", "fail", "not measured")
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `journal` as those of train.jsonl.
+class Section:
+    """One section of the page: its id, which its template is called, its heading, and the commands that made its figures."""
 
-    Evaluations and answers are by model.
-    """
-
-    data: Mapping[str, Any]
-    labels: Mapping[str, Any]
-    train: Mapping[str, Any]
-    log: Sequence[Mapping[str, Any]]
-    journal: Sequence[Mapping[str, Any]]
-    parity: Mapping[str, Any]
-    base: Mapping[str, Any]
-    evaluations: Mapping[str, Mapping[str, Any]]
-    answers: Mapping[str, Sequence[Mapping[str, Any]]]
+    name: str
+    title: str
+    commands: Sequence[str]
+    more: str = ""
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill one template; names that end in .html.jinja are escaped."""
+    """Fill one template of `templates/`; what it prints is escaped."""
+    from jinja2 import Environment, FileSystemLoader
+
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        autoescape=select_autoescape(["html.jinja"], default=False),
+        autoescape=True,
     )  # fmt: skip
-    environment.filters.update(number=number, percent=percent, points=points, size=size, significant=significant, count=count, duration=duration)
+    environment.filters.update(FILTERS, anchor=anchor)
     return environment.get_template(template).render(**values)
 
 
-def page_values(inputs: Inputs, advice: Recommendation) -> dict[str, Any]:
-    """What the page's template needs beyond the inputs themselves."""
+def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "Verdict"], seed: int) -> dict[str, Any]:
+    """What the templates need beyond the inputs themselves; `seed` draws the bootstrap's samples."""
+    from pipeline.reporting.quality_plot import quality_plot
+    from pipeline.reporting.training_plots import training_plots
+
+    reference = reference_name(inputs.evaluations)
+    scores = task_scores(inputs.answers)
+    levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
+    tuned = [one for one in levels if not is_base(one.second)]
+    curves = training_plots(inputs.log, inputs.journal, inputs.train.get("eval_loss"))
+    values = {
+        "inputs": inputs, "advice": advice, "verdicts": verdicts, "untuned": UNTUNED,
+        "title": headline(inputs.parity, advice, verdicts),
+        "chosen": inputs.evaluations.get(advice.model or ""),
+        "against": {one.second: one for one in levels}, "gained": {one.second: one for one in gains},
+        "groups": GROUPS, "rows": level_rows(inputs.evaluations, verdicts, advice),
+        "quality": drawing(quality_plot(inputs.evaluations, advice.model)),
+        "levels_drawn": drawing(differences_plot(tuned, "levels-drawn", "Levels against the 16-bit model")),
+        "gains_drawn": drawing(differences_plot(gains, "gains-drawn", "Tuned models against the untuned base at the same level")),
+        "curves": {name: drawing(plot) for name, plot in curves.items()},
+        "domains": domain_rows(inputs.evaluations),
+        "quantising": quantising_values(inputs.evaluations, scores, reference, seed),
+        "forgetting": forgetting_values(inputs.evaluations, reference, seed),
+        "browser": browser_values(inputs.answers),
+        "questions": samples_over_time(inputs.journal),
+        "merged": merge_values(inputs.merge, inputs.parity, inputs.evaluations, reference),
+        "seam_groups": grouped(inputs.parity["seams"]), "seam_counts": counts(inputs.parity["seams"]), "code": code,
+        "base_files": sorted(inputs.base["files"].items()),
+        "commands": command_list(inputs.evaluations),
+    }  # fmt: skip
+    script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return values | {"sections": sections(values), "script": drawing(script), "script_hash": digest}
+
+
+def sections(values: Mapping[str, Any]) -> list[Section]:
+    """The page's sections in their order; one that has nothing to say is left out."""
+    inputs, evaluate = values["inputs"], [f"evaluate@{model}" for model in values["inputs"].evaluations]
+    found = [
+        Section("levels", "Levels", ["report"], "; each row by its own command, linked from its name"),
+        Section("gate", "The gate", ["parity", "report"], " from the evaluations, as `quench ship` does"),
+        Section("task", "Task quality", evaluate),
+        Section("quantising", "What quantising costs, and what heals it", evaluate),
+        Section("general", "General ability: what was forgotten", evaluate),
+        Section("harness", "lm-evaluation-harness", evaluate) if any(one.get("harness") for one in inputs.evaluations.values()) else None,
+        Section("answers", "Answers side by side", evaluate) if values["browser"] else None,
+        Section("speed", "Speed and memory", evaluate),
+        Section("training", "Training", ["train"]),
+        Section("seams", "Seams", ["parity"]),
+        Section("data", "Data", ["curate", "preprocess"]),
+        Section("merge", "Merge", ["merge", "parity"]),
+        Section("serve", "Serve it", ["report"]),
+        Section("lineage", "Lineage", ["base", *evaluate]),
+        Section("commands", "Commands", []),
+    ]
+    return [section for section in found if section]
+
+
+def drawing(text: str) -> "Markup":
+    """Our own SVG or script, which is not escaped again: names in it already are."""
     from markupsafe import Markup
 
-    from pipeline.reporting.figures import quality_plot, training_plots
-
-    tuned = {name: found for name, found in inputs.evaluations.items() if not is_base(name)}
-    return {
-        "inputs": inputs,
-        "advice": advice,
-        "title": headline(inputs.parity, advice),
-        "chosen": inputs.evaluations.get(advice.model or ""),
-        "chosen_gain": next((gain for gain in advice.gains if gain.model == advice.model), None),
-        # our own drawing; names in it are escaped by matplotlib and by figures
-        "quality": Markup(quality_plot(tuned, advice.model)),  # noqa: S704
-        "curves": {name: Markup(plot) for name, plot in training_plots(inputs.log, inputs.journal, inputs.train.get("eval_loss")).items()},  # noqa: S704
-        "questions": samples_over_time(inputs.journal),
-        "seams": [{"name": name, **seam} for name, seam in inputs.parity["seams"].items()],
-        "seam_counts": seam_counts(inputs.parity),
-        "examples": disagreements(inputs.answers)[:ROWS_SHOWN],
-        "architecture": ", ".join(inputs.base["architecture"].get("architectures") or [inputs.base["architecture"]["model_type"]]),
-        "base_files": sorted(inputs.base["files"].items()),
-    }
+    return Markup(text)  # noqa: S704
 
 
-def headline(parity: Mapping[str, Any], advice: Recommendation) -> str:
-    """The verdict in a few words; what stands against serving comes before the level's name."""
-    if parity["verdict"] != "pass":
-        return "Do not serve: parity failed"
-    if advice.model is None:
-        return "No level fits"
-    if any(gain.model == advice.model and gain.beats is False for gain in advice.gains):
-        return f"{advice.model}, but no better than the base"
-    return f"Serve {advice.model}"
-
-
-def seam_counts(parity: Mapping[str, Any]) -> dict[str, int]:
-    """How many seams passed, failed and were not measured; a verdict that is none of these counts as not measured."""
-    verdicts = [seam.get("verdict") if seam.get("verdict") in MODES else "not measured" for seam in parity["seams"].values()]
-    return {verdict: verdicts.count(verdict) for verdict in MODES}
-
-
-def disagreements(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows on which the tuned models' scores (answers, without scores) differ; rows on which any model differs if those agree throughout.
-
-    Each is {"id", "prompt", "reference", "answers": {model: row}}.
-    """
-    if not answers:
-        return []
-    rows = [dict(zip(answers, row, strict=True)) for row in zip(*answers.values(), strict=True)]
-    tuned = [row for row in rows if _differ([answer for model, answer in row.items() if not is_base(model)])]
-    found = tuned or [row for row in rows if _differ(list(row.values()))]
-    asked = [next(iter(row.values())) for row in found]
-    return [
-        {"id": one["id"], "prompt": _text(one["prompt"]), "reference": _text(one["reference"]), "answers": row}
-        for one, row in zip(asked, found, strict=True)
-    ]
+def domain_rows(evaluations: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """(domain, that domain's scores by model), the largest domain first; empty where no domain was recorded."""
+    by_model = {model: (found.get("task") or {}).get("domains") or {} for model, found in evaluations.items()}
+    rows = {domain: found["rows"] for domains in by_model.values() for domain, found in domains.items()}
+    ordered = sorted(rows, key=lambda domain: (-rows[domain], domain))
+    return [(domain, {model: domains.get(domain) for model, domains in by_model.items() if domains}) for domain in ordered]
 
 
 def samples_over_time(journal: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -123,55 +144,3 @@ def samples_over_time(journal: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         right = [{"step": step, "text": text, "right": text == asked["reference"]} for step, text in answers]
         found.append({"prompt": asked["prompt"], "reference": asked["reference"], "answers": right})
     return found
-
-
-def number(value: Any, digits: int = 2) -> str:
-    """12.34; a dash where there is no number."""
-    return f"{value:,.{digits}f}" if _is_number(value) else MISSING
-
-
-def percent(value: Any, digits: int = 1) -> str:
-    """A share of 1 as 97.9 %."""
-    return f"{value * 100:.{digits}f} %" if _is_number(value) else MISSING
-
-
-def points(value: Any) -> str:
-    """A share of 1 as points of 100: 75.7."""
-    return number(value * 100, 1) if _is_number(value) else MISSING
-
-
-def significant(value: Any) -> str:
-    """Three significant digits: 0.00123, 1.2e-07, 98.5; text as it is."""
-    return f"{value:.3g}" if _is_number(value) else (value if isinstance(value, str) else MISSING)
-
-
-def size(value: Any) -> str:
-    """Bytes as 105.5 MB or 4.68 GB (decimal units)."""
-    if not _is_number(value):
-        return MISSING
-    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
-
-
-def count(value: Any) -> str:
-    """A whole number with thousands marked: 1,770."""
-    return f"{value:,.0f}" if _is_number(value) else MISSING
-
-
-def duration(value: Any) -> str:
-    """Seconds as 48 s, 7.7 min or 14.2 h."""
-    if not _is_number(value):
-        return MISSING
-    return f"{value:.0f} s" if value < 100 else f"{value / 60:.1f} min" if value < 6000 else f"{value / 3600:.1f} h"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _differ(rows: Sequence[Mapping[str, Any]]) -> bool:
-    key = "score" if all(row.get("score") is not None for row in rows) else "answer"
-    return len({row.get(key) for row in rows}) > 1
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)

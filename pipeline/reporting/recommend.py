@@ -1,35 +1,23 @@
 """Which level to serve, and why: pure arithmetic on what `evaluate` measured.
 
-The rule: of the tuned models that fit in memory, the smallest whose task score is at most `max_task_drop` points below
-F16's; without a task score, the smallest that ranks the same token first as F16 at `MIN_SAME_TOP` of the positions.
-A difference is only called one where the 95 % intervals of both scores lie apart.
+The rule: of the tuned models that fit in memory and that the gate does not refuse, the smallest whose task score is at most `max_task_drop` points
+below that of the 16-bit model (the reference, F16 or BF16); without a task score, the smallest that ranks the same token first as the reference at
+`MIN_SAME_TOP` of the positions.
+A difference is only called one where the rows support it: by the paired test on the same questions where there are answers, else where the 95 %
+intervals of both scores lie apart.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.planning.serving import GB, ServingMemory
+from pipeline.sections import UNTUNED, Serve
+from pipeline.shipping.gate import REFERENCES, Answers, paired_scores
+
 MIN_SAME_TOP = 0.9  # share of positions, used where no task score was measured
-MEMORY_MARGIN = 1.1  # a tenth on top of weights and KV cache, for compute buffers and the process itself
-GB = 1e9
+SIGNIFICANT = 0.05  # p below which a difference is called one
 Evaluation = Mapping[str, Any]  # one reports/eval/MODEL.json
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What serving takes, in bytes; `kv_cache` is None where it was not measured."""
-
-    weights: int
-    kv_cache: int | None
-
-    @property
-    def total(self) -> int:
-        """Weights and KV cache and a tenth more, in bytes."""
-        return round((self.weights + (self.kv_cache or 0)) * MEMORY_MARGIN)
-
-    def __str__(self) -> str:
-        cache = "KV cache not measured" if self.kv_cache is None else f"{self.kv_cache / GB:.2f} GB KV cache"
-        return f"{self.weights / GB:.2f} GB weights + {cache} + 10 % = {self.total / GB:.2f} GB"
 
 
 @dataclass(frozen=True)
@@ -53,49 +41,93 @@ class Recommendation:
     gains: tuple[Gain, ...]
 
 
-def recommend(evaluations: Mapping[str, Evaluation], *, memory_gb: float, max_task_drop: float, context_ratio: float = 1.0) -> Recommendation:
-    """Choose among the tuned models (any not called base-*); "F16" must be one of them.
+@dataclass(frozen=True)
+class _Evidence:
+    """The evaluations, and the answers to compare scores on the same questions."""
 
-    `memory_gb` is in GB (10⁹ bytes), `max_task_drop` in points of 100. `context_ratio` is the context served over the
-    context for which `kv_cache_bytes` was measured: the cache grows with it.
+    evaluations: Mapping[str, Evaluation]
+    answers: Answers
+    seed: int
+
+    def apart(self, one: str, other: str) -> tuple[bool, str]:
+        """Whether the scores of two models differ beyond noise, and the words for that."""
+        scores = paired_scores(self.answers, one, other)
+        found = self.evaluations[one]
+        if scores is None:
+            differ = not intervals_overlap(found, self.evaluations[other])
+            return differ, "the intervals lie apart, so it is more than noise" if differ else noise(found)
+        from pipeline.scoring.paired import compare_scores
+
+        difference = compare_scores(*scores, self.seed)
+        if difference.p_value >= SIGNIFICANT:
+            return False, noise(found)
+        return True, f"more than noise, p = {difference.p_value:.2g} on the same {len(scores[0])} questions"
+
+
+def recommend(
+    evaluations: Mapping[str, Evaluation], *, memory_gb: float, max_task_drop: float, serve: Serve, refused: Mapping[str, str] | None = None,
+    answers: Answers | None = None, seed: int = 0,
+) -> Recommendation:  # fmt: skip
+    """Choose among the tuned models (any not called base-*); one of `REFERENCES` must be among them.
+
+    `memory_gb` is in GB (10⁹ bytes), `max_task_drop` in points of 100; `serve` says the context and how many are served at once. `refused` has the
+    gate's reason for each level that it refuses. `answers` (rows of MODEL.answers.jsonl by model) let scores be compared on the same questions.
     """
+    refused = refused or {}
+    evidence = _Evidence(evaluations, answers or {}, seed)
     tuned = {name: found for name, found in evaluations.items() if not is_base(name)}
-    memory = {name: memory_of(found, context_ratio) for name, found in tuned.items()}
-    gains = tuple(_gain(name, found, evaluations.get("base-F16")) for name, found in tuned.items())
+    memory = {name: memory_of(found, serve) for name, found in tuned.items()}
+    name_16 = reference_name(evaluations)
+    gains = tuple(_gain(name, evidence, UNTUNED + name_16) for name in tuned)
     arithmetic = {name: str(needed) for name, needed in memory.items()}
+    refusals = [f"The gate refuses {name}: {refused[name]}" for name in tuned if name in refused]
     fitting = {name: found for name, found in tuned.items() if memory[name].total <= memory_gb * GB}
     if not fitting:
         least = min(memory, key=lambda name: memory[name].total)
         reason = f"No level fits in {memory_gb:g} GB: {least}, the smallest, needs {memory[least].total / GB:.2f} GB."
-        return Recommendation(None, reason, (f"Make a smaller level, or raise report.memory_gb ({memory_gb:g}).",), arithmetic, gains)
-    reference = tuned["F16"]
+        remedy = f"Make a smaller level, or raise report.memory_gb ({memory_gb:g})."
+        return Recommendation(None, reason, (remedy, *refusals), arithmetic, gains)
+    allowed = {name: found for name, found in fitting.items() if name not in refused}
+    if not allowed:
+        reason = f"The gate refuses every level that fits in {memory_gb:g} GB: {', '.join(fitting)}."
+        return Recommendation(None, reason, tuple(refusals), arithmetic, gains)
+    reference = tuned[name_16]
     by_task = task_score(reference) is not None
-    good = [name for name, found in fitting.items() if (_near_by_task(found, reference, max_task_drop) if by_task else _near_by_top(name, found))]
-    likeness = f"ranks the same token first as F16 at {MIN_SAME_TOP:.0%} of the positions"
-    standard = f"stays within {max_task_drop:g} points of F16" if by_task else likeness
+    good = [name for name, found in allowed.items() if (_near_by_task(found, reference, max_task_drop) if by_task else _near_by_top(name, found))]
+    likeness = f"ranks the same token first as {name_16} at {MIN_SAME_TOP:.0%} of the positions"
+    standard = f"stays within {max_task_drop:g} points of {name_16}" if by_task else likeness
     warnings = _resolution(reference, max_task_drop)
     if good:
         chosen = min(good, key=lambda name: (tuned[name]["bytes"], name))
         reason = _praise(chosen, len(tuned), memory_gb, standard)
     else:
-        chosen = max(fitting, key=lambda name: (_quality(fitting[name], by_task), -fitting[name]["bytes"]))
-        virtue = "score" if by_task else "likeness to F16"
+        chosen = max(allowed, key=lambda name: (_quality(allowed[name], by_task), -allowed[name]["bytes"]))
+        virtue = "score" if by_task else f"likeness to {name_16}"
         reason = f"{chosen} has the best {virtue} of what fits in {memory_gb:g} GB, though nothing that fits {standard}"
         warnings.insert(0, f"Nothing that fits in {memory_gb:g} GB {standard}: read the answers before you serve {chosen}.")
-    reason += _evidence(chosen, tuned[chosen], reference, by_task)
-    warnings[:0] = [gain.sentence for gain in gains if gain.model == chosen and gain.beats is False]
+    reason += _words(chosen, name_16, evidence, by_task)
+    warnings[:0] = [gain.sentence for gain in gains if gain.model == chosen and gain.beats is False] + refusals
     return Recommendation(chosen, reason + ".", tuple(warnings), arithmetic, gains)
+
+
+def reference_name(evaluations: Mapping[str, Evaluation]) -> str:
+    """Which of `REFERENCES` was evaluated."""
+    return next(name for name in REFERENCES if name in evaluations)
 
 
 def is_base(model: str) -> bool:
     """Whether a model of `evaluate.models` is the untuned base."""
-    return model.startswith("base-")
+    return model.startswith(UNTUNED)
 
 
-def memory_of(evaluation: Evaluation, context_ratio: float) -> Memory:
-    """Bytes that serving a model takes at `context_ratio` times the evaluated context."""
-    cache = evaluation.get("kv_cache_bytes")
-    return Memory(evaluation["bytes"], None if cache is None else round(cache * context_ratio))
+def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
+    """What serving a model takes at the context served, `serve.ctx_size` × `serve.parallel` tokens; with the server's own peak where it was measured
+    at that context (the GPU's where layers are on it)."""
+    context, cache, measured = serve.ctx_size * serve.parallel, evaluation.get("kv_cache_bytes"), evaluation.get("serving") or {}
+    scaled = round(cache * context / evaluation["ctx_size"]) if cache is not None and "ctx_size" in evaluation else None
+    at_this = measured.get("ctx_size") == serve.ctx_size and measured.get("parallel") == serve.parallel
+    peak = measured.get("gpu_memory_bytes" if serve.n_gpu_layers else "peak_memory_bytes") if at_this else None
+    return ServingMemory(evaluation["bytes"], scaled, context, peak)
 
 
 def task_score(evaluation: Evaluation) -> float | None:
@@ -121,7 +153,7 @@ def _near_by_task(found: Evaluation, reference: Evaluation, max_task_drop: float
 
 
 def _near_by_top(name: str, found: Evaluation) -> bool:
-    return name == "F16" or (found.get("same_top") or 0.0) >= MIN_SAME_TOP
+    return name in REFERENCES or (found.get("same_top") or 0.0) >= MIN_SAME_TOP
 
 
 def _quality(found: Evaluation, by_task: bool) -> float:
@@ -130,21 +162,22 @@ def _quality(found: Evaluation, by_task: bool) -> float:
 
 
 def _praise(chosen: str, tuned: int, memory_gb: float, standard: str) -> str:
-    if chosen == "F16":
-        return f"F16 fits in {memory_gb:g} GB, and no smaller level {standard if tuned > 1 else 'was measured'}"
+    if chosen in REFERENCES:
+        return f"{chosen} fits in {memory_gb:g} GB, and no smaller level {standard if tuned > 1 else 'was measured'}"
     return f"Of {tuned} tuned models, {chosen} is the smallest that fits in {memory_gb:g} GB and {standard}"
 
 
-def _evidence(chosen: str, found: Evaluation, reference: Evaluation, by_task: bool) -> str:
-    if chosen == "F16":
+def _words(chosen: str, name_16: str, evidence: _Evidence, by_task: bool) -> str:
+    found, reference = evidence.evaluations[chosen], evidence.evaluations[name_16]
+    if chosen in REFERENCES:
         return ""
     if not by_task:
         share = "" if found.get("same_top") is None else f"{found['same_top']:.1%}; "
         return f" ({share}there is no task score to judge by)"
     if task_score(found) is None:
         return " (its own score was not measured)"
-    apart = noise(found) if intervals_overlap(found, reference) else "the intervals lie apart, so it is more than noise"
-    return f" ({found['task']['score'] * 100:.1f} against {reference['task']['score'] * 100:.1f} points; {apart})"
+    _, words = evidence.apart(chosen, name_16)
+    return f" ({found['task']['score'] * 100:.1f} against {reference['task']['score'] * 100:.1f} points; {words})"
 
 
 def _resolution(reference: Evaluation, max_task_drop: float) -> list[str]:
@@ -156,9 +189,10 @@ def _resolution(reference: Evaluation, max_task_drop: float) -> list[str]:
     return [f"{coarse}: raise evaluate.task_rows for a firmer choice."]
 
 
-def _gain(name: str, found: Evaluation, base: Evaluation | None) -> Gain:
+def _gain(name: str, evidence: _Evidence, untuned: str) -> Gain:
+    found, base = evidence.evaluations[name], evidence.evaluations.get(untuned)
     if base is None:
-        return Gain(name, None, None, "Not measured: evaluate.models does not name base-F16.")
+        return Gain(name, None, None, f"Not measured: evaluate.models does not name {untuned}.")
     mine, before = task_score(found), task_score(base)
     if mine is None or before is None:
         if found.get("perplexity") is None or base.get("perplexity") is None:
@@ -168,8 +202,10 @@ def _gain(name: str, found: Evaluation, base: Evaluation | None) -> Gain:
         return Gain(name, None, better, f"{name}'s held-out perplexity is {'' if better else 'not '}below the untuned base's ({figures}).")
     points = round((mine - before) * 100, 1)
     scores = f"({mine * 100:.1f} against {before * 100:.1f} points"
-    if intervals_overlap(found, base):
-        return Gain(name, points, False, f"{name} does not measurably beat the untuned base {scores}; {noise(found)}).")
+    apart, words = evidence.apart(name, untuned)
+    if not apart:
+        return Gain(name, points, False, f"{name} does not measurably beat the untuned base {scores}; {words}).")
+    words = words.removesuffix(", so it is more than noise")
     if points < 0:
-        return Gain(name, points, False, f"{name} is worse than the untuned base {scores}; the intervals lie apart).")
-    return Gain(name, points, True, f"{name} beats the untuned base by {points:.1f} points {scores}; the intervals lie apart).")
+        return Gain(name, points, False, f"{name} is worse than the untuned base {scores}; {words}).")
+    return Gain(name, points, True, f"{name} beats the untuned base by {points:.1f} points {scores}; {words}).")

@@ -1,72 +1,118 @@
-"""What the models say: logits of base plus adapter, of the merged model and of the F16 GGUF on the same tokens."""
+"""What the models say along the chain: trained → merged → 16-bit GGUF → levels, and the base's GGUF with the adapter's on it.
 
+Each hand-over is one seam (`pipeline.seams.hand_overs`), so that the stage that lost something is named. One model is in
+memory at a time; what each says goes into a temporary file.
+"""
+
+import json
+import tempfile
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from pipeline.llamacpp.logits import Floats, nmse, open_gguf
+from pipeline.errors import DataError
+from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.levels import split_level
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.params import Parity
+from pipeline.seams.divergence import Prompt, Reference, Speaker, gguf_speaker, kept_logits
+from pipeline.seams.hand_overs import Said, gguf_seam, level_seam, lora_seam, merge_seams
 from pipeline.seams.seam import Seam
-from pipeline.training.runtime import silence_libraries
+from pipeline.seams.torch_models import plain_model, trained_model
+from pipeline.sections import Parity
 
 
-def output_seams(
-    *, base: Path, adapter: Path, merged: Path, f16: Path, rows: list[list[int]], limits: Parity, threads: int, tools: Toolchain
-) -> dict[str, Seam]:
-    """Merge and conversion, each judged by the logits before and after it, at every position of `rows` (token ids)."""
-    dtype = compare_dtype(merged)
-    trained = torch_logits(base, rows, dtype, adapter)
-    ours = torch_logits(merged, rows, dtype)
-    size = max(len(ids) for ids in rows)
-    with open_gguf(tools, f16, ctx_size=size, threads=threads, n_gpu_layers=0) as gguf:
-        theirs = [gguf.logits(ids, list(range(len(ids)))) for ids in rows]
-    where = f"{len(rows)} held-out rows, {sum(map(len, rows))} positions, PyTorch in {str(dtype).removeprefix('torch.')}"
-    return {
-        **logit_seams("merge", "16-bit base with adapter → merged model", trained, ours, limits, where),
-        **logit_seams("f16", "Merged model → F16 GGUF", ours, theirs, limits, where),
-    }
+@dataclass(frozen=True)
+class Chain:
+    """The models of one project: folders, the 16-bit GGUF, and the levels' GGUFs by the names that `quantize.levels` gives them."""
+
+    base: Path
+    adapter: Path
+    merged: Path
+    gguf: Path
+    levels: dict[str, Path] = field(default_factory=dict)
 
 
-def logit_seams(key: str, title: str, before: list[Floats], after: list[Floats], limits: Parity, where: str) -> dict[str, Seam]:
-    """Two seams of one hand-over: the worst row's squared error, and how often both rank the same token first."""
-    strange = sum(int((~np.isfinite(values)).any(axis=-1).sum()) for side in (before, after) for values in side)
-    if strange:
-        detail = f"{strange} positions hold logits that are no finite numbers; {where}"
-        return {f"{key}_logits": Seam(f"{title}, logits", "positions whose logits are not finite", float(strange), 0.0, "positions", "fail", detail)}
-    worst = max(nmse(a, b[:, : a.shape[1]]) for a, b in zip(before, after, strict=True))
-    same = np.concatenate([a.argmax(axis=-1) == b.argmax(axis=-1) for a, b in zip(before, after, strict=True)]).mean()
-    verdicts = ["pass" if good else "fail" for good in (worst <= limits.max_nmse, same >= limits.min_same_top)]
-    return {
-        f"{key}_logits": Seam(
-            f"{title}, logits", "largest normalised squared error of a row's logits", worst, limits.max_nmse, "", verdicts[0], where,
-        ),
-        f"{key}_first_choice": Seam(
-            f"{title}, first choice", "share of positions where both rank the same token first", round(float(same), 4), limits.min_same_top, "",
-            verdicts[1], where,
-        ),
-    }  # fmt: skip
+@dataclass(frozen=True)
+class Bench:
+    """What models are asked with: the prompts, a folder for temporary files, and llama.cpp's threads and tools."""
+
+    prompts: list[Prompt]
+    scratch: Path
+    threads: int
+    tools: Toolchain
+
+    def kept(self, model: AbstractContextManager[Speaker]) -> AbstractContextManager[Reference]:
+        """What a model says to the prompts, for the length of a body."""
+        return kept_logits(self.prompts, model, self.scratch)
+
+    def gguf(self, path: Path, lora: Path | None = None) -> AbstractContextManager[Reference]:
+        """What a GGUF says, for the length of a body."""
+        return self.kept(gguf_speaker(path, self.prompts, threads=self.threads, tools=self.tools, lora=lora))
 
 
-def torch_logits(folder: Path, rows: list[list[int]], dtype: Any, adapter: Path | None = None) -> list[Floats]:
-    """Logits (T, V) of every position of every row, by the model in `folder` with `adapter` on it; the model is freed after."""
-    silence_libraries()
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
+def output_seams(chain: Chain, bench: Bench, limits: Parity, *, base_gguf: Path | None = None, lora: Path | None = None) -> dict[str, Seam]:
+    """Every hand-over of the chain; with `base_gguf` and `lora` also those of the base's GGUF with the adapter's GGUF on it.
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, trust_remote_code=False)
-    if adapter:
-        model = PeftModel.from_pretrained(model, adapter)
-    with torch.no_grad():
-        return [model(torch.tensor([ids]), use_cache=False).logits[0].float().numpy() for ids in rows]
+    Disk below the bench's folder: at most eight files of positions × V × 4 bytes (39 MB a prompt each for a vocabulary of 152k), and with
+    `lora` the base at one level. Memory: the largest model in 16 bits with its largest tensor in float32, and one prompt's logits.
+    Raises `MachineError`, `ToolError` or `DataError` where a model can't be asked.
+    """
+    onto, recorded = merged_onto(chain.merged), (chain.adapter / "run.json").exists()
+    with ExitStack() as files:
+        sixteen = files.enter_context(bench.kept(plain_model(chain.base, chain.adapter)))
+        said = Said(
+            as_trained=files.enter_context(bench.kept(trained_model(chain.base, chain.adapter))) if recorded else sixteen,
+            trained=files.enter_context(bench.kept(trained_model(chain.base, chain.adapter, float32=True))) if recorded else sixteen,
+            sixteen=sixteen,
+            merged=files.enter_context(bench.kept(plain_model(chain.merged))),
+            gguf=files.enter_context(bench.gguf(chain.gguf)),
+            untuned=cache(lambda: files.enter_context(bench.kept(plain_model(chain.base)))),
+            where=f"{len(bench.prompts)} held-out rows, {sum(len(prompt.positions) for prompt in bench.prompts)} positions",
+        )
+        seams = merge_seams(said, onto, limits)
+        if not recorded:
+            why = "the adapter has no run.json that says how its base was quantised"
+            seams["outputs_trained"] = Seam(seams["outputs_trained"].title, "", None, None, "", "not measured", why)
+        seams["outputs_gguf"] = gguf_seam(said, f"Merged model → {chain.gguf.stem}", limits)
+        for level, path in chain.levels.items():
+            with bench.gguf(path) as quantised:
+                seams[level_key("outputs", level)] = level_seam(f"{chain.gguf.stem} → {level}", level, said.gguf, quantised, said, limits)
+        if base_gguf and lora:
+            with_lora = files.enter_context(bench.gguf(base_gguf, lora))
+            seams["outputs_lora"] = lora_seam(said, with_lora, onto, limits)
+            for level in chain.levels:
+                if split_level(level)[1]:  # the matrix is the merged model's; without it the level would be judged by another one
+                    title, why = lora_title(level), "the importance matrix is the merged model's, so the base has none at this level"
+                    seams[level_key("outputs_lora", level)] = Seam(title, "", None, None, "", "not measured", why)
+                else:
+                    seams[level_key("outputs_lora", level)] = lora_at_level(level, base_gguf, lora, with_lora, said, bench, limits)
+    return seams
 
 
-def compare_dtype(merged: Path) -> Any:
-    """float32 where the weights fit twice into the memory that is free, else bfloat16."""
-    import psutil
-    import torch
+def lora_at_level(level: str, base_gguf: Path, lora: Path, with_lora: Reference, said: Said, bench: Bench, limits: Parity) -> Seam:
+    """The base quantised to a level (in a temporary file) with the adapter's GGUF on it, against the 16-bit base with it."""
+    with tempfile.TemporaryDirectory(prefix=".level-", dir=bench.scratch) as folder:
+        quantised = Path(folder) / f"{base_gguf.stem}-{level}.gguf"
+        quantise_gguf(bench.tools, base_gguf, quantised, level, bench.threads)
+        with bench.gguf(quantised, lora) as there:
+            return level_seam(lora_title(level), level, with_lora, there, said, limits)
 
-    stored = sum(shard.stat().st_size for shard in merged.glob("*.safetensors"))
-    return torch.float32 if 4 * stored < psutil.virtual_memory().available else torch.bfloat16
+
+def lora_title(level: str) -> str:
+    """The title of the seam of a level of the base with the adapter on it."""
+    return f"Base GGUF with LoRA GGUF → the same at {level}"
+
+
+def merged_onto(merged: Path) -> str:
+    """What the adapter was merged into, w16 or nf4, as the merge recorded it. Raises `DataError` where it did not."""
+    try:
+        onto = json.loads((merged / "merge.json").read_text(encoding="utf-8"))["onto"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{merged}/merge.json doesn't say what was merged into ({type(error).__name__}): run `snakemake --force merge`") from error
+    return str(onto)
+
+
+def level_key(kind: str, level: str) -> str:
+    """The key of a level's seam in the report: weights_q4_k_m, outputs_q4_k_m_imatrix."""
+    return f"{kind}_{level.lower().replace('-', '_')}"

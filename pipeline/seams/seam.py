@@ -1,13 +1,16 @@
 """One seam: a hand-over with its figure, its limit and its verdict."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Seam:
-    """One hand-over: `figure` against `limit` in `unit`; verdict pass, fail or "not measured"."""
+    """One hand-over: `figure` against `limit` in `unit`; verdict pass, fail or "not measured".
+
+    `cause` is one sentence with the likely cause of a failure and its remedy; `figures` are further numbers that have no limit.
+    """
 
     title: str
     what: str
@@ -16,24 +19,16 @@ class Seam:
     unit: str
     verdict: str
     detail: str
+    cause: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
-def equal_seam(title: str, what: str, pairs: Iterable[tuple[Any, Any]]) -> Seam:
-    """A seam of pairs (training's, llama-server's) that must all be equal; shows where the first unequal one parts."""
-    compared, unequal = 0, []
-    for ours, theirs in pairs:
-        compared += 1
-        if ours != theirs:
-            unequal.append((ours, theirs))
-    return count_seam(title, what, len(unequal), compared, first_difference(*unequal[0]) if unequal else "")
-
-
-def count_seam(title: str, what: str, different: int, compared: int, first: str) -> Seam:
-    """A seam where nothing may differ; not measured where nothing was compared."""
+def count_seam(title: str, what: str, different: int, compared: int, first: str, cause: str = "") -> Seam:
+    """A seam where nothing may differ, with the likely `cause` where something does; not measured where nothing was compared."""
     if not compared:
         return Seam(title, what, None, None, "", "not measured", "nothing to compare")
     detail = f"{compared} compared" + (f"; first difference: {first}" if first else "")
-    return Seam(title, what, float(different), 0.0, "differences", "fail" if different else "pass", detail)
+    return Seam(title, what, float(different), 0.0, "differences", "fail" if different else "pass", detail, cause if different else "")
 
 
 def first_difference(ours: Any, theirs: Any) -> str:

@@ -40,12 +40,12 @@ class Rendered:
     part: int | None = None
 
 
-def render(tokenizer: Any, messages: list[Message], tools: Tools = None, *, add_generation_prompt: bool = False) -> str:
-    """The conversation as text by the model's own template. Raises `Unrenderable` where the template refuses it."""
+def render(tokenizer: Any, messages: list[Message], tools: Tools = None, *, add_generation_prompt: bool = False, **told: Any) -> str:
+    """The conversation as text by the model's own template, which is `told` what else it asks for. Raises `Unrenderable` where it refuses."""
     from jinja2 import TemplateError
 
     try:
-        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt))
+        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **told))
     except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # a template is a program
         raise Unrenderable("template_refuses", f"the chat template says: {error}") from error
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, DataError, ToolError
-from pipeline.params import Train
+from pipeline.sections import Train
 
 
 def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_out: int) -> Any:

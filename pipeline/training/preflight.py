@@ -10,14 +10,16 @@ from pathlib import Path
 
 from pipeline.checks import Check, State
 from pipeline.errors import ConfigError, DataError, MachineError
-from pipeline.params import Train
+from pipeline.planning.card import Card
 from pipeline.planning.disk import CACHE
 from pipeline.planning.plan import Plan, make_plan
-from pipeline.planning.shape import load_shape
+from pipeline.planning.shape import Shape, load_shape
 from pipeline.publish import DISK_MARGIN
+from pipeline.sections import Train
 from pipeline.training.probes import bitsandbytes_works, gpu, room, this_card, triton_works
 
 GB = 1e9
+NF4_BLOCK = 64  # weights that share a scale
 
 
 def preflight(*, tokens: Path, base: Path, disk: Path, settings: Train, max_length: int, levels: Sequence[str]) -> list[Check]:
@@ -28,7 +30,9 @@ def preflight(*, tokens: Path, base: Path, disk: Path, settings: Train, max_leng
     card = this_card()
     checks = [data(tokens), whole_base(base), *gpu(card), bitsandbytes_works(settings), triton_works(card, settings)]
     try:
-        plan = make_plan(load_shape(base / "config.json"), settings, max_length, levels, card)
+        shape = load_shape(base / "config.json")
+        checks += nf4_widths(shape, settings, card)
+        plan = make_plan(shape, settings, max_length, levels, card)
     except (ConfigError, DataError) as error:
         unplanned = [Check(name, "not measured", str(error)) for name in ("memory plan", "disk")]
         return [*checks, *unplanned]
@@ -85,6 +89,31 @@ def safetensors_length(path: Path) -> int:
             raise ValueError(f"{path.name} has no safetensors header")
         header = json.loads(file.read(size))
     return 8 + size + max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+
+
+def nf4_widths(shape: Shape, settings: Train, card: Card) -> list[Check]:
+    """On a CPU, linears as wide as the base's are dequantised with their own blocks' scales; nothing where every width is one of whole blocks.
+
+    bitsandbytes 0.50.2 with AVX-512 takes other blocks' scales where the width is a multiple of 16 and not of 64: training would see
+    weights that are no NF4 of the base. The check is exact: all codes are 0, which stands for minus the block's scale.
+    """
+    widths = sorted({linear.inputs for linear in shape.linears if linear.inputs % NF4_BLOCK})
+    if card.device != "cpu" or not settings.load_in_4bit or not widths:
+        return []
+    import torch
+    from bitsandbytes.functional import QuantState, dequantize_4bit
+
+    wrong = []
+    for width in widths:
+        scales = torch.arange(1.0, width + 1)
+        state = QuantState(scales, torch.Size((NF4_BLOCK, width)), blocksize=NF4_BLOCK, quant_type="nf4", dtype=torch.float32)
+        found = dequantize_4bit(torch.zeros(NF4_BLOCK * width // 2, 1, dtype=torch.uint8), state)
+        if not torch.equal(found.view(-1, NF4_BLOCK), -scales[:, None].expand(-1, NF4_BLOCK)):
+            wrong.append(width)
+    if wrong:
+        finding = f"bitsandbytes dequantises linears of {' and '.join(map(str, wrong))} inputs wrongly on this CPU"
+        return [Check("NF4 widths", "fail", finding, "set train.load_in_4bit to false, or train on a GPU")]
+    return [Check("NF4 widths", "ok", f"linears of {' and '.join(map(str, widths))} inputs are dequantised as they should be")]
 
 
 def memory_plan(plan: Plan, free: int) -> Check:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pipeline.checks import Check
 from pipeline.errors import ToolError
-from pipeline.params import Train
 from pipeline.planning.card import Card, main_memory, query
 from pipeline.planning.memory import CUDA_CONTEXT
+from pipeline.sections import Train
 
 GB = 1e9
 # of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is for the scales, quantised too

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, ToolError
-from pipeline.params import Train
+from pipeline.sections import Train
 
 
 def load_quantised(folder: Path, train: Train, device: str | None = None) -> Any:

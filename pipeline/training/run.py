@@ -15,8 +15,8 @@ from typing import Any
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.hashing import file_hash, tree_hash
-from pipeline.params import Train
 from pipeline.publish import remove, write_json
+from pipeline.sections import Train
 from pipeline.training.checkpoints import TORN, checkpoints_in, newest_verified, step_of
 from pipeline.watching.hardware import cpu_name
 

@@ -4,6 +4,8 @@ import os
 import resource
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
 
@@ -25,6 +27,19 @@ def use_all_cores() -> None:
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: the bytes can't depend on how a sum was split, and small work loses more by waiting than it gains."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def memory_used() -> int:

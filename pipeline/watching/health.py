@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.params import Train
+from pipeline.sections import Train
 from pipeline.watching.rules import AT_END, EVERY_EVAL, EVERY_STEP, Run, Verdict
 
 SEVERITY = {"not measured": 0, "ok": 1, "warn": 2, "fail": 3}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, Literal
 
-from pipeline.params import Train
+from pipeline.sections import Train
 
 Verdict = tuple[Literal["ok", "warn", "fail", "not measured"], str, str]
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.chat import IGNORED
+from pipeline.training.runtime import one_thread
 
 PROMPT_LETTERS = 600  # of a prompt's end are shown: the question stands there
 
@@ -17,7 +18,7 @@ def sample(model: Any, tokenizer: Any, sequences: Sequence[tuple[list[int], list
     and the random numbers are left as they were (`undisturbed`).
     """
     found = []
-    with undisturbed(model), one_thread():
+    with undisturbed(model), one_thread():  # the work of a single token is too small to be shared: threads wait longer than it takes
         for ids, labels in sequences:
             start, end = _first_turn(labels)
             answer = _greedy(model, ids[:start], tokenizer.eos_token_id, max_new_tokens)
@@ -46,19 +47,6 @@ def undisturbed(model: Any) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training  # not train(), which would switch on what was off inside
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """PyTorch on one thread: the work of a single token is too small to be shared, and threads wait longer for each other than it takes."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _greedy(model: Any, prompt: list[int], eos: int, max_new_tokens: int) -> list[int]:

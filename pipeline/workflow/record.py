@@ -61,7 +61,7 @@ def inputs_state(stage: str, root: Path) -> Any:
         return None
     params = _read(root / "params.yaml")
     tracked = {key: params.get(key.partition(".")[0]) for key in known.get("params", [])}
-    edited = [root / dep for dep in known.get("deps", []) if dep.startswith(("pipeline/", "data/raw", "data/guard"))]
+    edited = [root / dep for dep in known.get("deps", []) if dep.startswith(("pipeline/", "data/raw", "data/guard", "data/evaluation"))]
     files = [path for dep in edited for path in ([dep] if dep.is_file() else sorted(dep.rglob("*"))) if path.is_file()]
     return tracked, {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files if "__pycache__" not in path.parts}
 

@@ -25,7 +25,7 @@ from pipeline.training.checkpoints import MARKER, checkpoints_in, defect, step_o
 from pipeline.watching.journal import MEASURED, Journal
 
 EPOCHS, ACCUMULATION, SAVE_STEPS, EVAL_STEPS = 3, 2, 2, 3
-KILLS, QUICK = 50, 8
+KILLS, QUICK = 50, 4  # the first QUICK (one of every kind among them) are in every run of the tests, the others are slow
 CHANGES = {
     "num_train_epochs": float(EPOCHS), "max_steps": -1, "save_steps": SAVE_STEPS, "eval_steps": EVAL_STEPS, "lora_dropout": 0.1,
     "gradient_accumulation_steps": ACCUMULATION, "sample_rows": 1, "sample_tokens": 4, "save_total_limit": 2,
@@ -196,6 +196,7 @@ def test_the_plan_has_late_epochs_and_saves(unbroken: Path) -> None:
     assert {death.place for death in deaths[:QUICK]} == {"step", "save", "delay"}
 
 
+@pytest.mark.slow
 def test_killed_three_times(project: Path, unbroken: Path, tmp_path: Path) -> None:
     root = copy(project, tmp_path)
     for death in (Death("step", 9), Death("save", 2, event=6), Death("step", 3)):
@@ -270,6 +271,7 @@ def test_another_configuration_is_refused_and_nothing_is_lost(project: Path, tmp
     assert tree_hash(root / "models/checkpoints") == before
 
 
+@pytest.mark.slow
 def test_killed_for_real(project: Path, unbroken: Path, tmp_path: Path) -> None:
     """The same by `kill -9` from outside, once, on the command that users type."""
     import subprocess

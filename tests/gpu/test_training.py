@@ -13,7 +13,8 @@ import yaml
 
 from pipeline.__main__ import main
 from pipeline.fidelity.finite import finite_record
-from pipeline.params import Train, load_params
+from pipeline.params import load_params
+from pipeline.sections import Train
 
 pytestmark = pytest.mark.gpu
 

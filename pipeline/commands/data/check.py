@@ -14,7 +14,8 @@ from pipeline.commands.data import one_line
 from pipeline.curation.reading.containers import files_below, printable
 from pipeline.errors import DataError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import Curate, load_params
+from pipeline.params import load_params
+from pipeline.sections import Curate
 
 RECIPE = PROJECT / "recipes/demo.yaml"
 SHOWN = 50  # rejected rows that are named one by one

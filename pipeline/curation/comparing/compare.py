@@ -14,7 +14,7 @@ from pipeline.curation.comparing.poison import request_and_answer
 from pipeline.curation.comparing.spill import starts
 from pipeline.curation.spool import Spool, read_rows_at, spread_evenly
 from pipeline.curation.workers import Workers
-from pipeline.params import Curate
+from pipeline.sections import Curate
 
 ANSWERS_COMPARED = 16  # rows of one request
 EXCERPT = 300  # characters of a shared span that the account shows

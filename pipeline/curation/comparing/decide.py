@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipeline.curation.comparing.balance import sample_rows
 from pipeline.curation.comparing.duplicates import Clusters
 from pipeline.curation.comparing.splits import TRAIN, assign_splits, draws
-from pipeline.params import Curate
+from pipeline.sections import Curate
 
 KEPT, EXACT, NEAR, CONTAMINATED, SAMPLED_OUT = range(5)
 # fate → (the rule's id, the reason in data/rejects.jsonl)

@@ -1,0 +1,169 @@
+"""Does the gate refuse what is broken and let pass what is not? Planted damage against ten clean levels, on a finished project.
+
+    python benchmarks/gate.py PROJECT [--rows 24] [--folder DIR]
+
+Damage, each at Q4_K_M, at a level's own evaluation by `pipeline.evaluate.evaluate`:
+- 1 % of the blocks of every quantised tensor zeroed;
+- an adapter trained to answer without stopping (LoRA on the merged model, 12 steps: each answer is followed by a newline and itself, never by the end
+  of turn), with the 16-bit model of its own that it is compared with;
+- the untuned base's level under the tuned level's name.
+Parity's own seam of the level's weights is measured beside the gate, which is told that parity passed. What is done is not done again.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+
+LEVEL = "Q4_K_M"
+CLEAN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "IQ4_XS", "IQ4_NL")
+PASSED = {"verdict": "pass", "seams": {f"weights_{name.lower()}": {"title": name, "verdict": "pass"} for name in (*CLEAN, "gguf")}}
+STEPS, ROWS_A_STEP, LEARNING_RATE, LONGEST = 12, 4, 2e-3, 192
+
+
+def zero_blocks(path: Path, share: float, seed: int = 0) -> int:
+    """Zero `share` of the blocks of every quantised tensor, in place; how many."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    from pipeline.llamacpp.gguf_tensors import gguf_tensors
+
+    dice, zeroed = np.random.default_rng(seed), 0
+    for tensor in gguf_tensors(path)[1].values():
+        weights, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+        if weights == 1:
+            continue
+        blocks = tensor.rows * tensor.columns // int(weights)
+        stored = np.memmap(path, dtype=np.uint8, mode="r+", offset=tensor.start, shape=(blocks, int(size)))
+        chosen = dice.choice(blocks, max(1, round(blocks * share)), replace=False)
+        stored[chosen] = 0
+        stored.flush()
+        zeroed += len(chosen)
+    return zeroed
+
+
+def taught(merged: Path, rows: Path, folder: Path, *, ends: bool, seed: int = 0) -> Path:
+    """The merged model after a short training on the answers of `rows`, which end or never do, as a Hugging Face folder; `folder`."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from pipeline.chat import chats, encodable, load_tokenizer, trained_positions
+    from pipeline.jsonl import read_rows
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"))
+    optimizer = torch.optim.AdamW((one for one in adapted.parameters() if one.requires_grad), lr=LEARNING_RATE)
+    tokenizer = load_tokenizer(merged)
+    newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    encoded = [row for row, _ in zip(encodable(tokenizer, chats(read_rows(rows)), LONGEST), range(STEPS * ROWS_A_STEP), strict=False)]
+    for step in range(STEPS):
+        for row in encoded[step * ROWS_A_STEP : (step + 1) * ROWS_A_STEP]:
+            places = trained_positions(row)
+            question, answer = row.ids[: places[0] + 1], [row.ids[place + 1] for place in places]
+            said = answer if ends else (answer[:-1] + newline) * 2  # the last one is the end of turn
+            ids = torch.tensor([[*question, *said]])
+            labels = torch.tensor([[-100] * len(question) + said])
+            (adapted(input_ids=ids, labels=labels, use_cache=False).loss / ROWS_A_STEP).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    adapted.merge_and_unload().to(torch.float16).save_pretrained(folder)
+    for file in merged.iterdir():
+        if file.suffix in (".json", ".jinja") and not (folder / file.name).exists():
+            shutil.copyfile(file, folder / file.name)
+    return folder
+
+
+class Bench:
+    """A project, and a folder for what is made of it."""
+
+    def __init__(self, root: Path, folder: Path, rows: int) -> None:
+        from pipeline.llamacpp.tools import find_toolchain
+        from pipeline.params import load_params
+
+        self.root, self.folder, self.params = root, folder, load_params(root / "params.yaml")
+        self.tools, self.name = find_toolchain(self.params.llamacpp.home), self.params.convert.name
+        self.settings = self.params.evaluate.model_copy(
+            update={"perplexity_rows": rows, "task_rows": rows, "general": "none", "harness": [], "prompt_lengths": [16], "generation_depths": [0],
+                    "repetitions": 1, "threads": 1}
+        )  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def gguf(self, model: str) -> Path:
+        """One of the project's."""
+        return self.root / "models" / "gguf" / f"{self.name}-{model}.gguf"
+
+    def level(self, source: Path, level: str, name: str) -> Path:
+        """`source` at a level, made once."""
+        from pipeline.llamacpp.converters import quantise_gguf
+
+        target = self.folder / f"{name}.gguf"
+        if not target.exists():
+            quantise_gguf(self.tools, source, target, level, 1)
+        return target
+
+    def evaluated(self, case: str, model: Path, reference: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """`evaluate`'s figures and answers of `model`, measured once."""
+        from pipeline.evaluate import evaluate
+
+        kept = self.folder / f"{case}.json"
+        if not kept.exists():
+            figures, answers = evaluate(
+                model=model, reference=reference, tokenizer=self.root / "models/adapter", rows=self.root / "data/final/test.jsonl",
+                root=self.root, settings=self.settings, serve=self.params.serve, tools=self.tools,
+            )  # fmt: skip
+            kept.write_text(json.dumps({"figures": figures, "answers": answers}))
+        found = json.loads(kept.read_text())
+        return found["figures"], found["answers"]
+
+    def judge(self, case: str, level: str, model: Path, sixteen: Path, sixteen_case: str) -> None:
+        """Print what the gate says of `model` as `level`, and what parity's seam of its weights does."""
+        from pipeline.llamacpp.levels import split_level
+        from pipeline.seams.level_weights import level_weights
+        from pipeline.shipping.gate import judge_level
+
+        reference, level_found = self.evaluated(sixteen_case, sixteen, sixteen), self.evaluated(case, model, sixteen)
+        evaluations = {"F16": reference[0], level: level_found[0] | {"reference": "F16"}}
+        verdict = judge_level(level, evaluations, {"F16": reference[1], level: level_found[1]}, PASSED, self.params.report.gate, 0)
+        seam, _ = level_weights(sixteen, model, split_level(level)[0], self.params.parity.rmse_slack, {})
+        figures = ", ".join(f"{one.rule} {one.figure:.4g}" for one in verdict.findings if one.figure is not None and one.rule != "parity")
+        refused = [finding.rule for finding in verdict.findings if finding.verdict == "fail"]
+        print(f"{case}: {verdict.verdict} ({', '.join(refused) or 'nothing refuses'}); {figures}; parity's weights: {seam.verdict}", flush=True)
+        for reason in verdict.reasons:
+            print(f"    {reason}", flush=True)
+
+
+def main() -> None:
+    """Damage, then the ten clean levels, then the damage that has to be trained."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("project", type=Path)
+    parser.add_argument("--rows", type=int, default=24)
+    parser.add_argument("--folder", type=Path, default=Path("gate-benchmark"))
+    arguments = parser.parse_args()
+    bench = Bench(arguments.project, arguments.folder, arguments.rows)
+    sixteen = bench.gguf("F16")
+    zeroed = bench.folder / "zeroed.gguf"
+    if not zeroed.exists():
+        shutil.copyfile(bench.gguf(LEVEL), zeroed)
+        print(f"zeroed {zero_blocks(zeroed, 0.01):,} blocks")
+    bench.judge("1 % of blocks zeroed", LEVEL, zeroed, sixteen, "F16")
+    bench.judge("another model's level", LEVEL, bench.level(bench.gguf("base-F16"), LEVEL, "base"), sixteen, "F16")
+    for level in CLEAN:
+        bench.judge(f"clean {level}", level, bench.level(sixteen, level, f"clean-{level}"), sixteen, "F16")
+    endless = bench.folder / "endless-F16.gguf"
+    if not endless.exists():
+        from pipeline.llamacpp.converters import to_gguf
+
+        folder = taught(bench.root / "models/merged", bench.root / "data/final/train.jsonl", bench.folder / "endless", ends=False)
+        to_gguf(bench.tools, folder, endless, "F16", "endless")
+    bench.judge("never ends", LEVEL, bench.level(endless, LEVEL, "endless"), endless, "endless F16")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Load the running server (`quench serve` in another terminal) and say how it bears it: latencies, speed, errors.
+
+Reads `.quench/api-key`, section `serve` and, for its prompts, `data/final/test.jsonl` where it is there. Asks 127.0.0.1 only.
+
+    quench load [--clients N] [--requests N] [--seconds S] [--json]
+"""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.chat import connect, served_model
+from pipeline.commands.serve import held_out_prompts
+from pipeline.errors import DataError, GateError, ToolError
+from pipeline.params import Params
+from pipeline.serving.load import SHARES, Load, put_under_load
+
+OWN = (
+    "What is a checksum good for?", "Name three uses of a hash table.", "Explain the difference between a process and a thread.",
+    "Write a haiku about a slow computer.",
+)  # fmt: skip
+PROMPTS = 64  # of the test split, asked in turn
+
+
+def prompts(root: Path) -> list[dict[str, Any]]:
+    """Held-out prompts of this project, or a few of our own where it has none."""
+    try:
+        return held_out_prompts(root / "data" / "final" / "test.jsonl", PROMPTS)
+    except DataError:
+        return [{"messages": [{"role": "user", "content": text}]} for text in OWN]
+
+
+def main(params: Params, root: Path, *, clients: int, requests: int, seconds: float, as_json: bool) -> None:
+    """Run the test and print its figures; `ToolError` where no server of this project answers, `GateError` where a request was not answered."""
+    key_file = root / ".quench" / "api-key"
+    if not key_file.exists():
+        raise ToolError(f"{key_file} is not there, so nothing was served yet: start the server with `quench serve` in another terminal")
+    key = key_file.read_text(encoding="utf-8").strip()
+    with connect(f"http://127.0.0.1:{params.serve.port}", key) as client:
+        served = served_model(client)
+    found = asyncio.run(put_under_load(params.serve.port, key, prompts(root), clients=clients, requests=requests, seconds=seconds))
+    if as_json:
+        print(json.dumps({"model": served} | found.as_dict(), indent=2))
+    else:
+        show(served, params.serve.parallel, found)
+    if found.errors:
+        worst = max(found.errors, key=lambda error: found.errors[error])
+        raise GateError(f"{found.requests - found.answered} of {found.requests} requests were not answered, most of them so: {worst}")
+
+
+def show(model: str, parallel: int, found: Load) -> None:
+    """Print the figures as a table."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"{model}: {found.answered} answers to {found.clients} clients at once ({parallel} slots) in {found.seconds:.1f} s", markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("seconds to", no_wrap=True)
+    for share in SHARES:
+        table.add_column(f"p{share}", justify="right", no_wrap=True)
+    for what, values in (("first token", found.first_token), ("end of the answer", found.whole)):
+        table.add_row(what, *(f"{values[f'p{share}']:.3f}" if values else "not measured" for share in SHARES))
+    console.print(table)
+    each = "not measured" if found.tokens_per_second_each is None else f"{found.tokens_per_second_each:.1f}"
+    console.print(f"tokens/s: {each} for each client (median), {found.tokens_per_second:.1f} in sum", markup=False)
+    for error, count in found.errors.items():
+        console.print(f"{count} times: {error}", markup=False)

@@ -1,0 +1,104 @@
+"""What the seams said last: a line per seam with figure, limit and verdict, and the likely cause of what failed.
+
+Reads `reports/parity.json`. Writes nothing, unless it is to measure anew: then the stage's reports.
+
+    quench parity
+    quench parity --depth full   # measure anew
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import DataError, GateError
+from pipeline.reporting.parity_words import MARKS, counts, figure, grouped, sentence, title
+
+PLAIN = 100  # columns, where there is no terminal
+COLOURS = {"pass": "green", "fail": "bold red", "not measured": "yellow"}
+
+
+def main(root: Path, *, as_json: bool, measure: Callable[[], object] | None = None) -> int:
+    """Print the last report, or the one that `measure` writes first; gives the exit code: 5 where a seam failed, else 0.
+
+    `measure` runs the stage and writes its reports, also where a seam failed. Raises `DataError` where there is no report.
+    """
+    if measure:
+        measure()
+    report = read(root / "reports" / "parity.json")
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        show(report)
+    return 0 if report["verdict"] == "pass" and not counts(report["seams"])["fail"] else GateError.exit_code
+
+
+def measured_anew(params_file: Path | None, root: Path, depth: str) -> Callable[[], object]:
+    """What `main` takes as `measure`: the stage at another depth than params.yaml's, into the same reports."""
+    from pipeline.params import load_params
+    from pipeline.parity import measure_parity
+    from pipeline.workflow.record import running
+
+    params = load_params(params_file or root / "params.yaml")
+    deeper = params.model_copy(update={"parity": params.parity.model_copy(update={"depth": depth})})
+
+    def measure() -> None:
+        with running("parity", root):  # the stage itself may be at work here
+            measure_parity(deeper, root)
+
+    return measure
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The report. Raises `DataError` where it is not there or not whole."""
+    if not path.is_file():
+        raise DataError(f"{path} is not there: run `snakemake parity`, which measures the seams")
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        whole = isinstance(report["seams"], dict) and isinstance(report["verdict"], str)
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise DataError(f"{path} is no report of the seams: run `snakemake --force parity`, which measures them anew")
+    return dict(report)
+
+
+def show(report: Mapping[str, Any]) -> None:
+    """Print the seams as a table by group, then what each failed one shows and why, then the verdict."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("seam")
+    for heading in ("figure", "limit"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("unit")
+    table.add_column("verdict", no_wrap=True)
+    groups = grouped(report["seams"])
+    for name, rows in groups.items():
+        table.add_row(Text(name, style="bold"))
+        for row in rows:
+            verdict = Text(f"{MARKS[row['verdict']]} {row['verdict']}", style=COLOURS[row["verdict"]])
+            table.add_row(Text(f"  {row['title']}"), figure(row.get("figure")), figure(row.get("limit")), Text(row.get("unit") or ""), verdict)
+    console.print(table)
+    lines = explained([row for rows in groups.values() for row in rows])
+    for line in (*lines, f"{title(report)} (depth {report.get('depth', 'unknown')}). {sentence(report)}"):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a failed seam shows with its likely cause, and why one was not measured."""
+    lines = []
+    for row in rows:
+        detail = (row.get("detail") or "").rstrip(".")
+        if row["verdict"] == "fail":
+            lines.append(f"{row['title']} failed: {figure(row.get('figure'))} against limit {figure(row.get('limit'))}{detail and '; '}{detail}.")
+            lines += [f"  Likely cause: {row['cause']}"] if row.get("cause") else []
+        elif row["verdict"] == "not measured":
+            lines.append(f"{row['title']} was not measured{detail and ': '}{detail}.")
+    return lines

@@ -1,0 +1,153 @@
+"""What serving will need, level by level: weights, KV cache, buffers, the longest context that fits, and the best level that fits.
+
+Before a model is made, weights are computed from the base's config.json and each level's bits per weight; after, they are the files'. Where every
+model is evaluated, the best is the recommended one that the gate lets pass. Writes nothing.
+
+    quench plan --serve --vram 8
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import DataError, MachineError
+from pipeline.llamacpp.gguf_file import kv_cache_bytes
+from pipeline.params import Params
+from pipeline.planning.card import Card
+from pipeline.planning.serving import GB, LevelPlan, best_that_fits, cache_per_token, computed_weights, plan_level
+from pipeline.planning.shape import Shape
+from pipeline.reporting.recommend import Recommendation, memory_of
+
+WIDEST = 100  # columns
+NOT_KNOWN = "not known"
+
+
+def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: str, as_json: bool) -> None:
+    """Print the plan; `MachineError` where no level fits `card` (None: its memory is not known)."""
+    reports = evaluations(params, root)
+    plans = plan_levels(params, root, shape, card, reports)
+    advice = measured_advice(params, root, card) if card and reports else None
+    best = advice.model if advice else best_that_fits(plans)
+    if as_json:
+        value = {
+            "card": asdict(card) if card else None, "ctx_size": params.serve.ctx_size, "parallel": params.serve.parallel, "best": best,
+            "reason": advice.reason if advice else None, "levels": {name: as_values(plan) for name, plan in plans.items()},
+        }  # fmt: skip
+        print(json.dumps(value, indent=2, ensure_ascii=False))
+    else:
+        show(params, plans, card, base=base, best=best, advice=advice)
+    if card and not any(plan.fits for plan in plans.values()):
+        least = min(plans.values(), key=lambda plan: plan.memory.total)
+        remedy = f"serve at most {least.longest:,} tokens (serve.ctx_size)" if least.longest else "make a smaller level"
+        raise MachineError(f"no level fits {card.name}: {least.name}, the smallest, needs {gb(least.memory.total)} of {gb(card.memory)}: {remedy}")
+
+
+def plan_levels(params: Params, root: Path, shape: Shape, card: Card | None, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, LevelPlan]:
+    """The plan of each tuned level and of the 16-bit model, the smallest first."""
+    levels = [*params.quantize.tuned, params.convert.type]
+    computed = computed_weights(shape, params.train, params.quantize.tuned)
+    plans = []
+    for level in levels:
+        file = root / "models" / "gguf" / f"{params.convert.name}-{level}.gguf"
+        made = file.is_file()
+        # an evaluation of another file says nothing about this one
+        report = reports.get(level, {})
+        peak = memory_of(report, params.serve).peak if made and report.get("bytes") == file.stat().st_size else None
+        weights, per_token = (file.stat().st_size, kv_cache_bytes(file, 1)) if made else (computed[level], cache_per_token(shape))
+        wanted = {"context": params.serve.ctx_size, "parallel": params.serve.parallel, "positions": shape.positions}
+        plans.append(plan_level(level, weights, per_token, **wanted, room=card.memory if card else None, made=made, peak=peak))
+    return {plan.name: plan for plan in sorted(plans, key=lambda plan: plan.memory.weights)}
+
+
+def evaluations(params: Params, root: Path) -> dict[str, Mapping[str, Any]]:
+    """reports/eval/MODEL.json by model, as far as they are there."""
+    files = {model: root / "reports" / "eval" / f"{model}.json" for model in params.evaluate.models}
+    try:
+        return {model: json.loads(file.read_text(encoding="utf-8")) for model, file in files.items() if file.is_file()}
+    except ValueError as error:
+        raise DataError(f"a report in {root / 'reports/eval'} is no JSON ({error}): run `snakemake evaluate`") from error
+
+
+def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
+    """The recommendation for `card` where everything is measured; None where something is not yet."""
+    from pipeline.reporting.inputs import load_inputs
+    from pipeline.shipping.advice import advise
+
+    try:
+        inputs = load_inputs(root, params.evaluate.models)
+    except DataError:
+        return None  # not all stages have run: the files alone decide
+    return advise(inputs, params.report, params.serve, params.evaluate.seed, memory_gb=math.floor(card.memory / GB * 100) / 100)[
+        0
+    ]  # never more than there is
+
+
+def as_values(plan: LevelPlan) -> dict[str, Any]:
+    """A level's plan as plain values: bytes and tokens."""
+    memory = plan.memory
+    return {
+        "weights_bytes": memory.weights, "weights_from": "file" if plan.made else "computed", "kv_cache_bytes": memory.kv_cache,
+        "buffers_bytes": memory.buffers, "buffers_from": "assumed" if memory.peak is None else "measured", "total_bytes": memory.total,
+        "longest_context": plan.longest, "fits": plan.fits,
+    }  # fmt: skip
+
+
+def show(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, *, base: str, best: str | None, advice: Recommendation | None) -> None:
+    """Print the levels as a table of at most 100 columns, the best that fits and the arithmetic behind it."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.width = min(WIDEST, max(80, console.width)) if console.is_terminal else WIDEST
+    serve = params.serve
+    where = f"{card.name} of {gb(card.memory)}" if card else "a card whose memory is not known"
+    slots = f"{serve.parallel} answers at once of " if serve.parallel > 1 else ""
+    console.print(f"{base}, served with {slots}{serve.ctx_size:,} tokens on {where}", markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("level", no_wrap=True)
+    for heading in ("weights GB", "KV cache", "buffers", "total GB", "longest context"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("fits")
+    for plan in plans.values():
+        memory = plan.memory
+        table.add_row(
+            plan.name, f"{memory.weights / GB:.3f}{'' if plan.made else ' *'}", figure(memory.kv_cache),
+            f"{memory.buffers / GB:.3f}{' *' if memory.peak is None else ''}", f"{memory.total / GB:.3f}",
+            NOT_KNOWN if plan.longest is None else f"{plan.longest:,}", {True: "yes", False: "no", None: NOT_KNOWN}[plan.fits],
+            style="bold" if plan.name == best else None,
+        )  # fmt: skip
+    console.print(table)
+    for line in closing(params, plans, card, best, advice):
+        console.print(line, markup=False)
+
+
+def closing(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, best: str | None, advice: Recommendation | None) -> list[str]:
+    """What the table means, as lines."""
+    lines = []
+    if not all(plan.made and plan.memory.peak is not None for plan in plans.values()):
+        lines.append(
+            "* computed: weights from the level's bits per weight, buffers as a tenth of weights and cache; `snakemake` makes and measures them."
+        )
+    if card is None:
+        return [*lines, "Whether a level fits is not measured: there is no GPU here; name a card's memory with --vram GB."]
+    if card.device == "cuda" and not params.serve.n_gpu_layers:
+        lines.append("serve.n_gpu_layers is 0, so `quench serve` would use main memory: set it to 99 for the card.")
+    if advice:
+        lines += [advice.reason, *(f"Beware: {warning}" for warning in advice.warnings)]
+    elif best:
+        lines.append(f"{best} has the most bits of what fits; how good it is, only `snakemake` measures.")
+    return [*lines, f"{best}: {plans[best].memory}."] if best else lines
+
+
+def figure(value: int | None) -> str:
+    """Bytes as GB with three digits."""
+    return NOT_KNOWN if value is None else f"{value / GB:.3f}"
+
+
+def gb(size: float) -> str:
+    """Bytes as GB, 10⁹ bytes."""
+    return f"{size / GB:.2f} GB"

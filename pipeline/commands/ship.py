@@ -1,0 +1,69 @@
+"""Ship a level: are the reports about these files, does the gate let it pass, then the bundle.
+
+Reads `models/gguf/NAME-LEVEL.gguf`, the adapter, the merged model and every report. Writes `models/bundle/NAME-LEVEL/`.
+
+    quench ship Q4_K_M
+    quench ship Q4_K_M --to /mnt/share --sign quench.key
+"""
+
+import sys
+from pathlib import Path
+
+from pipeline.commands.serve import model_file
+from pipeline.errors import ConfigError, GateError
+from pipeline.hashing import file_hash
+from pipeline.params import Params
+from pipeline.reporting.inputs import load_inputs
+from pipeline.reporting.ollama import chat_template
+from pipeline.sections import UNTUNED
+from pipeline.shipping.advice import advise
+from pipeline.shipping.bundle import Shipment, how_to_use, make_bundle
+from pipeline.shipping.evidence import mismatches
+
+SPLITS = ("train", "val", "test")
+
+
+def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | None) -> int:
+    """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason where it may not be shipped, else 0."""
+    level = shippable(params, asked)
+    gguf = model_file(params, root, level)
+    shipment, reasons = prepare(params, root, level, gguf)
+    if reasons:
+        print(f"{level} is not shipped:", file=sys.stderr)
+        for reason in reasons:
+            print(f"  {reason}", file=sys.stderr)
+        return GateError.exit_code
+    for finding in shipment.verdict.findings:
+        print(f"  {finding.verdict}: {finding.sentence}")
+    for gain in shipment.advice.gains:
+        if gain.model == level and gain.beats is False:
+            print(f"  Beware: {gain.sentence}")
+    folder = make_bundle(shipment, to or root / "models" / "bundle", key)
+    print(f"{level} is in {folder}{', signed' if key else ''}\n{how_to_use(folder)}")
+    return 0
+
+
+def shippable(params: Params, asked: str) -> str:
+    """The level as params.yaml spells it. Raises `ConfigError` for one that is not made, not tuned or not evaluated."""
+    if asked.lower().startswith(UNTUNED):
+        raise ConfigError(f"{asked} is the untuned base: ship a level of the tuned model ({', '.join(params.quantize.tuned)})")
+    known = {name.upper(): name for name in (*params.quantize.tuned, params.convert.type)}
+    if asked.upper() not in known:
+        raise ConfigError(f"no level is called {asked!r}: this recipe makes {', '.join(known.values())} (quantize.levels in params.yaml)")
+    level = known[asked.upper()]
+    if level not in params.evaluate.models:
+        raise ConfigError(f"{level} is not in evaluate.models, so nothing is known about it: add it there and run `snakemake`")
+    return level
+
+
+def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:
+    """What the bundle would be made of, and why it may not be made."""
+    inputs = load_inputs(root, params.evaluate.models)
+    advice, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)
+    final = {split: root / "data" / "final" / f"{split}.jsonl" for split in SPLITS}
+    shipment = Shipment(
+        gguf, params.convert.name, level, inputs, advice, verdicts[level], params.serve, chat_template(root / "models" / "adapter"),
+        tuple(params.curate.languages), {f"{split} rows": file_hash(path) for split, path in final.items() if path.is_file()},
+    )  # fmt: skip
+    reasons = [*mismatches(gguf, level, root, inputs.evaluations, inputs.parity), *verdicts[level].reasons]
+    return shipment, reasons

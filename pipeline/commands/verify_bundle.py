@@ -1,0 +1,26 @@
+"""Check a bundle that `quench ship` made, here or elsewhere, by whomever.
+
+quench verify-bundle models/bundle/demo-Q4_K_M --key quench.pub
+"""
+
+import sys
+from pathlib import Path
+
+from pipeline.errors import GateError
+from pipeline.shipping.signature import SIGNATURE
+from pipeline.shipping.verification import bundle_faults
+
+
+def main(folder: Path, key: Path | None) -> int:
+    """Print the verdict; the exit code: 5 with a line per reason where the bundle does not verify, else 0."""
+    faults = bundle_faults(folder, key)
+    if faults:
+        print(f"{folder} does not verify:", file=sys.stderr)
+        for fault in faults:
+            print(f"  {fault}", file=sys.stderr)
+        return GateError.exit_code
+    unchecked = "; it is signed, but no --key says by whom" if (folder / SIGNATURE).exists() else "; it is not signed"
+    print(
+        f"{folder} verifies: checksums, card, bill of materials and evidence agree with the GGUF{', and so does the signature' if key else unchecked}"
+    )
+    return 0

@@ -1,0 +1,44 @@
+"""Be one of llama.cpp's converters, with what it has no option for: the pre-tokenizer's name, and metadata fields to write.
+
+    python -P pipeline/llamacpp/converter_process.py '{"pre": "qwen2", "fields": {"general.license": "mit"}}' path/to/convert_hf_to_gguf.py ARGUMENTS…
+
+The name is for vocabularies that its list of hashes doesn't know. The fields are written with the header, because adding
+them later would mean writing the whole file again. The converter's folder must be on PYTHONPATH; none of its files is changed.
+"""
+
+import json
+import runpy
+import sys
+from typing import Any
+
+
+def main(argv: list[str]) -> None:
+    """Set the name and the fields where the converter will look for them, then run it."""
+    given, script, *arguments = json.loads(argv[0]), *argv[1:]
+    if given["pre"]:
+        from conversion.base import TextModel  # type: ignore[import-not-found]  # llama.cpp's package
+
+        TextModel.get_vocab_base_pre = lambda _model, _tokenizer: given["pre"]
+    if given["fields"]:
+        write_more(given["fields"])
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+
+
+def write_more(fields: dict[str, str | int]) -> None:
+    """Let every GGUF that this process writes have `fields` too; they win over the converter's own."""
+    from gguf import GGUFWriter
+
+    write_header = GGUFWriter.write_header_to_file
+
+    def with_fields(writer: Any, path: Any = None) -> None:
+        for key, value in fields.items():
+            writer.remove_key(key)
+            writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+        write_header(writer, path)
+
+    GGUFWriter.write_header_to_file = with_fields  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,34 @@
+"""llama.cpp's quantisation levels by name, which of them need an importance matrix, and how a level is spelt in `params.yaml`."""
+
+# tools/quantize/quantize.cpp, QUANT_OPTIONS. Left out are F32, F16, BF16 and COPY, which quantise nothing, and the aliases
+# Q3_K, Q4_K and Q5_K (of the _M levels: a file's name should say what its header says), and Q2_0, which the gguf package can't read back
+LEVELS = frozenset({
+    "Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q2_K_S", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M",
+    "Q5_K_S", "Q5_K_M", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M",
+    "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4_MOE",
+})  # fmt: skip
+# src/llama-quant.cpp, tensor_requires_imatrix: tensor types that llama-quantize makes only with one, and the levels that use them
+TYPES_NEEDING_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
+# ggml types that a tensor can be given by name
+TYPES_TO_QUANTISE = TYPES_NEEDING_IMATRIX | {
+    "F32", "F16", "BF16", "Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
+}  # fmt: skip
+NEEDS_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS", "Q2_K_S"})
+SUFFIX = "-imatrix"
+
+
+def split_level(spelt: str) -> tuple[str, bool]:
+    """A level of `quantize.levels` as llama.cpp's name and whether the importance matrix is used: "q4_k_m-imatrix" is ("Q4_K_M", True)."""
+    name = spelt.upper().removesuffix(SUFFIX.upper())
+    return name, len(name) < len(spelt)
+
+
+def level_problem(spelt: str) -> str | None:
+    """Why `spelt` can't be a level, as a sentence; None where it can."""
+    name, with_imatrix = split_level(spelt)
+    if name not in LEVELS:
+        return f"unknown level {spelt}: llama.cpp has {', '.join(sorted(LEVELS))}, each also with {SUFFIX} behind it"
+    if name in NEEDS_IMATRIX and not with_imatrix:
+        return f"level {spelt} can't be made without an importance matrix: write {spelt}{SUFFIX} and set imatrix.tokens"
+    return None

@@ -1,0 +1,51 @@
+"""The log of a llama-server without a word of what was asked or answered.
+
+llama-server quotes requests in its log, at any level: what it can't parse, grammars, tool calls, answers that don't fit their format (some by a
+plain `fprintf`, which no option silences). So its output goes through a pipe, and from the moment it may take requests only lines of known shape
+are kept: figures of finished answers, start and end, why it aborted.
+"""
+
+import logging
+import re
+import threading
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import IO
+
+MAX_BYTES = 10_000_000  # of one log file; one older one is kept
+LONGEST_LINE = 4096
+
+LOADED = re.compile(r"srv +load_model: initializing, n_slots = \d+")  # the last line before requests are taken
+KEPT = re.compile(
+    r"[\d.]+ [IWE] slot +(?:print_timing|release): id +\d+ \| task \d+ \|[\w =.,:/()%]+"  # figures of an answer
+    r"|[\d.]+ I srv +llama_server: (?:model loaded|listening on http://127\.0\.0\.1:\d+)"
+    r"|[\d.]+ I srv +operator\(\): operator\(\): cleaning up before exit\.\.\."
+    r"|[\w./+-]+\.(?:c|cpp|cu|cuh|h|hpp|m):\d+: (?:GGML_ASSERT\(.{1,200}\) failed|fatal error|CUDA error|ROCm error)"
+    r"|terminate called after throwing an instance of '[\w:]{1,80}'"  # the next line, what(), may quote a request
+)
+
+
+def kept(line: str) -> bool:
+    """Whether a line that was written while requests are taken has a shape that can't hold any text of theirs."""
+    return KEPT.fullmatch(line.rstrip()) is not None
+
+
+class LogPump(threading.Thread):
+    """Carries a server's output into its log file, line by line, until the server closes it."""
+
+    def __init__(self, output: IO[bytes], log: Path) -> None:
+        super().__init__(name="server-log", daemon=True)
+        self.output = output
+        self.handler = RotatingFileHandler(log, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8", errors="replace")
+        self.start()
+
+    def run(self) -> None:
+        """Copy lines (called by `threading`)."""
+        serving = False
+        for raw in iter(lambda: self.output.readline(LONGEST_LINE), b""):
+            line = raw.decode(errors="replace").rstrip("\n")
+            if not serving or kept(line):
+                self.handler.emit(logging.makeLogRecord({"msg": line}))
+            serving = serving or LOADED.search(line) is not None
+        self.handler.close()
+        self.output.close()

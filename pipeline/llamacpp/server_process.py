@@ -1,0 +1,75 @@
+"""What a server's process is and isn't given: limits, a clean environment, a death with its parent. Run as a script, it becomes the server.
+
+    python -I -S server_process.py PARENT_PID COMMAND ...
+
+- **Deep JSON.** llama.cpp copies and prints JSON by recursion; with the usual 8 MB of stack, 10,000 levels in a request end the server (measured: a
+  schema, and a grammar of 100,000 brackets). Threads get the stack that RLIMIT_STACK says at start; pages that aren't touched cost nothing.
+- **Crashes keep no prompts.** No core file, and no backtrace by a debugger, which prints the arguments of functions.
+- **Memory.** A request can make it eat all there is; then the kernel is to end the server (it starts again), not the user's other programs.
+- **No orphans.** Linux kills the server when its parent is gone, however that ended.
+- **No settings from outside.** llama-server reads options from `LLAMA_ARG_*` and lets `AIP_*` replace its port.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+STACK_BYTES = 2 * 1024**3  # of address space per thread
+KEPT = {"PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"}
+KEPT_PREFIXES = (  # of GPU drivers, their compilers and OpenMP
+    "LC_", "CUDA_", "NVIDIA_", "GGML_", "OMP_", "GOMP_", "KMP_", "HIP_", "ROCR_", "ROCM_", "HSA_", "AMD_", "GPU_", "VK_", "ONEAPI_", "SYCL_", "ZE_",
+)  # fmt: skip
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """What a server may see of the environment `given`: no options, no tokens and no proxies; nothing but where things are."""
+    kept = {name: value for name, value in given.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
+    return kept | {"GGML_NO_BACKTRACE": "1"}
+
+
+def guarded(command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` under the limits above, as a child of this process."""
+    return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(os.getpid()), *command]
+
+
+def peak_memory(pid: int) -> int | None:
+    """The largest resident set of a process so far, mapped files included, in bytes; None where the system doesn't say."""
+    return _memory(pid, "VmHWM")
+
+
+def own_memory(pid: int) -> int | None:
+    """Bytes of memory that are the process's own, without mapped files (the model is one); None where the system doesn't say."""
+    return _memory(pid, "RssAnon")
+
+
+def _memory(pid: int, field: str) -> int | None:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), None)
+
+
+def main(parent: int, command: list[str]) -> None:
+    """Become `command`, with its limits set; end where the parent is gone already."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard), hard))
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as file:
+            file.write("1000")
+    if os.getppid() != parent:
+        sys.exit(f"process {parent}, which wanted this server, is gone")
+    os.execv(command[0], command)  # noqa: S606 (no shell is wanted)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

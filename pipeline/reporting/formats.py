@@ -1,0 +1,67 @@
+"""Figures as the report's text: sizes, shares, points, p-values; a dash where nothing was measured. The templates' filters."""
+
+from typing import Any
+
+MISSING = "–"
+
+
+def number(value: Any, digits: int = 2) -> str:
+    """12.34; a dash where there is no number."""
+    return f"{value:,.{digits}f}" if is_number(value) else MISSING
+
+
+def percent(value: Any, digits: int = 1) -> str:
+    """A share of 1 as 97.9 %."""
+    return f"{value * 100:.{digits}f} %" if is_number(value) else MISSING
+
+
+def points(value: Any) -> str:
+    """A share of 1 as points of 100: 75.7."""
+    return number(value * 100, 1) if is_number(value) else MISSING
+
+
+def signed(value: Any, digits: int = 1) -> str:
+    """+2.1 or −2.1, with a real minus; 0.0 where it rounds to nothing."""
+    if not is_number(value):
+        return MISSING
+    text = f"{abs(value):.{digits}f}"
+    return text if float(text) == 0 else ("+" if value > 0 else "−") + text
+
+
+def probability(value: Any) -> str:
+    """A p-value: 0.032, or < 0.001."""
+    return MISSING if not is_number(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def significant(value: Any) -> str:
+    """Three significant digits: 0.00123, 1.2e-07, 98.5; text as it is."""
+    return f"{value:.3g}" if is_number(value) else (value if isinstance(value, str) else MISSING)
+
+
+def size(value: Any) -> str:
+    """Bytes as 105.5 MB or 4.68 GB (decimal units)."""
+    if not is_number(value):
+        return MISSING
+    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
+
+
+def count(value: Any) -> str:
+    """A whole number with thousands marked: 1,770."""
+    return f"{value:,.0f}" if is_number(value) else MISSING
+
+
+def duration(value: Any) -> str:
+    """Seconds as 0.4 s, 48 s, 7.7 min or 14.2 h."""
+    if not is_number(value):
+        return MISSING
+    if value < 10:
+        return f"{value:.1f} s"
+    return f"{value:.0f} s" if value < 100 else f"{value / 60:.1f} min" if value < 6000 else f"{value / 3600:.1f} h"
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is an int or a float, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+FILTERS = {one.__name__: one for one in (number, percent, points, signed, probability, significant, size, count, duration)}

@@ -1,0 +1,82 @@
+"""What the report is made from: the other stages' reports, read and checked. Each problem names the stage that mends it."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import DataError
+from pipeline.jsonl import read_rows
+from pipeline.watching.journal import Journal
+
+# each input: the stage that makes it, and what the report can't do without
+NEEDED = {
+    "reports/data.json": ("curate", ("rows_read", "rows_kept", "rejected", "splits")),
+    "reports/labels.json": ("preprocess", ("splits",)),
+    "reports/train.json": ("train", ("steps", "loss_first", "loss_last")),
+    "reports/merge.json": ("merge", ("onto", "reason", "dtype", "tensors", "adapted")),
+    "reports/parity.json": ("parity", ("verdict", "seams")),
+    "models/base.json": ("base", ("source", "model", "architecture", "files")),
+}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `journal` as those of train.jsonl.
+
+    Evaluations and answers are by model.
+    """
+
+    data: Mapping[str, Any]
+    labels: Mapping[str, Any]
+    train: Mapping[str, Any]
+    log: Sequence[Mapping[str, Any]]
+    journal: Sequence[Mapping[str, Any]]
+    merge: Mapping[str, Any]
+    parity: Mapping[str, Any]
+    base: Mapping[str, Any]
+    evaluations: Mapping[str, Mapping[str, Any]]
+    answers: Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
+    """Every input below `root`. Raises `DataError` with the file and the stage that makes it where one is missing or not whole."""
+    found = {Path(file).stem: read_report(root / file, stage, keys) for file, (stage, keys) in NEEDED.items()}
+    log = root / "reports" / "train.csv"
+    if not log.is_file():
+        raise DataError(f"{log} is missing: run `python -m pipeline train`, which makes it")
+    with log.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    evaluations = {model: read_report(root / "reports" / "eval" / f"{model}.json", f"evaluate@{model}", ("bytes",)) for model in models}
+    scored = [model for model, result in evaluations.items() if result.get("task")]
+    answers = {model: read_answers(root / "reports" / "eval" / f"{model}.answers.jsonl", f"evaluate@{model}") for model in scored}
+    for model in scored:
+        if [row["id"] for row in answers[model]] != [row["id"] for row in answers[scored[0]]]:
+            remedy = f"run `python -m pipeline evaluate@{model}` again"
+            raise DataError(f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: {remedy}")
+    journal = Journal(root / "reports" / "train.jsonl").rows()  # runs of older versions have none: what it holds is then not measured
+    return Inputs(data=found["data"], labels=found["labels"], train=found["train"], log=rows, journal=journal, merge=found["merge"],
+                  parity=found["parity"], base=found["base"], evaluations=evaluations, answers=answers)  # fmt: skip
+
+
+def read_report(path: Path, stage: str, keys: Sequence[str]) -> dict[str, Any]:
+    """One JSON object that has `keys`. Raises `DataError` that names `stage`, which makes it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: run `python -m pipeline {stage}`, which makes it") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} can't be read ({error}): run `python -m pipeline {stage}` again") from error
+    lacking = [key for key in keys if key not in value] if isinstance(value, dict) else list(keys)
+    if lacking:
+        raise DataError(f"{path} lacks {', '.join(lacking)}: run `python -m pipeline {stage}` again")
+    return dict(value)
+
+
+def read_answers(path: Path, stage: str) -> list[dict[str, Any]]:
+    """One model's answers. Raises `DataError` that names `stage`, which makes them."""
+    if not path.is_file():
+        raise DataError(f"{path} is missing: run `python -m pipeline {stage}`, which makes it")
+    return list(read_rows(path))

@@ -1,0 +1,108 @@
+"""The table of levels, cell by cell: what is shown, what stands small below it, and the value that sorting goes by."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.reporting.formats import count, number, percent, points, size
+from pipeline.reporting.recommend import Recommendation, is_base
+from pipeline.shipping.gate import REFERENCES, Verdict
+
+Found = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a cell shows; `value` is None where nothing was measured, which sorts last."""
+
+    value: float | None
+    text: str
+    small: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column under a group's heading; `cell` reads it from a model's evaluation."""
+
+    title: str
+    cell: Callable[[Found], Cell]
+
+
+def _cell(show: Callable[..., str], key: str, *digits: int, spread: str = "") -> Callable[[Found], Cell]:
+    """A column of the figure `key`, with ± the figure `spread` below it."""
+
+    def cell(found: Found) -> Cell:
+        value, error = found.get(key), found.get(spread)
+        return Cell(value, show(value, *digits), f"± {number(error, *digits)}" if error is not None else "")
+
+    return cell
+
+
+def _fallback(found: Found) -> Cell:
+    return Cell(found.get("fallback_tensors"), count(found.get("fallback_tensors")), f"of {count(found['tensors'])}" if found.get("tensors") else "")
+
+
+def _memory(found: Found) -> Cell:
+    serving = found.get("serving") or {}
+    main, card = serving.get("peak_memory_bytes"), serving.get("gpu_memory_bytes")
+    return Cell(main, size(main), f"GPU {size(card)}" if card else "")
+
+
+def _score(found: Found) -> Cell:
+    task = found.get("task") or {}
+    return Cell(task.get("score"), points(task.get("score")), f"{points(task['score_low'])} to {points(task['score_high'])}" if task else "")
+
+
+def _of_task(key: str) -> Callable[[Found], Cell]:
+    def cell(found: Found) -> Cell:
+        value = (found.get("task") or {}).get(key)
+        return Cell(value, percent(value, 0))
+
+    return cell
+
+
+def _general(found: Found) -> Cell:
+    general = found.get("general") or {}
+    between = f"{points(general['score_low'])} to {points(general['score_high'])}" if "score_low" in general else ""
+    return Cell(general.get("score"), points(general.get("score")), between)
+
+
+GROUPS: Mapping[str, Sequence[Column]] = {
+    "File": (
+        Column("size", _cell(size, "bytes")),
+        Column("bits per weight", _cell(number, "bits_per_weight")),
+        Column("fallback tensors", _fallback),
+    ),
+    "Likeness": (
+        Column("perplexity", _cell(number, "perplexity", spread="perplexity_error")),
+        Column("KLD mean", _cell(number, "kld_mean", 4)),
+        Column("KLD 99.9\u00a0%", _cell(number, "kld_p999", 3)),
+        Column("same top", _cell(percent, "same_top")),
+        Column("RMS Δp", _cell(percent, "rms_dp")),
+    ),
+    "Tokens/s": (
+        Column("prompt", _cell(number, "prompt_tok_s", 1, spread="prompt_tok_s_spread")),
+        Column("generation", _cell(number, "generation_tok_s", 1, spread="generation_tok_s_spread")),
+    ),
+    "Served": (Column("peak memory", _memory),),
+    "Task": (Column("score", _score), Column("stopped", _of_task("stopped")), Column("refused", _of_task("refused"))),
+    "General": (Column("ability", _general),),
+}
+
+
+def level_rows(evaluations: Mapping[str, Found], verdicts: Mapping[str, Verdict], advice: Recommendation) -> list[dict[str, Any]]:
+    """A row per model: {"model", "tag": what it is, "chosen", "gate": its verdict or None, "groups": cells by group}."""
+    return [
+        {
+            "model": model, "tag": tag_of(model, advice), "chosen": model == advice.model, "gate": verdicts.get(model),
+            "groups": {name: [column.cell(found) for column in columns] for name, columns in GROUPS.items()},
+        }
+        for model, found in evaluations.items()
+    ]  # fmt: skip
+
+
+def tag_of(model: str, advice: Recommendation) -> str:
+    """What a model is, in a word or two."""
+    if model == advice.model:
+        return "recommended"
+    return "untuned base" if is_base(model) else "reference" if model in REFERENCES else ""

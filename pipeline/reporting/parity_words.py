@@ -1,0 +1,109 @@
+"""The seams' words: the groups they fall into, where on the chain they stand, their figures as text and the verdict in a sentence.
+
+A seam's key is its group and its place: `weights_merged`, `outputs_q4_k_m`, `tokens_corpus`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+Seams = Mapping[str, Mapping[str, Any]]  # key: a seam of reports/parity.json
+
+GROUPS = {"text": "Text", "tokens": "Tokens", "weights": "Weights", "outputs": "Outputs", "behaviour": "Behaviour"}
+OTHER = "Other"
+VERDICTS = ("fail", "not measured", "pass")  # the gravest first
+MARKS = {"pass": "✓", "fail": "✕", "not measured": "○"}
+MERGED = "merged"  # both what training had and the 16-bit base with its adapter are handed over to the merged model
+SIXTEEN = "16-bit GGUF"
+LORA = "+lora"  # behind a GGUF's name: that GGUF of the base, with the adapter put on it as a GGUF of its own
+PLACES = {"merged": MERGED, "sixteen": MERGED, "trained": MERGED, "gguf": SIXTEEN, "f16": SIXTEEN, "bf16": SIXTEEN}
+LEVEL = re.compile(r"(?:^|_)((?:iq|tq|q)\d(?:_[a-z0-9]+)*|mxfp4(?:_moe)?)$", re.IGNORECASE)
+
+
+def group_of(key: str) -> str:
+    """The group that a seam's key begins with."""
+    return GROUPS.get(key.partition("_")[0], OTHER)
+
+
+def place_of(key: str) -> str:
+    """What a seam judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix), one of these two with `LORA` behind it, or ""."""
+    words = key.lower().replace("-", "_").split("_")[1:]
+    lora = LORA if "lora" in words else ""
+    left = [word for word in words if word not in ("imatrix", "lora")]
+    if (left or ["gguf" if lora else ""])[-1] in PLACES:
+        return PLACES[(left or ["gguf"])[-1]] + lora
+    found = LEVEL.search("_".join(left))
+    return found[1].upper() + ("-imatrix" if "imatrix" in words else "") + lora if found else ""
+
+
+def verdict_of(seam: Mapping[str, Any]) -> str:
+    """pass, fail or not measured; whatever else stands there is not measured."""
+    return str(seam["verdict"]) if seam.get("verdict") in VERDICTS else "not measured"
+
+
+def gravest(seams: Iterable[Mapping[str, Any]]) -> str:
+    """The verdict over several seams: fail before not measured before pass; not measured where there is none."""
+    found = {verdict_of(seam) for seam in seams} or {"not measured"}
+    return next(verdict for verdict in VERDICTS if verdict in found)
+
+
+def grouped(seams: Seams) -> dict[str, list[dict[str, Any]]]:
+    """The seams by group, each with its key and its verdict made sure; a group without any is left out."""
+    rows = [{**seam, "key": key, "verdict": verdict_of(seam), "group": group_of(key)} for key, seam in seams.items()]
+    names = (*GROUPS.values(), OTHER)
+    return {name: found for name in names if (found := [row for row in rows if row["group"] == name])}
+
+
+def counts(seams: Seams) -> dict[str, int]:
+    """How many seams have each verdict."""
+    verdicts = [verdict_of(seam) for seam in seams.values()]
+    return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
+
+
+def title(report: Mapping[str, Any]) -> str:
+    """The verdict in a few words; a seam that was not measured is never among those that hold."""
+    found = counts(report["seams"])
+    if found["fail"]:
+        return f"Something was lost: {found['fail']} of {sum(found.values())} seams failed"
+    if report["verdict"] != "pass" or not found["pass"]:
+        return "Parity did not pass"
+    return "Every seam holds" if not found["not measured"] else "No seam failed, but not all were measured"
+
+
+def sentence(report: Mapping[str, Any]) -> str:
+    """What failed first and what to do, or what holds."""
+    seams = report["seams"]
+    found = counts(seams)
+    if failed := first_failed(seams):
+        return f"The first that failed is “{failed['title']}”: do not serve these files before its cause is mended."
+    if report["verdict"] != "pass" or not found["pass"]:
+        return f"None of {sum(found.values())} seams failed, {found['pass']} hold: run `snakemake --force parity`, which measures them anew."
+    if not found["not measured"]:
+        return f"All {found['pass']} were measured and are within their limits: nothing was lost between training and serving that they can show."
+    held = f"{found['pass']} of {sum(found.values())} seams hold"
+    return f"{held}; {found['not measured']} {'was' if found['not measured'] == 1 else 'were'} not measured, so what they would show is not known."
+
+
+def first_failed(seams: Seams) -> Mapping[str, Any] | None:
+    """The failed seam that stands first on the way from text to behaviour: what comes after it may only follow from it."""
+    return next((row for rows in grouped(seams).values() for row in rows if row["verdict"] == "fail"), None)
+
+
+def figure(value: Any) -> str:
+    """A whole number, or three significant digits: 812, 0.0104, 1.2e-07; a dash where there is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "–"
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.3g}"
+
+
+def code(sentence: str) -> "Markup":
+    """A sentence with what stands between backticks as `<code>`; escaped."""
+    from markupsafe import Markup
+
+    parts = sentence.split("`")
+    if len(parts) % 2 == 0:  # a backtick that nothing closes
+        return Markup("{}").format(sentence)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in enumerate(parts))

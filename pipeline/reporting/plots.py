@@ -1,0 +1,60 @@
+"""Matplotlib figures as inline SVG: the same input gives the same bytes, and the page's colours apply to them."""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+from xml.sax.saxutils import escape
+
+# drawn in these and then replaced by the page's variables, so that light, dark and print follow the page
+COLOURS = {
+    "#0a0b0c": "var(--ink)", "#6a6b6c": "var(--muted)", "#d1d2d3": "var(--line)", "#1a6b8c": "var(--accent)", "#9c4a1a": "var(--warm)",
+    "#fefdfc": "var(--card)",
+}  # fmt: skip
+INK, MUTED, LINE, ACCENT, WARM, CARD = COLOURS
+
+
+def axes_of(x_label: str, y_label: str, inches: tuple[float, float], *, grid: str = "y") -> tuple[Any, Any]:
+    """(figure, axes) in the page's colours, with lines across at the ticks of axis `grid`."""
+    figure, (axes,) = panels_of(x_label, y_label, inches, [1], grid=grid)
+    return figure, axes
+
+
+def panels_of(x_label: str, y_label: str, inches: tuple[float, float], heights: Sequence[float], *, grid: str = "y") -> tuple[Any, list[Any]]:
+    """(figure, panels below each other over one x axis, of relative `heights`) in the page's colours."""
+    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+
+    figure = Figure(figsize=inches, layout="constrained")
+    figure.patch.set_alpha(0)
+    panels = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
+    for axes in panels:
+        axes.patch.set_alpha(0)
+        axes.tick_params(colors=MUTED, length=0)
+        axes.grid(axis=grid, color=LINE, linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in ("top", "right", "left", "bottom"):
+            axes.spines[side].set_visible(side == "bottom" and axes is panels[-1])
+        axes.spines["bottom"].set_color(LINE)
+    panels[-1].set_xlabel(x_label, color=MUTED)
+    panels[0].set_ylabel(y_label, color=MUTED)
+    return figure, panels
+
+
+def svg_of(figure: Any, name: str, title: str, description: str) -> str:
+    """The figure as an `<svg>` element for an HTML page: ids of its own, no date, no namespaces, a text alternative."""
+    import matplotlib
+
+    output = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 10}):
+        figure.savefig(output, format="svg", metadata={"Date": None, "Creator": None})
+    text = output.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
+    text = re.sub(r' (xmlns(:xlink)?|version|width|height)="[^"]*"', "", text.split(">", 1)[0]) + ">" + text.split(">", 1)[1]
+    for written, wanted in {"xlink:href=": "href=", 'id="': f'id="{name}-', 'href="#': f'href="#{name}-', "url(#": f"url(#{name}-"}.items():
+        text = text.replace(written, wanted)
+    for drawn, shown in COLOURS.items():
+        text = text.replace(drawn, shown)
+    opening = f'<svg class="plot" role="img" aria-labelledby="{name}-title {name}-description"'
+    alternative = f'><title id="{name}-title">{escape(title)}</title><desc id="{name}-description">{escape(description)}</desc>'
+    return opening + text.removeprefix("<svg").replace(">", alternative, 1)

@@ -1,0 +1,27 @@
+"""What a scorer says of one answer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Score:
+    """Points of one answer, 0 to 1 (None: not measured), and whether it could be read at all."""
+
+    points: float | None
+    valid: bool
+
+
+UNREADABLE = Score(0.0, False)
+# (reference, answer, the answer's row as in reports/eval/MODEL.answers.jsonl); ValueError where the *reference* can't be scored by
+Measure = Callable[[str, str, Mapping[str, Any]], Score]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """One entry of `evaluate.scorers`, as spelt there; `slots` answers may be scored at the same time."""
+
+    name: str
+    measure: Measure
+    slots: int = 1

