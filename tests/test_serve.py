@@ -139,7 +139,7 @@ def test_an_empty_answer_fails_the_smoke_test() -> None:
 def test_chat_streams_keeps_the_conversation_and_shows_the_speed(server: Server, root: Path) -> None:
     told: list[str] = []
     lines = iter(["", "say it", "/what", "again", "/new", "/quit"])
-    with chatting.connect(server.url, ensure_key(root).read_text().strip()) as client:
+    with connect(server.url, ensure_key(root).read_text().strip()) as client:
         assert chatting.served_model(client) == "demo-Q4_K_M"
         chatting.converse(client, lambda: next(lines), told.append)
     text = "".join(told)
@@ -157,7 +157,7 @@ def test_chat_says_that_the_context_is_full_and_goes_on(server: Server, root: Pa
         except StopIteration:
             raise EOFError from None
 
-    with chatting.connect(server.url, ensure_key(root).read_text().strip()) as client:
+    with connect(server.url, ensure_key(root).read_text().strip()) as client:
         chatting.converse(client, ask, told.append)
     assert "exceeds the available context size" in "".join(told)
     assert "".join(told).count("he\n[2 tokens, ") == 1
@@ -172,7 +172,7 @@ def test_chat_without_a_server_says_how_to_start_it(params: Params, tmp_path: Pa
 
 
 def test_chat_refuses_another_key_and_another_model(server: Server, params: Params, root: Path) -> None:
-    with chatting.connect(server.url, "wrong") as client, pytest.raises(ToolError, match="does not take this project's key"):
+    with connect(server.url, "wrong") as client, pytest.raises(ToolError, match="does not take this project's key"):
         chatting.served_model(client)
     with pytest.raises(ConfigError, match="demo-Q4_K_M is served, not q5_k_m"):
         chatting.main(params, root, "q5_k_m")
@@ -315,7 +315,7 @@ def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: P
     endless = {"messages": QUESTION, "max_tokens": 100_000, "stream": True, "stream_options": {"include_usage": True}}
     with (
         served("Q5_K_M") as running,
-        chatting.connect(running.url, ensure_key(root).read_text().strip()) as client,
+        connect(running.url, ensure_key(root).read_text().strip()) as client,
         pytest.MonkeyPatch.context() as patch,
     ):
         send = client.stream

@@ -119,6 +119,14 @@ def test_no_page_may_read_an_answer(server: Server, origin: str) -> None:
         assert answer.headers.get("Access-Control-Allow-Credentials") != "true"
 
 
+def test_a_request_after_a_stream_is_answered(server: Server) -> None:
+    """llama-server closes a connection after it has streamed on it; a client that reuses it now and then loses the next request."""
+    for _ in range(20):
+        with server.client.stream("POST", "/completion", json={"prompt": "a", "n_predict": 1, "stream": True}) as answer:
+            assert answer.read()
+        assert answered(server)
+
+
 def test_the_environment_sets_nothing(server: Server) -> None:
     seen = Path(f"/proc/{server.process.pid}/environ").read_bytes().decode().split("\0")
     assert not {entry.partition("=")[0] for entry in seen} & HOSTILE.keys()

@@ -18,6 +18,7 @@ import httpx
 
 from pipeline.commands.serve import choose_model
 from pipeline.errors import ConfigError, ToolError
+from pipeline.llamacpp.server import connect
 from pipeline.params import Params
 from pipeline.serving.stream import Piece, parse_line, reason
 from pipeline.skeleton import Message
@@ -25,13 +26,6 @@ from pipeline.skeleton import Message
 HELP = '/new forgets the conversation, /quit ends (so does Ctrl-D), Ctrl-C breaks an answer off, \\ goes on in the next line, """ many lines'
 FENCE = '"""'
 DIM, PLAIN = "\033[2m", "\033[0m"
-
-
-def connect(url: str, key: str) -> httpx.Client:
-    """A client that opens a connection per request: llama-server closes one after it has streamed on it, and a reuse may meet that."""
-    return httpx.Client(
-        base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=600, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
-    )
 
 
 def served_model(client: httpx.Client) -> str:

@@ -19,12 +19,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import httpx
-
 from pipeline.chat import Row, chat_request, chats
 from pipeline.errors import ConfigError, DataError, GateError, MachineError
 from pipeline.jsonl import read_rows
-from pipeline.llamacpp.server import Server, server_command, start, wait_for_health, write_key
+from pipeline.llamacpp.server import Server, connect, server_command, start, wait_for_health, write_key
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.params import Params
 from pipeline.sections import Serve as ServeSettings
@@ -103,8 +101,7 @@ def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings:
     with start(command, log) as process:
         url = f"http://127.0.0.1:{settings.port}"
         wait_for_health(process, url, log)
-        headers = {"Authorization": f"Bearer {key_file.read_text(encoding='utf-8').strip()}"}
-        with httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False) as client:
+        with connect(url, key_file.read_text(encoding="utf-8").strip()) as client:
             yield Server(process, url, log, client)
 
 

@@ -104,8 +104,17 @@ def serving(tools: Toolchain, model: Path, *, ctx_size: int, parallel: int = 1, 
         with start(command, log) as process:
             url = f"http://127.0.0.1:{port}"
             wait_for_health(process, url, log)
-            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=ASK_SECONDS, trust_env=False) as client:
+            with connect(url, key) as client:
                 yield Server(process, url, log, client)
+
+
+def connect(url: str, key: str) -> httpx.Client:
+    """A client that opens a connection per request.
+
+    llama-server closes a connection after it has streamed on it and does not say so: a request that reuses it is lost without an answer.
+    """
+    headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(base_url=url, headers=headers, limits=limits, timeout=ASK_SECONDS, trust_env=False)
 
 
 @contextmanager
