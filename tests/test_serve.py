@@ -21,7 +21,7 @@ import yaml
 from pipeline.commands import chat as chatting
 from pipeline.commands.serve import Reply, choose_model, ensure_key, held_out_prompts, how_to_call, judge, model_file, need_port, serve, smoke
 from pipeline.errors import ConfigError, DataError, GateError, MachineError, ToolError
-from pipeline.llamacpp.server import Server, free_port, server_command
+from pipeline.llamacpp.server import Server, connect, free_port, server_command
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.params import Params, load_params
 from pipeline.serving.stream import Piece

@@ -21,7 +21,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.llamacpp.server import Server, serving, start
+from pipeline.llamacpp.server import Server, connect, free_port, server_command, serving, start, wait_for_health, write_key
 from pipeline.llamacpp.server_log import kept
 from pipeline.llamacpp.server_process import environment, guarded
 from pipeline.llamacpp.tools import Toolchain
@@ -338,17 +338,20 @@ def test_clients_that_leave_free_their_slots(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_half_open_connections_are_cut_off(server: Server) -> None:
-    """1,100 of them take every thread there is, for `IDLE_SECONDS` (llama-server's default: an hour)."""
-    port = int(server.url.rpartition(":")[2])
-    begun = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(1100)]
-    try:
-        for one in begun:
-            one.sendall(b"POST /completion HTTP/1.1\r\n")
-        assert server.client.get("/health", timeout=90).status_code == 200
-    finally:
-        for one in begun:
-            one.close()
+def test_half_open_connections_are_cut_off(tools: Toolchain, model: Path, tmp_path: Path) -> None:
+    """1,100 of them take every thread that the served model's server has, for `IDLE_SECONDS` (llama-server's default: an hour)."""
+    port, log = free_port(), tmp_path / "log"
+    command = server_command(tools, model, port=port, key_file=write_key(tmp_path / "key", "k"), ctx_size=256, parallel=2, threads=1, n_gpu_layers=0)
+    with start(command, log) as process, connect(f"http://127.0.0.1:{port}", "k") as client:
+        wait_for_health(process, str(client.base_url), log)
+        begun = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(1100)]
+        try:
+            for one in begun:
+                one.sendall(b"POST /completion HTTP/1.1\r\n")
+            assert client.get("/health", timeout=90).status_code == 200
+        finally:
+            for one in begun:
+                one.close()
 
 
 def gone(process: int, seconds: float = 10) -> bool:

@@ -10,9 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.chat import connect, served_model
+from pipeline.commands.chat import served_model
 from pipeline.commands.serve import held_out_prompts
 from pipeline.errors import DataError, GateError, ToolError
+from pipeline.llamacpp.server import connect
 from pipeline.params import Params
 from pipeline.serving.load import SHARES, Load, put_under_load
 
