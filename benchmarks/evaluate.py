@@ -30,6 +30,7 @@ def one(project: Path, model: str, threads: int | None) -> None:
     from pipeline import evaluate as stage
     from pipeline.llamacpp.tools import find_toolchain
     from pipeline.params import load_params
+    from pipeline.sections import reference_of
 
     plain = stage.timed
     print(f"  {'imports':12} {'':8}          {processor_seconds():7.1f} s of processors")
@@ -47,7 +48,7 @@ def one(project: Path, model: str, threads: int | None) -> None:
     folder, name = project / "models/gguf", params.convert.name
     figures, _ = stage.evaluate(
         model=folder / f"{name}-{model}.gguf",
-        reference=folder / f"{name}-{stage.reference_of(model, params.convert.type)}.gguf",
+        reference=folder / f"{name}-{reference_of(model, params.convert.type)}.gguf",
         tokenizer=project / "models/adapter",
         rows=project / "data/final/test.jsonl",
         root=project,

@@ -27,7 +27,7 @@ from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.params import Params
 from pipeline.publish import write_json
-from pipeline.sections import UNTUNED, Evaluate, Serve
+from pipeline.sections import Evaluate, Serve, reference_of
 
 
 def evaluate(
@@ -113,12 +113,6 @@ def harness(model: Path, root: Path, settings: Evaluate, tools: Toolchain) -> di
         return run_harness(server, settings.harness, root / "data/evaluation/harness")
 
 
-def reference_of(model: str, sixteen: str) -> str:
-    """The model that another is compared with: a level of the untuned base with the 16-bit base, any other with the tuned 16-bit model."""
-    untuned = f"{UNTUNED}{sixteen}"
-    return untuned if model.startswith(UNTUNED) and model != untuned else sixteen
-
-
 def main(params: Params, root: Path, model: str) -> None:
     """Run the stage for one model on the files below `root`: `F16` (`BF16` where that is convert.type), `base-F16`, a level or `base-LEVEL`."""
     if model not in params.evaluate.models:
@@ -135,7 +129,9 @@ def main(params: Params, root: Path, model: str) -> None:
         serve=params.serve,
         tools=find_toolchain(params.llamacpp.home),
     )
-    write_rows(root / f"reports/eval/{model}.answers.jsonl", answers)
-    write_json(root / f"reports/eval/{model}.json", {"model": model, "reference": reference} | figures)
-    score = f", task score {figures['task']['score']:.1%}" if figures["task"] else ""
+    said = root / f"reports/eval/{model}.answers.jsonl"
+    write_rows(said, answers)
+    write_json(root / f"reports/eval/{model}.json", {"model": model, "reference": reference, "answers_sha256": file_hash(said)} | figures)
+    scored = (figures["task"] or {}).get("score")
+    score = "" if scored is None else f", task score {scored:.1%}"
     print(f"evaluate: {model}: {figures['bytes'] / 1e6:.0f} MB, perplexity {figures['perplexity']:.3f}, mean KLD {figures['kld_mean']:.4f}{score}")

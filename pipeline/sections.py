@@ -30,6 +30,12 @@ UNTUNED = "base-"  # what the names of the untuned base's models begin with
 GuardFile = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*(/[^./\\][^/\\]*)*$")]
 
 
+def reference_of(model: str, sixteen: str) -> str:
+    """The model that another is compared with: a level of the untuned base with the 16-bit base, any other with the tuned 16-bit model."""
+    untuned = f"{UNTUNED}{sixteen}"
+    return untuned if model.startswith(UNTUNED) and model != untuned else sixteen
+
+
 class Section(BaseModel):
     """One section of `params.yaml`: frozen, typed strictly, unknown keys are errors."""
 

@@ -16,8 +16,8 @@ from pipeline.params import Params, load_params
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo.yaml"
 LEVELS = ["Q4_K_M", "Q5_K_M"]
 MODELS = ["base-F16", "F16", *LEVELS]
-FILE_TYPES = {"F16": 1, "Q4_K_M": 15, "Q5_K_M": 17}
-PADDING = {"F16": 64, "Q4_K_M": 1, "Q5_K_M": 32}  # rows of a tensor that makes the files as different in size as levels are
+FILE_TYPES = {"base-F16": 1, "F16": 1, "Q4_K_M": 15, "Q5_K_M": 17}
+PADDING = {"base-F16": 65, "F16": 64, "Q4_K_M": 1, "Q5_K_M": 32}  # rows of a tensor that makes the files as different in size as levels are
 
 
 def params(**gate: Any) -> Params:
@@ -52,11 +52,12 @@ def write_project(root: Path) -> Path:
     put(root / "reports/parity.json", parity)
     for model in FILE_TYPES:
         file = ggufs / f"demo-{model}.gguf"
-        known = {"sha256": file_hash(file), "bytes": file.stat().st_size, "kld_mean": 0.0 if model == "F16" else 0.0184, "same_top": 0.98}
+        known = {"sha256": file_hash(file), "bytes": file.stat().st_size, "kld_mean": 0.0 if "F16" in model else 0.0184, "same_top": 0.98}
+        known |= {"answers_sha256": file_hash(root / f"reports/eval/{model}.answers.jsonl"), "all_tokens": {"kld_mean": 0.0184, "same_top": 0.98}}
         change(root / f"reports/eval/{model}.json", **known)
     task = json.loads((root / "reports/eval/F16.json").read_text(encoding="utf-8"))["task"]
     for model in MODELS:
-        change(root / f"reports/eval/{model}.json", general=None, serving=None, all_tokens=None, **({} if model == "base-F16" else {"task": task}))
+        change(root / f"reports/eval/{model}.json", general=None, serving=None, **({} if model == "base-F16" else {"task": task}))
     return root
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.evaluate import encoded_rows, main, reference_of, timed
+from pipeline.evaluate import encoded_rows, main, timed
 from pipeline.params import load_params
+from pipeline.sections import reference_of
 
 ALL = {"perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp"}
 

@@ -1,5 +1,6 @@
 """pipeline.shipping.gate: each rule at its limit, what was not measured, and that a drop within noise refuses nothing."""
 
+import math
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ def evaluation(score: float | None = 0.75, *, right: int | None = 60, **more: An
     """One report; `right` of 100 general questions are right."""
     task = None if score is None else {"rows": ROWS, "score": score, "stopped": 1.0}
     general = None if right is None else {"file": "builtin", "rows": 100, "right": [1] * right + [0] * (100 - right)}
-    return {"kld_mean": 0.01, "same_top": 0.98, "reference": "F16", "task": task, "general": general} | more
+    figures = {"kld_mean": 0.01, "same_top": 0.98, "reference": "F16", "task": task, "general": general} | more
+    return {"all_tokens": {key: figures[key] for key in ("kld_mean", "same_top")}} | figures
 
 
 def rows(*scores: float | None) -> list[dict[str, Any]]:
@@ -28,7 +30,9 @@ def rows(*scores: float | None) -> list[dict[str, Any]]:
 
 
 def judge(level: dict[str, Any], limits: Gate = LIMITS, parity: Any = None, model: str = "Q4_K_M", **others: Any) -> Verdict:
-    evaluations = {"base-F16": evaluation(0.1), "F16": evaluation(kld_mean=0.0, same_top=1.0), "Q4_K_M": level} | others.get("evaluations", {})
+    evaluations = {"base-F16": evaluation(0.1, reference="F16"), "F16": evaluation(kld_mean=0.0, same_top=1.0), "Q4_K_M": level} | others.get(
+        "evaluations", {}
+    )
     answers = {"F16": rows(0.75), "Q4_K_M": rows(0.75)} | others.get("answers", {})
     return judge_level(model, evaluations, answers, parity or parity_report(), limits, 0)
 
@@ -50,8 +54,8 @@ def test_a_good_level_passes_and_every_rule_says_its_figure_and_limit() -> None:
     ("changed", "rule", "words"),
     [
         ({"kld_mean": 0.51}, "kld", "is 0.5100 nats; at most 0.5 are allowed"),
-        ({"same_top": 0.84}, "same_top", "at 84.0% of the positions; at least 85% are wanted"),
-        ({"task": {"rows": 40, "score": 0.7, "stopped": 0.85}}, "stopped", "ends 85.0% of its 40 answers by itself; at least 90% are wanted"),
+        ({"same_top": 0.84}, "same_top", "at 84% of the positions; at least 85% are wanted"),
+        ({"task": {"rows": 40, "score": 0.7, "stopped": 0.85}}, "stopped", "ends 85% of its 40 answers by itself; at least 90% are wanted"),
         ({"right": 35}, "forgetting", "answers general questions 25.0 points below base-F16"),
     ],
 )
@@ -65,15 +69,38 @@ def test_each_rule_refuses_beyond_its_limit_alone(changed: dict[str, Any], rule:
 
 def test_divergence_counts_where_it_is_worse() -> None:
     """Measured: 1 % of SmolLM2's Q8_0 blocks zeroed is 0.007 nats on eight answers known by heart and 1.72 over all tokens."""
-    damaged = finding(judge(evaluation(kld_mean=0.007, all_tokens={"kld_mean": 1.72})), "kld")
+    damaged = finding(judge(evaluation(kld_mean=0.007, all_tokens={"kld_mean": 1.72, "same_top": 0.3})), "kld")
     assert damaged.verdict == "fail"
     assert "is 1.7200 nats over all tokens, 0.0070 at the assistant's; at most 0.5" in damaged.sentence
-    assert finding(judge(evaluation(kld_mean=0.6, all_tokens={"kld_mean": 0.1})), "kld").figure == 0.6
+    elsewhere = judge(evaluation(kld_mean=0.6, all_tokens={"kld_mean": 0.1, "same_top": 0.3}))
+    assert finding(elsewhere, "kld").figure == 0.6
+    assert "first at 30% of all positions, 98% of the assistant's; at least 85%" in finding(elsewhere, "same_top").sentence
+
+
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -5.0, None, "0.01", True])
+@pytest.mark.parametrize(("key", "rule"), [("kld_mean", "kld"), ("same_top", "same_top")])
+@pytest.mark.parametrize("where", ["answers", "all tokens"])
+def test_what_is_no_figure_refuses(where: str, key: str, rule: str, nonsense: Any) -> None:
+    level = evaluation()
+    (level if where == "answers" else level["all_tokens"])[key] = nonsense
+    found = finding(judge(level), rule)
+    assert (found.verdict, found.figure) == ("fail", None)
+    assert "which refuses" in found.sentence
+    assert finding(judge(evaluation(same_top=98.0)), "same_top").verdict == "fail"  # of a hundred, where a share is meant
 
 
 def test_exactly_at_its_limit_a_figure_passes() -> None:
     at = evaluation(kld_mean=0.5, same_top=0.85, task={"rows": 40, "score": 0.7, "stopped": 0.9}, right=50)
     assert judge(at).verdict == "pass"
+
+
+def test_a_figure_just_below_its_limit_does_not_read_as_if_it_were_at_it() -> None:
+    assert "first at 84.99% of the positions; at least 85%" in finding(judge(evaluation(same_top=0.8499)), "same_top").sentence
+    close = Gate(max_kld=None, min_same_top=None, max_task_drop=None, min_stopped=0.995, max_forgetting=None)
+    assert (
+        "ends 99.4% of its 40 answers by itself; at least 99.5%"
+        in judge(evaluation(task={"rows": 40, "score": 0.7, "stopped": 0.994}), close).reasons[0]
+    )
 
 
 def test_a_task_drop_refuses_only_beyond_noise() -> None:
@@ -114,6 +141,7 @@ def test_what_nobody_asked_for_is_not_measured_and_refuses_nothing() -> None:
         ({"kld_mean": None}, "kld"), ({"same_top": None}, "same_top"), ({"task": None}, "task_drop"), ({"task": None}, "stopped"),
         ({"task": {"rows": 40, "score": 0.7}}, "stopped"), ({"general": None}, "forgetting"),
         ({"general": {"file": "own.jsonl", "rows": 100, "right": [1] * 100}}, "forgetting"),
+        ({"general": {"file": "builtin", "sha256": "other", "rows": 100, "right": [1] * 100}}, "forgetting"), ({"all_tokens": None}, "kld"),
     ],
 )  # fmt: skip
 def test_what_should_have_been_measured_and_was_not_refuses(lacking: dict[str, Any], rule: str) -> None:
@@ -127,6 +155,40 @@ def test_answers_to_other_questions_refuse() -> None:
     other = [{"id": f"x{number}", "score": 0.75} for number in range(ROWS)]
     assert "answered other questions" in finding(judge(evaluation(), answers={"Q4_K_M": other}), "task_drop").sentence
     assert finding(judge(evaluation(), answers={"Q4_K_M": []}), "task_drop").verdict == "fail"
+
+
+def test_a_level_with_fewer_scores_than_the_reference_refuses() -> None:
+    """What was not scored is often what was worst: answers that ended a scorer's time, marks that a judge could not give."""
+    lost = [row | {"score": None if number < 3 else 0.75} for number, row in enumerate(rows(0.75))]
+    found = finding(judge(evaluation(), answers={"Q4_K_M": lost}), "task_drop")
+    assert found.verdict == "fail"
+    assert "Only 37 of Q4_K_M's answers have a score where 40 of F16's have one" in found.sentence
+    lost[0]["score"] = 0.75
+    assert finding(judge(evaluation(), answers={"Q4_K_M": lost}), "task_drop").verdict == "pass"
+    none = finding(judge(evaluation(), answers={"Q4_K_M": rows(None)}), "task_drop")
+    assert "Only 0 of Q4_K_M's answers have a score" in none.sentence
+
+
+def test_scores_of_different_scorers_are_not_compared() -> None:
+    other = evaluation() | {"task": {"rows": ROWS, "score": 0.7, "stopped": 1.0, "scorer": "rouge_l"}}
+    found = finding(judge(other), "task_drop")
+    assert found.verdict == "fail"
+    assert "Q4_K_M is scored by rouge_l and F16 by None" in found.sentence
+
+
+@pytest.mark.parametrize("said", ["Q4_K_M", "base-F16", None])
+def test_a_report_that_names_another_reference_refuses(said: str | None) -> None:
+    verdict = judge(evaluation(reference=said))
+    assert [one.rule for one in verdict.findings if one.verdict == "fail"] == ["reference"]
+    assert f"compares it with {said}, not with F16" in verdict.reasons[0]
+
+
+def test_a_drop_on_a_few_questions_refuses_nothing() -> None:
+    few = {"F16": rows(1.0)[:5], "Q4_K_M": rows(0.5)[:5]}
+    assert finding(judge(evaluation(), answers=few), "task_drop").verdict == "pass"
+    assert "more questions would tell" in finding(judge(evaluation(), answers=few), "task_drop").sentence
+    some = {"F16": rows(1.0)[:6], "Q4_K_M": rows(0.5)[:6]}
+    assert finding(judge(evaluation(), answers=some), "task_drop").verdict == "fail"
 
 
 def test_without_the_base_forgetting_is_not_measured() -> None:
@@ -149,6 +211,9 @@ def test_rules_that_are_null_are_off_but_seams_never_are() -> None:
 def test_a_level_that_parity_never_saw_is_refused() -> None:
     parity = parity_report()
     del parity["seams"][level_key("weights", "Q4_K_M")]
+    assert "Parity has not measured the weights of Q4_K_M" in judge(evaluation(), parity=parity).reasons[0]
+    parity = parity_report()
+    parity["seams"][level_key("weights", "Q4_K_M")]["verdict"] = "not measured"
     assert "Parity has not measured the weights of Q4_K_M" in judge(evaluation(), parity=parity).reasons[0]
     assert judge(evaluation(), parity=parity_report() | {"verdict": "unknown"}).verdict == "fail"
 

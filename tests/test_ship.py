@@ -215,9 +215,26 @@ def old_parity(root: Path) -> None:
     (root / "reports/parity.json").write_text(json.dumps(found))
 
 
+def other_answers(root: Path) -> None:
+    """The reference's good answers under the level's name."""
+    eval_ = root / "reports/eval"
+    (eval_ / "Q4_K_M.answers.jsonl").write_bytes((eval_ / "F16.answers.jsonl").read_bytes() + b"\n")
+
+
+def other_base(root: Path) -> None:
+    shipping.change(root / "reports/eval/base-F16.json", sha256="00" * 32)
+
+
+def no_reference(root: Path) -> None:
+    (root / "models/gguf/demo-F16.gguf").unlink()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (other_answers, ["Q4_K_M.answers.jsonl are not the answers that reports/eval/Q4_K_M.json sums up"]),
+        (other_base, ["reports/eval/base-F16.json is about another file than demo-base-F16.gguf"]),
+        (no_reference, ["demo-F16.gguf is not there, so nothing says"]),
         (stale_level, ["reports/eval/Q4_K_M.json is about another file", "reports/parity.json is about another file"]),
         (other_adapter, ["passport differs from models/adapter and models/merged (quench.adapter.sha256)"]),
         (other_merge, ["quench.merge.onto"]),
@@ -251,6 +268,19 @@ def test_what_is_no_bundle_is_never_replaced(project: Path) -> None:
     with pytest.raises(DataError, match="is there and is no bundle"):
         command.main(shipping.params(), project, "Q4_K_M", project / "mine", None)
     assert (project / "mine/demo-Q4_K_M/thesis.txt").exists()
+
+
+@pytest.mark.parametrize("own", ["notes.md", ".git/HEAD", "README.md"])
+def test_what_a_user_put_into_a_bundle_is_never_replaced(project: Path, own: str) -> None:
+    """The folder invites it: "publish: everything in it", with git."""
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0  # an untouched one is made again
+    file = project / "models/bundle/demo-Q4_K_M" / own
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    with pytest.raises(DataError, match=re.escape(f"holds what is yours ({own})")):
+        command.main(shipping.params(), project, "Q4_K_M", None, None)
+    assert file.read_text() == "mine"
 
 
 def test_a_full_disk_leaves_the_older_bundle(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,13 +358,18 @@ def test_checksums_that_lead_out_are_refused(bundle: Path, name: str) -> None:
 
 
 def test_missing_extra_and_oversized_files_are_named(bundle: Path) -> None:
+    sums = (bundle / SUMS).read_text()
     (bundle / "extra.bin").write_bytes(b"")
     assert refused(bundle) == "Not listed in SHA256SUMS: extra.bin."
-    with (bundle / "extra.bin").open("r+b") as file:
-        file.truncate(1 << 40)  # a terabyte of nothing: its size alone refuses it
-    (bundle / SUMS).write_text((bundle / SUMS).read_text() + f"{'0' * 64}  extra.bin\n")
-    assert "larger than anything that belongs into a bundle: extra.bin" in refused(bundle)
+    (bundle / SUMS).write_text(sums + f"{'0' * 64}  extra.bin\n")
+    assert refused(bundle) == "These files belong into no bundle: extra.bin."
     (bundle / "extra.bin").unlink()
+    (bundle / SUMS).write_text(sums)
+    with (bundle / SCRIPT).open("r+b") as file:
+        file.truncate(1 << 40)  # a terabyte of nothing: its size alone refuses it
+    assert "larger than anything that belongs into a bundle: serve.sh" in refused(bundle)
+    (bundle / SCRIPT).write_text("")
+    (bundle / SUMS).write_text(sums + f"{'0' * 64}  extra.bin\n")
     assert refused(bundle) == "Listed in SHA256SUMS and not there: extra.bin."
     (bundle / CARD).unlink()
     assert refused(bundle) == "These files are missing: README.md."
@@ -350,9 +385,18 @@ def test_a_folder_of_very_many_files_is_refused(bundle: Path) -> None:
     (bundle / "many").mkdir()
     for number in range(MAX_FILES + 1):
         (bundle / "many" / str(number)).touch()
-    assert refused(bundle) == "There are more than 1,000 files."
-    deep = bundle / "/".join("abcdefgh")
+    assert refused(bundle) == "There are more than 1,000 files and folders."
     shutil.rmtree(bundle / "many")
+    (bundle / "x/link").parent.mkdir()
+    (bundle / "x/link").symlink_to("/etc/passwd")
+    for number in range(MAX_FILES + 1):
+        (bundle / "x" / str(number)).mkdir()
+    assert "There are more than 1,000" in refused(bundle)  # though no file is among them
+    shutil.rmtree(bundle / "x")
+    (bundle / "hollow").mkdir()
+    assert refused(bundle) == "hollow/ is empty, which no bundle has."
+    shutil.rmtree(bundle / "hollow")
+    deep = bundle / "/".join("abcdefgh")
     deep.mkdir(parents=True)
     assert "deep" in refused(bundle)
 
@@ -370,7 +414,12 @@ def test_lies_with_true_checksums_are_found(bundle: Path) -> None:
         BILL: ((bundle / BILL).read_text().replace(file_hash(bundle / GGUF), "0" * 64), "sbom.cdx.json is about another file"),
         EVALUATION: ((bundle / EVALUATION).read_text().replace(file_hash(bundle / GGUF), "0" * 64), "evaluation.json is about another file"),
         "evidence/gate.json": ('{"verdict": "fail", "model": "Q4_K_M"}', "does not say that this level passed the gate"),
+        "evidence/parity.json": ('{"verdict": "fail"}', "does not say that this file passed every seam"),
     }
+    gate = json.loads((bundle / "evidence/gate.json").read_text())
+    gate["findings"][0]["verdict"] = "fail"
+    forged["./evidence/gate.json"] = (json.dumps(gate), "does not say that this level passed the gate")
+    forged["evidence//gate.json"] = ("[" * 200_000, "The bundle's JSON can't be read")
     for name, (text, words) in forged.items():
         before = (bundle / name).read_bytes()
         (bundle / name).write_text(text, encoding="utf-8")
@@ -401,7 +450,12 @@ def test_the_commands_exit_with_5_and_a_line_per_reason(made: Path, bundle: Path
     runner = CliRunner()
     good = runner.invoke(app, ["verify-bundle", str(bundle)])
     assert good.exit_code == 0
-    assert "it is not signed" in good.output
+    assert "it is not signed: whoever made it may have written serve.sh, quench.service and Modelfile anew" in good.output
+    (bundle / SUMS).write_text(f"{'0' * 64}  \x1b[2J\x1b[Hall verified\n")
+    hostile = runner.invoke(app, ["verify-bundle", str(bundle)])
+    assert hostile.exit_code == 5
+    assert "\x1b" not in hostile.output
+    shutil.copy(made / "models/bundle/demo-Q4_K_M" / SUMS, bundle / SUMS)
     unsigned = runner.invoke(app, ["verify-bundle", str(bundle), "--key", str(keys[1])])
     assert unsigned.exit_code == 5
     missing = runner.invoke(app, ["verify-bundle", str(bundle / "nowhere")])

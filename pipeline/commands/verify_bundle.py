@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from pipeline.errors import GateError
+from pipeline.shipping.bundle import SCRIPT, UNIT
 from pipeline.shipping.signature import SIGNATURE
 from pipeline.shipping.verification import bundle_faults
 
@@ -17,10 +18,15 @@ def main(folder: Path, key: Path | None) -> int:
     if faults:
         print(f"{folder} does not verify:", file=sys.stderr)
         for fault in faults:
-            print(f"  {fault}", file=sys.stderr)
+            print(f"  {printable(fault)}", file=sys.stderr)
         return GateError.exit_code
-    unchecked = "; it is signed, but no --key says by whom" if (folder / SIGNATURE).exists() else "; it is not signed"
-    print(
-        f"{folder} verifies: checksums, card, bill of materials and evidence agree with the GGUF{', and so does the signature' if key else unchecked}"
-    )
+    unchecked = "it is signed, but no --key says by whom" if (folder / SIGNATURE).exists() else "it is not signed"
+    print(f"{folder} verifies: checksums, card, bill of materials and evidence agree with the GGUF{', and so does the signature' if key else ''}")
+    if not key:
+        print(f"  But {unchecked}: whoever made it may have written {SCRIPT}, {UNIT} and Modelfile anew. Read them before you run them.")
     return 0
+
+
+def printable(text: str) -> str:
+    """Somebody else's text without what a terminal would obey."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

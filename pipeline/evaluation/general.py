@@ -9,6 +9,7 @@ other choices). The question stands in the model's own chat template. It asks fo
 counted, so that a model which learnt to be brief, or to go on, isn't scored for that instead of for what it knows.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,7 @@ def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Questi
             advance(1)
     low, high = interval([float(one) for one in right], seed)
     return {
-        "file": questions[0].file, "rows": len(right), "score": round(sum(right) / len(right), 4), "score_low": round(low, 4),
+        "file": questions[0].file, "sha256": _hash(questions), "rows": len(right), "score": round(sum(right) / len(right), 4), "score_low": round(low, 4),
         "score_high": round(high, 4), "subjects": dict(_by_subject(questions, right)), "right": right,
     }  # fmt: skip
 
@@ -119,6 +120,11 @@ def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice
             f"evaluate.general: the question of {place} has {longest} tokens, evaluate.ctx_size is {model.ctx_size}: shorten it or raise that"
         )
     return encoded
+
+
+def _hash(questions: Sequence[Question]) -> str:
+    """sha256 over what is asked and what is right: answers to other questions are not compared."""
+    return hashlib.sha256(repr([(one.question, one.choices, one.answer) for one in questions]).encode()).hexdigest()
 
 
 def _by_subject(questions: Sequence[Question], right: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -21,7 +21,7 @@ from pipeline.reporting.recommend import Recommendation
 from pipeline.sections import Serve
 from pipeline.shipping.card import claims, fill, serve_script, text_values
 from pipeline.shipping.gate import Verdict
-from pipeline.shipping.listing import checksums, plain_files
+from pipeline.shipping.listing import Hostile, checksums, plain_files, read_small
 from pipeline.shipping.sbom import bill
 from pipeline.shipping.signature import SIGNATURE, sign
 
@@ -56,11 +56,12 @@ class Shipment:
 def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Path:
     """Write `parent`/NAME-LEVEL in place of an older bundle, signed where there is a private `key`; the folder.
 
-    Raises `DataError` where another thing of that name is there, `MachineError` where the disk is too small or writes other bytes than were read.
+    Raises `DataError` where another thing of that name is there, or an older bundle that somebody has changed, `MachineError` where the disk is too
+    small or writes other bytes than were read.
     """
     target = parent / shipment.title
-    if target.exists() and not (target / SUMS).is_file():
-        raise DataError(f"{target} is there and is no bundle: move it away, or name another folder with --to")
+    if target.exists():
+        need_untouched(target)
     need_disk(parent, shipment.gguf.stat().st_size)
     with publishing(target, check=check_sums) as aside:
         aside.mkdir()
@@ -104,6 +105,19 @@ def write_texts(shipment: Shipment, folder: Path, gguf: Path, sha256: str) -> No
     write_json(folder / EVALUATION, dict(evaluation))
     write_json(folder / PARITY, dict(inputs.parity))
     write_json(folder / GATE, asdict(shipment.verdict))
+
+
+def need_untouched(folder: Path) -> None:
+    """A bundle that may be replaced, since all that it holds can be made again. Raises `DataError` for anything else, with what it is."""
+    if not (folder / SUMS).is_file():
+        raise DataError(f"{folder} is there and is no bundle: move it away, or name another folder with --to")
+    try:
+        listed, found = checksums(read_small(folder / SUMS)), set(plain_files(folder)) - {SUMS, SIGNATURE}
+    except Hostile as error:
+        raise DataError(f"{folder} is not as `quench ship` left it ({error}): move it away, or name another folder with --to") from error
+    texts = {name for name in found & set(listed) if not name.endswith(".gguf")}  # the GGUF is read in vain: nobody writes one by hand
+    if own := sorted(found - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}):
+        raise DataError(f"{folder} holds what is yours ({', '.join(own[:10])}): move it away, or name another folder with --to")
 
 
 def check_sums(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Are the reports about these very files? A report of yesterday's model says nothing about today's.
 
+The level, the 16-bit model that it is compared with and the untuned one that forgetting is measured from: of each the GGUF and its answers.
 Reads `models/gguf/`, `models/adapter/`, `models/merged/`, `reports/eval/` and `reports/parity.json`. Writes nothing.
 """
 
@@ -9,26 +10,34 @@ from typing import Any
 
 from pipeline.conversion.passport import IMATRIX, adapter_fields, folder_fields, passport
 from pipeline.hashing import file_hash
+from pipeline.sections import UNTUNED
 from pipeline.shipping.gate import REFERENCES
 
 Hashes = dict[str, str]  # sha256 by file name
 
 
 def mismatches(gguf: Path, model: str, root: Path, evaluations: Mapping[str, Mapping[str, Any]], parity: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each report below `root` that is about other files than `gguf` (of `model`) and the 16-bit one beside it.
+    """A sentence for each report below `root` that is about other files than `gguf` (of `model`) and the 16-bit ones beside it.
 
     Raises `DataError` where a GGUF is not whole.
     """
     name = gguf.name.removesuffix(f"-{model}.gguf")
     sixteen = next((kind for kind in REFERENCES if kind in evaluations), None)
-    files = {one: gguf.with_name(f"{name}-{one}.gguf") for one in dict.fromkeys((model, sixteen)) if one}
+    used = [one for one in dict.fromkeys((model, sixteen, f"{UNTUNED}{sixteen}")) if one in evaluations]
+    files = {one: gguf.with_name(f"{name}-{one}.gguf") for one in used if one}
     hashes = {one: file_hash(path) for one, path in files.items() if path.is_file()}
     measured = parity.get("files")
-    for one, found in hashes.items():
-        if evaluations[one].get("sha256") != found:
-            yield f"reports/eval/{one}.json is about another file than {files[one].name}: run `python -m pipeline evaluate@{one}` again."
-        if measured is not None and measured.get(files[one].name) != found:
-            yield f"reports/parity.json is about another file than {files[one].name}: run `snakemake --force parity`."
+    for one, path in files.items():
+        again = f"run `python -m pipeline evaluate@{one}` again"
+        if one not in hashes:
+            yield f"{path.name} is not there, so nothing says that reports/eval/{one}.json is about it: run `snakemake`, or pull it (`dvc pull`)."
+            continue
+        if evaluations[one].get("sha256") != hashes[one]:
+            yield f"reports/eval/{one}.json is about another file than {path.name}: {again}."
+        if evaluations[one].get("answers_sha256") != file_hash(root / f"reports/eval/{one}.answers.jsonl"):
+            yield f"reports/eval/{one}.answers.jsonl are not the answers that reports/eval/{one}.json sums up: {again}."
+        if measured is not None and not one.startswith(UNTUNED) and measured.get(path.name) != hashes[one]:
+            yield f"reports/parity.json is about another file than {path.name}: run `snakemake --force parity`."
     if measured is None:
         yield "reports/parity.json does not say which files it measured: run `snakemake --force parity`."
     yield from _lineage(passport(gguf), gguf.name, root)

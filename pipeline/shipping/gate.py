@@ -3,18 +3,22 @@
 A rule whose limit is null is off and leaves no finding. What was not measured is never passed. Where it is missing though it should be there, it
 refuses: divergence always is; task, stops and general ability are where the 16-bit model has them. Where nobody asked for it (`scorers: []`,
 `general: none`), the finding says "not measured" and refuses nothing, since divergence was measured then.
-Task and general ability are compared pairwise on the same questions: a drop refuses where its whole 95 % interval is above the limit.
+Task and general ability are compared pairwise on the same questions: a drop refuses where its whole 95 % interval is above the limit and chance
+would hardly make it (p below 0.05).
 
     quench ship Q4_K_M
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.sections import UNTUNED, Gate
+from pipeline.sections import UNTUNED, Gate, reference_of
 
 REFERENCES = ("F16", "BF16")
+CHANCE = 0.05  # a difference whose p is not below it may be chance
+UNSCORED = 0.05  # share of the reference's scored answers that a level's may lack, since a judge or a time limit may miss one
 Evaluation = Mapping[str, Any]
 Answers = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -52,8 +56,11 @@ def judge_level(model: str, evaluations: Mapping[str, Evaluation], answers: Answ
     the bootstrap's samples.
     """
     found, sixteen = evaluations[model], _sixteen(model, evaluations)
-    against = str(found.get("reference") or sixteen)
+    against = reference_of(model, sixteen)
     findings = [_seams(model, sixteen, parity)]
+    if (said := found.get("reference")) != against:
+        sentence = f"{model}'s report compares it with {said}, not with {against}: run `python -m pipeline evaluate@{model}` again."
+        findings.append(Finding("reference", "Reference", None, None, "fail", sentence))
     if limits.max_kld is not None:
         findings.append(_divergence(model, found, against, limits.max_kld))
     if limits.min_same_top is not None:
@@ -82,7 +89,7 @@ def _seams(model: str, sixteen: str, parity: Mapping[str, Any]) -> Finding:
     if parity["verdict"] != "pass":
         return Finding("parity", title, None, 0.0, "fail", f"Parity's verdict is {parity['verdict']!r}, not pass: run `snakemake --force parity`.")
     own = "weights_gguf" if model == sixteen else f"weights_{model.lower().replace('-', '_')}"  # as parity spells its keys
-    if own not in seams and not model.startswith(UNTUNED):
+    if seams.get(own, {}).get("verdict") != "pass" and not model.startswith(UNTUNED):
         sentence = f"Parity has not measured the weights of {model}: run `snakemake parity`."
         return Finding("parity", title, None, 0.0, "fail", sentence)
     measured = sum(seam["verdict"] == "pass" for seam in seams.values())
@@ -91,21 +98,22 @@ def _seams(model: str, sixteen: str, parity: Mapping[str, Any]) -> Finding:
 
 # the worse of the assistant's tokens and all: answers known by heart survive damage that the rest of the text shows
 def _divergence(model: str, found: Evaluation, against: str, limit: float) -> Finding:
-    figure, title = found.get("kld_mean"), "Divergence"
-    if figure is None:
+    answers, everywhere, title = _figure(found, "kld_mean"), _figure(found.get("all_tokens"), "kld_mean"), "Divergence"
+    if answers is None or everywhere is None:
         return _missing("kld", title, limit, f"{model}'s divergence from {against} is not in its report", f"evaluate@{model}")
-    everywhere, where = (found.get("all_tokens") or {}).get("kld_mean"), ""
-    if everywhere is not None and everywhere > figure:
-        figure, where = everywhere, f" over all tokens, {figure:.4f} at the assistant's"
+    figure = max(answers, everywhere)
+    where = f" over all tokens, {answers:.4f} at the assistant's" if everywhere > answers else ""
     sentence = f"{model}'s mean KL divergence from {against} is {figure:.4f} nats{where}; at most {limit:g} are allowed."
     return Finding("kld", title, figure, limit, "pass" if figure <= limit else "fail", sentence)
 
 
 def _same_top(model: str, found: Evaluation, against: str, limit: float) -> Finding:
-    figure, title = found.get("same_top"), "Same first choice"
-    if figure is None:
+    answers, everywhere, title = _figure(found, "same_top"), _figure(found.get("all_tokens"), "same_top"), "Same first choice"
+    if answers is None or everywhere is None or max(answers, everywhere) > 1:
         return _missing("same_top", title, limit, f"how often {model} ranks {against}'s token first is not in its report", f"evaluate@{model}")
-    sentence = f"{model} ranks {against}'s token first at {figure:.1%} of the positions; at least {limit:.0%} are wanted."
+    figure = min(answers, everywhere)
+    where = f"all positions, {_percent(answers)} of the assistant's" if everywhere < answers else "the positions"
+    sentence = f"{model} ranks {against}'s token first at {_percent(figure)} of {where}; at least {_percent(limit)} are wanted."
     return Finding("same_top", title, figure, limit, "pass" if figure >= limit else "fail", sentence)
 
 
@@ -118,9 +126,16 @@ def _task_drop(model: str, against: str, evaluations: Mapping[str, Evaluation], 
         return _missing(rule, title, limit, f"only one of {model} and {against} has a task score", f"evaluate@{against if mine else model}")
     if not mine:
         return Finding(rule, title, None, limit, "not measured", f"The task drop of {model} was not measured: evaluate.scorers is empty.")
-    scores = paired_scores(answers, against, model)
-    if scores is None:
+    if (spelt := evaluations[model]["task"].get("scorer")) != (other := evaluations[against]["task"].get("scorer")):
+        return _missing(rule, title, limit, f"{model} is scored by {spelt} and {against} by {other}", f"evaluate@{model}")
+    if not (answers.get(against) and _ids(answers, model) == _ids(answers, against)):
         return _missing(rule, title, limit, f"{model} and {against} answered other questions, so they can't be compared", f"evaluate@{model}")
+    scores = paired_scores(answers, against, model)
+    scored = sum(row["score"] is not None for row in answers[against])
+    if scores is None or len(scores[0]) < (1 - UNSCORED) * scored:
+        compared = len(scores[0]) if scores else 0
+        what = f"only {compared} of {model}'s answers have a score where {scored} of {against}'s have one"
+        return _missing(rule, title, limit, what, f"evaluate@{model}")
     return _drop(rule, title, f"{model} scores", *scores, against, limit, seed)
 
 
@@ -134,7 +149,7 @@ def _stopped(model: str, found: Evaluation, reference: Evaluation, limit: float)
     remedy = (
         "" if figure >= limit else " Where right answers are longer than evaluate.max_new_tokens, raise that; else the end of turn was not learnt."
     )
-    sentence = f"{model} ends {figure:.1%} of its {task['rows']} answers by itself; at least {limit:.0%} are wanted.{remedy}"
+    sentence = f"{model} ends {_percent(figure)} of its {task['rows']} answers by itself; at least {_percent(limit)} are wanted.{remedy}"
     return Finding(rule, title, figure, limit, "fail" if remedy else "pass", sentence)
 
 
@@ -147,34 +162,50 @@ def _forgetting(model: str, found: Evaluation, base: str, evaluations: Mapping[s
         return Finding(rule, title, None, limit, "not measured", f"What {model} forgot was not measured: evaluate.general is none.")
     if not before or not after:
         return _missing(rule, title, limit, f"only one of {model} and {base} has a general ability", f"evaluate@{base if after else model}")
-    if before["file"] != after["file"] or len(before["right"]) != len(after["right"]):
+    if (before["file"], before.get("sha256"), len(before["right"])) != (after["file"], after.get("sha256"), len(after["right"])):
         return _missing(rule, title, limit, f"{model} and {base} answered other general questions, so they can't be compared", f"evaluate@{model}")
     return _drop(rule, title, f"{model} answers general questions", before["right"], after["right"], base, limit, seed)
 
 
 def paired_scores(answers: Answers, first: str, second: str) -> tuple[list[float], list[float]] | None:
     """Both models' scores, from 0 to 1, on the questions that both were scored on, in order; None where they answered other questions."""
-    rows = [answers.get(name) or () for name in (first, second)]
-    if not rows[0] or [row["id"] for row in rows[0]] != [row["id"] for row in rows[1]]:
+    if _ids(answers, first) != _ids(answers, second):
         return None
-    pairs = [(one["score"], two["score"]) for one, two in zip(*rows, strict=True) if one["score"] is not None and two["score"] is not None]
+    both = zip(answers.get(first) or (), answers.get(second) or (), strict=True)
+    pairs = [(one["score"], two["score"]) for one, two in both if one["score"] is not None and two["score"] is not None]
     return ([one for one, _ in pairs], [two for _, two in pairs]) if pairs else None
 
 
+def _ids(answers: Answers, model: str) -> list[str]:
+    return [row["id"] for row in answers.get(model) or ()]
+
+
+def _figure(of: Evaluation | None, key: str) -> float | None:
+    """A figure that measures something: finite and not negative; None where it is not there."""
+    value = (of or {}).get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0 else None
+
+
 def _drop(rule: str, title: str, subject: str, before: Sequence[float], after: Sequence[float], against: str, limit: float, seed: int) -> Finding:
-    """A paired comparison in points of 100: refused where the whole 95 % interval of the drop is above `limit`.
+    """A paired comparison in points of 100: refused where the whole 95 % interval of the drop is above `limit`, and p below `CHANCE`.
 
     That the drop itself is above and differs from 0 is not enough: of ten random halves of a good level's 64 answers, one would be refused.
+    Nor is the interval: of five rows or fewer it is too narrow, and no p of theirs is below.
     """
     from pipeline.scoring.paired import compare_scores
 
     difference = compare_scores(before, after, seed)
-    drop, certain = -difference.points, -difference.high > limit
+    drop, certain = -difference.points, -difference.high > limit and difference.p_value < CHANCE
     direction = "below" if drop > 0 else "above"
     noise = f"95 % interval {difference.low:+.1f} to {difference.high:+.1f}, p = {difference.p_value:.2g}, {len(before)} questions"
     within = "" if certain or drop <= limit else "; it may be within the limit, more questions would tell"
     sentence = f"{subject} {abs(drop):.1f} points {direction} {against} ({noise}){within}; at most {limit:g} below are allowed."
     return Finding(rule, title, drop, limit, "fail" if certain else "pass", sentence)
+
+
+def _percent(share: float) -> str:
+    """As many digits as tell a figure from its limit: 84.98% is below 85%."""
+    return f"{share * 100:.6g}%"
 
 
 def _missing(rule: str, title: str, limit: float, what: str, stage: str) -> Finding:

@@ -19,27 +19,47 @@ class Hostile(ValueError):
 
 
 def plain_files(folder: Path) -> dict[str, int]:
-    """Bytes by relative path (with /) of every file below `folder`. Raises `Hostile` at the first thing that is neither file nor folder."""
-    found = dict(islice(_walk(folder, "", 0), MAX_FILES + 1))
-    if len(found) > MAX_FILES:
-        raise Hostile(f"There are more than {MAX_FILES:,} files.")
+    """Bytes by relative path (with /) of every file below `folder`.
+
+    Raises `Hostile` at the first thing that is neither file nor folder, at an empty folder, and where there are more than `MAX_FILES` of both.
+    """
+    found: dict[str, int] = {}
+    for seen, (name, size) in enumerate(_walk(folder, "", 0), 1):
+        if seen > MAX_FILES:
+            raise Hostile(f"There are more than {MAX_FILES:,} files and folders.")
+        if size is not None:
+            found[name] = size
     return found
 
 
-def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int | None]]:
+    """Every file with its bytes, every folder with None; at most one more of each folder's than is allowed in all."""
     if depth > MAX_DEPTH:
         raise Hostile(f"Folders are more than {MAX_DEPTH} deep: {prefix}")
-    with os.scandir(folder) as entries:
-        for entry in sorted(islice(entries, MAX_FILES + 1), key=lambda one: one.name):
-            name, status = prefix + entry.name, entry.stat(follow_symlinks=False)
-            if not entry.name.isprintable():
-                raise Hostile(f"A file's name is not printable: {name!a}.")
-            if stat.S_ISDIR(status.st_mode):
-                yield from _walk(Path(entry.path), f"{name}/", depth + 1)
-            elif stat.S_ISREG(status.st_mode):
-                yield name, status.st_size
-            else:
-                raise Hostile(f"{name} is neither a file nor a folder but {_kind(status.st_mode)}.")
+    for entry in _entries(folder, prefix):
+        name, status = prefix + entry.name, entry.stat(follow_symlinks=False)
+        if not entry.name.isprintable():
+            raise Hostile(f"A file's name is not printable: {name!a}.")
+        if stat.S_ISDIR(status.st_mode):
+            yield name, None
+            yield from _walk(Path(entry.path), f"{name}/", depth + 1)
+        elif stat.S_ISREG(status.st_mode):
+            yield name, status.st_size
+        else:
+            raise Hostile(f"{name} is neither a file nor a folder but {_kind(status.st_mode)}.")
+
+
+def _entries(folder: Path, prefix: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(islice(entries, MAX_FILES + 1), key=lambda one: one.name)
+    except OSError as error:
+        raise Hostile(f"{prefix or 'The folder'} can't be listed ({error.strerror}).") from error
+    if len(found) > MAX_FILES:
+        raise Hostile(f"There are more than {MAX_FILES:,} files and folders.")
+    if not found:
+        raise Hostile(f"{prefix or 'The folder'} is empty, which no bundle has.")
+    return found
 
 
 def _kind(mode: int) -> str:

@@ -49,6 +49,9 @@ def _faults(folder: Path, key: Path | None) -> Iterator[str]:
     if len(ggufs) != 1:
         yield f"There are {len(ggufs)} GGUFs where one belongs."
         return
+    if foreign := sorted(set(listed) - {*NEEDED, *ggufs}):
+        yield f"These files belong into no bundle: {', '.join(foreign)}."
+        return
     if large := [name for name, size in sizes.items() if size > MAX_SMALL and name not in ggufs]:
         yield f"These files are larger than anything that belongs into a bundle: {', '.join(large)}."
         return
@@ -76,9 +79,9 @@ def _claims(folder: Path, gguf: str, size: int, sha256: str) -> Iterator[str]:
     """Whether card, bill and evidence speak of this GGUF, by what the checksums say of it and by its own passport."""
     card = read_small(folder / CARD)
     try:
-        evaluation, gate, subject = _object(folder / EVALUATION), _object(folder / GATE), subject_hash(read_small(folder / BILL))
-        said = claimed(card)
-    except ValueError as error:
+        evaluation, parity, gate = (_object(folder / name) for name in (EVALUATION, PARITY, GATE))
+        subject, said = subject_hash(read_small(folder / BILL)), claimed(card)
+    except (ValueError, RecursionError) as error:  # deep brackets end the decoder
         yield f"The bundle's JSON can't be read ({error})."
         return
     for name, found in ((BILL, subject), (EVALUATION, evaluation.get("sha256"))):
@@ -89,8 +92,10 @@ def _claims(folder: Path, gguf: str, size: int, sha256: str) -> Iterator[str]:
         return
     if f"| {gguf} | `{sha256}` |" not in card:
         yield f"{CARD} does not name {gguf} with its sha256."
-    if gate.get("verdict") != "pass" or gate.get("model") != evaluation.get("model"):
+    if gate.get("model") != evaluation.get("model") or not _passed(gate):
         yield f"{GATE} does not say that this level passed the gate."
+    if parity.get("verdict") != "pass" or (parity.get("files") or {}).get(gguf) != sha256:
+        yield f"{PARITY} does not say that this file passed every seam."
     try:
         own = passport(folder / gguf)
     except DataError as error:
@@ -98,6 +103,13 @@ def _claims(folder: Path, gguf: str, size: int, sha256: str) -> Iterator[str]:
         return
     if differ := sorted(key for key in own.keys() | said.keys() if own.get(key) != said.get(key)):
         yield f"{CARD} says otherwise than the passport in {gguf}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}."
+
+
+def _passed(gate: dict[str, Any]) -> bool:
+    """Whether the verdict and every finding behind it say so."""
+    findings = gate.get("findings")
+    told = [one.get("verdict") for one in findings if isinstance(one, dict)] if isinstance(findings, list) else []
+    return gate.get("verdict") == "pass" and bool(told) and "fail" not in told
 
 
 def _object(path: Path) -> dict[str, Any]:
