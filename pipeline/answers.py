@@ -17,14 +17,6 @@ from pipeline.scoring.scorers import parse
 from pipeline.sections import Evaluate, Judge
 
 
-def answerable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The chats whose last turn is an answer in words: a call of a tool is not scored. Raises `DataError` where there is none."""
-    found = [row for row in rows if row["messages"][-1]["role"] == "assistant" and not row["messages"][-1].get("tool_calls")]
-    if not found:
-        raise DataError(f"no held-out chat ends in an answer that can be scored ({len(rows)} read): set evaluate.scorers to [], or mend the chats")
-    return found
-
-
 def answer_rows(model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain) -> list[dict[str, Any]]:
     """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a time."""
     up = serving(tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers)

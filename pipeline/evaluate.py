@@ -9,18 +9,18 @@ Command: `python -m pipeline evaluate@Q4_K_M`
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.answers import answer_rows, answerable, score_answers
-from pipeline.chat import chats, encodable, load_tokenizer, trained_positions
+from pipeline.answers import answer_rows, score_answers
+from pipeline.chat import load_tokenizer, trained_positions
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluation.likeness import Row, likeness
 from pipeline.evaluation.serving import serving_figures
 from pipeline.evaluation.speed import speed
 from pipeline.hashing import file_hash
-from pipeline.jsonl import read_rows, write_rows
+from pipeline.held_out import answerable_rows, encoded_rows
+from pipeline.jsonl import write_rows
 from pipeline.llamacpp.gguf_file import describe, kv_cache_bytes
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
@@ -38,18 +38,17 @@ def evaluate(
     `seconds` among the figures is what each part took. Raises `DataError` where no held-out row can be measured or a question file
     can't be used, `ToolError` where a tool fails.
     """
-    held_out = list(islice(chats(read_rows(rows)), max(settings.perplexity_rows, settings.task_rows)))
     seconds: dict[str, float] = {}
     figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
     with timed(seconds, "likeness"):
-        figures |= compared(model, reference, encoded_rows(tokenizer, held_out[: settings.perplexity_rows], settings.ctx_size), settings, tools)
+        figures |= compared(model, reference, likeness_rows(tokenizer, rows, settings), settings, tools)
     with timed(seconds, "speed"):
         figures |= speed(model, settings, tools)
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, serve, tools)
     with timed(seconds, "task"):
-        figures["task"], answers = task(model, held_out, root, settings, tools)
+        figures["task"], answers = task(model, rows, root, settings, tools)
     with timed(seconds, "general"):
         figures["general"] = general(model, tokenizer, root, settings, tools)
     with timed(seconds, "harness"):
@@ -65,12 +64,12 @@ def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
     seconds[part] = round(time.perf_counter() - begin, 2)
 
 
-def encoded_rows(tokenizer: Path, rows: list[dict[str, Any]], ctx_size: int) -> list[Row]:
-    """Each row that the template can render and the context holds."""
-    kept = [Row(encoded.ids, trained_positions(encoded)) for encoded in encodable(load_tokenizer(tokenizer), rows, ctx_size)]
-    if not kept:
-        raise DataError(f"no held-out chat can be measured ({len(rows)} read): raise curate.test_fraction or evaluate.ctx_size")
-    return kept
+def likeness_rows(tokenizer: Path, rows: Path, settings: Evaluate) -> list[Row]:
+    """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` where none can be measured."""
+    encoded = encoded_rows(load_tokenizer(tokenizer), rows, settings.perplexity_rows, settings.seed, settings.ctx_size)
+    if not encoded:
+        raise DataError(f"no held-out chat of {rows} can be measured: raise curate.test_fraction or evaluate.ctx_size")
+    return [Row(one.ids, trained_positions(one)) for one in encoded]
 
 
 def compared(model: Path, reference: Path, rows: list[Row], settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
@@ -81,13 +80,11 @@ def compared(model: Path, reference: Path, rows: list[Row], settings: Evaluate, 
         return likeness(ours, theirs, rows, label, itself=model == reference)
 
 
-def task(
-    model: Path, held_out: list[dict[str, Any]], root: Path, settings: Evaluate, tools: Toolchain
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+def task(model: Path, rows: Path, root: Path, settings: Evaluate, tools: Toolchain) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """The figures of the task and every answer; None and nothing where nothing is scored."""
     if not settings.scorers:
         return None, []
-    answers = answer_rows(model, answerable(held_out)[: settings.task_rows], settings, tools)
+    answers = answer_rows(model, answerable_rows(rows, settings.task_rows, settings.seed), settings, tools)
     return score_answers(answers, settings.scorers, settings.seed, judge=settings.judge, root=root), answers
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline import answers as module
-from pipeline.answers import answer_row, answerable, score_answers
+from pipeline.answers import answer_row, score_answers
 from pipeline.errors import ConfigError, DataError
 from pipeline.scoring.score import Score, Scorer
 
@@ -116,11 +116,3 @@ def test_the_users_scorer_is_found_below_the_project(tmp_path: Path) -> None:
     (tmp_path / "data/evaluation/mine.py").write_text("def by_domain(reference, answer, row):\n    return row['domain'] == 'odd'\n")
     task = score_answers(answers("a", "b"), ["python:mine.py:by_domain"], seed=0, root=tmp_path)
     assert (task["scorer"], task["score"]) == ("python:mine.py:by_domain", 0.5)
-
-
-def test_only_answers_in_words_are_asked_for() -> None:
-    ask, answer = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
-    calls = {"messages": [ask, answer | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]}]}
-    assert answerable([calls, {"messages": [ask, answer]}, {"messages": [ask]}]) == [{"messages": [ask, answer]}]
-    with pytest.raises(DataError, match=r"no held-out chat ends in an answer that can be scored \(1 read\)"):
-        answerable([calls])

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.answers import answer_rows, answerable, score_answers
-from pipeline.chat import Row, chats, encodable, load_tokenizer, trained_positions
+from pipeline.answers import answer_rows, score_answers
+from pipeline.chat import Row, load_tokenizer, trained_positions
 from pipeline.conversion.pretokenizer import find_pre_tokenizer
 from pipeline.errors import DataError
-from pipeline.jsonl import read_rows
+from pipeline.held_out import answerable_rows, encoded_rows
 from pipeline.llamacpp.converters import FloatType, quantise_gguf, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.merging.decision import Measured, Onto, decide
@@ -71,13 +70,12 @@ def merge_the_better(
 
 def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tuple[list[Prompt], list[Row]]:
     """(prompts with the positions that training teaches, rows of the task) from a split that training has not seen."""
-    found = list(chats(read_rows(rows)))
-    encoded = islice(encodable(load_tokenizer(adapter), found, evaluate.ctx_size), merge.rows)
+    encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, evaluate.seed, evaluate.ctx_size)
     prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
     if not prompts:
         raise DataError(f"{rows} has no chat that merge.base auto can measure: set it to w16 or nf4, or raise curate.val_fraction")
     scored = merge.task_rows and evaluate.scorer != "none"
-    return prompts, answerable(found)[: merge.task_rows] if scored else []
+    return prompts, answerable_rows(rows, merge.task_rows, evaluate.seed) if scored else []
 
 
 def thinned(positions: list[int]) -> list[int]:
