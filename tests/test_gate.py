@@ -142,6 +142,7 @@ def test_what_nobody_asked_for_is_not_measured_and_refuses_nothing() -> None:
         ({"task": {"rows": 40, "score": 0.7}}, "stopped"), ({"general": None}, "forgetting"),
         ({"general": {"file": "own.jsonl", "rows": 100, "right": [1] * 100}}, "forgetting"),
         ({"general": {"file": "builtin", "sha256": "other", "rows": 100, "right": [1] * 100}}, "forgetting"), ({"all_tokens": None}, "kld"),
+        ({"general": {"file": "builtin", "rows": 99, "right": [1] * 99}}, "forgetting"),
     ],
 )  # fmt: skip
 def test_what_should_have_been_measured_and_was_not_refuses(lacking: dict[str, Any], rule: str) -> None:
