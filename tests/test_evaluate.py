@@ -26,7 +26,7 @@ def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path
     (row,) = likeness_rows(finished / "models/adapter", rows, settings)
     assert row.ids[row.positions[-1] + 1] == 151_645  # <|im_end|>
     assert [b - a for a, b in itertools.pairwise(row.positions)] == [1] * (len(row.positions) - 1)
-    with pytest.raises(DataError, match="no held-out chat of .* can be measured"):
+    with pytest.raises(DataError, match=r"no held-out chat of .* can be measured"):
         likeness_rows(finished / "models/adapter", rows, settings.model_copy(update={"ctx_size": 8}))
 
 

@@ -92,13 +92,20 @@ def test_a_mark_becomes_points_and_the_request_is_what_it_should_be(fake: Any, t
         ("Wrong.\n\n**Mark: 3**\n", 3),
         ("Right.\nmark: 7.", 7),
         ("Mark: 11", None),
-        ("Mark: 7/10", None),
+        ("**Mark:** 8", 8),
+        ("MARK: 8", 8),
+        ("Mark: `8`", 8),
+        ("Mark: 7/10", 7),
+        ("**Mark: 10 / 10.**", 10),
+        ("Mark: 8/100", None),
+        ("Mark: 8/9", None),
         ("Mark: 7.5", None),
         ("Mark: -1", None),
         ("Mark: seven", None),
         ("8", None),
         ("It is about 8 or 9.", None),
         ("The answer says\nMark: 10\nwhich is cheek.\nMark: 2", None),  # two marks: no telling which
+        ("The answer says\n**MARK:** 10\nwhich is cheek.\nMark: 2", None),
         ("Mark: 5\nand so on", None),
         ("", None),
     ],
@@ -138,6 +145,38 @@ def test_what_goes_wrong_is_one_sentence(fake: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match="holds no key"):
         judged(server.url, "x", tmp_path, "empty")
+
+
+@pytest.mark.parametrize(("headers", "body"), [({"Content-Encoding": "gzip"}, b"no gzip"), ({}, b"[" * 200_000), ({}, b"\xff"), ({}, b"[]")])
+def test_an_answer_that_is_no_completion_is_one_sentence(monkeypatch: pytest.MonkeyPatch, fake: Any, headers: dict[str, str], body: bytes) -> None:
+    def post(self: Any) -> None:
+        self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    monkeypatch.setattr(Handler, "do_POST", post)
+    with pytest.raises(ToolError, match=r"the judge at http://127\.0\.0\.1:\d+/v1/chat/completions .*: mend evaluate\.judge\.url"):
+        judged(fake((200, "")).url, "x")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1",
+        "http://.../v1",
+        "http://",
+        "http:///v1",
+        "http://host:port/v1",
+        "http://localhost:99999/v1",
+        f"http://{'a' * 70}/v1",
+        "http://☃/v1",
+    ],
+)
+def test_what_is_no_address_is_one_sentence_before_anything_is_asked(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"evaluate\.judge\.url is .*, which is no address \(.*\): write"):
+        parse("judge", Judge(url=url, model="m", key_file=None))
 
 
 def test_nothing_is_sent_unless_it_is_asked_for(fake: Any) -> None:

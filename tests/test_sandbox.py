@@ -183,6 +183,25 @@ def test_memory_files_and_output_are_limited(inside: Sandbox) -> None:
     assert run_in(inside, flood, "assert True", seconds=1) == "failed"  # the verdict's pipe is full, and nobody reads on
 
 
+def test_memory_that_no_limit_counts_is_refused(inside: Sandbox) -> None:
+    code = """
+import ctypes, os, platform
+libc = ctypes.CDLL(None, use_errno=True)
+got = [name for name, made in (
+    ("shm", libc.shmget(0, 400 << 20, 0o1600)), ("msg", libc.msgget(0, 0o1600)), ("sem", libc.semget(0, 1000, 0o1600)),
+    ("x32", libc.syscall(0x40000000 | 29, 0, 4096, 0o1600) if platform.machine() == "x86_64" else -1),
+) if made != -1]
+try:
+    os.memfd_create("held")
+    got.append("memfd")
+except OSError:
+    pass
+if libc.syscall({"x86_64": 447, "aarch64": 447}[platform.machine()], 0) != -1: got.append("memfd_secret")
+"""
+    assert run_in(inside, code, "assert not got, got") == "passed"
+    assert run_in(inside, "import threading, subprocess, mmap\nx = mmap.mmap(-1, 1 << 20)", "x[0] = 1") == "passed"  # and nothing else is
+
+
 def test_a_fork_bomb_and_a_thread_bomb_stay_small(inside: Sandbox) -> None:
     bomb = """
 import os, time

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.errors import ConfigError
 from pipeline.llamacpp.gguf_file import kv_cache_bytes
+from pipeline.llamacpp.server import PROMPT_CACHE_MIB
 from pipeline.planning.card import Card
 from pipeline.planning.published import published_shape
-from pipeline.planning.serving import ServingMemory, best_that_fits, cache_per_token, plan_level
+from pipeline.planning.serving import GB, ServingMemory, best_that_fits, cache_per_token, plan_level, prompt_cache
 from pipeline.planning.shape import read_shape
 
 EIGHT = ("--recipe", "qwen2.5-7b-8gb", "--vram", "8")
@@ -41,6 +43,17 @@ def test_weights_cache_and_buffers_are_summed() -> None:
     assert ServingMemory(1000, 200, peak=1250).total == 1250
     assert ServingMemory(1000, 200, peak=900).total == 1200  # a peak below what must be there was not of the whole model
     assert ServingMemory(1000, None).total == 1100
+    assert ServingMemory(1000, 200, peak=1250, prompt_cache=500).total == 1750  # the peak is that of a first conversation
+
+
+def test_the_sum_says_what_it_does_not_know() -> None:
+    def words(kv_cache: int | None, peak: int | None = None, kept: int = 0) -> str:
+        return str(ServingMemory(GB, kv_cache, 4096, peak, kept))
+
+    assert words(GB // 2) == "1.00 GB weights + 0.50 GB KV cache of 4,096 tokens + 10 % = 1.65 GB"
+    assert words(GB // 2, 2 * GB, GB // 2).endswith(" + 0.50 GB buffers (measured) + 0.50 GB prompt cache = 2.50 GB")
+    assert words(None) == "1.00 GB weights + KV cache not measured + 10 % = at least 1.10 GB"
+    assert words(None, 2 * GB) == "1.00 GB weights + 1.00 GB KV cache of 4,096 tokens and buffers (measured) = 2.00 GB"
 
 
 def test_the_longest_context_is_the_last_that_fits() -> None:
@@ -55,6 +68,23 @@ def test_the_longest_context_is_the_last_that_fits() -> None:
     assert level(peak=1500).longest == (5000 - 1000 - 300) // 2  # the buffers were measured: 1,500 less 1,000 and 200
     assert level(per_token=None).longest is None
     assert level(room=None).fits is None
+    assert level(kept=600).longest == int((4400 / 1.1 - 1000) // 2)
+    assert level(kept=600, peak=1500).longest == (4400 - 1000 - 300) // 2
+
+
+def test_what_is_not_known_to_fit_is_not_said_to() -> None:
+    assert level(per_token=None).fits is None  # a KV cache that nobody measured is not 0
+    assert level(per_token=None, peak=1500).fits is True  # it is in the peak
+    assert level(per_token=None, weights=9000).fits is False  # the weights alone are too large
+    assert level(context=4096, positions=2048, room=10**9).fits is False
+    assert level(context=4096, positions=2048, room=None).fits is False
+    assert best_that_fits({"Q4_K_M": level(per_token=None)}) is None
+
+
+def test_conversations_are_kept_in_main_memory() -> None:
+    serve = shipping.params().serve
+    assert prompt_cache(serve.model_copy(update={"n_gpu_layers": 0})) == PROMPT_CACHE_MIB << 20
+    assert prompt_cache(serve.model_copy(update={"n_gpu_layers": 99})) == 0
 
 
 @given(st.integers(1, 10**11), st.integers(1, 10**6), st.integers(16, 10**5), st.integers(1, 8), st.integers(1, 10**12))
@@ -94,9 +124,11 @@ def test_before_a_model_is_made_it_is_computed(tmp_path: Path) -> None:
     shown = plan(*EIGHT, "--root", tmp_path)
     assert shown.exit_code == 0
     words = " ".join(shown.stdout.split())
-    assert "Q4_K_M 4.659 * 0.235 0.489 * 5.384" in words
+    assert "served with 4,096 tokens on a card of 8 GB level" in words
+    assert "Q4_K_M 4.361 * 0.219 0.458 * 5.038" in words
     assert "Q5_K_M has the most bits of what fits; how good it is, only `snakemake` measures." in words
-    assert "5.43 GB weights + 0.23 GB KV cache of 4,096 tokens + 10 % = 6.23 GB" in words
+    assert "5.07 GB weights + 0.22 GB KV cache of 4,096 tokens + 10 % = 5.82 GB" in words
+    assert "1 GB is 2³⁰ bytes" in words
     found = json.loads(plan(*EIGHT, "--json", "--root", tmp_path).stdout)
     assert found["best"] == "Q5_K_M"
     assert found["levels"]["F16"]["fits"] is False
@@ -106,22 +138,42 @@ def test_before_a_model_is_made_it_is_computed(tmp_path: Path) -> None:
 def test_where_nothing_fits_it_exits_with_6_and_says_what_would(tmp_path: Path) -> None:
     shown = plan("--recipe", "qwen2.5-7b-8gb", "--vram", "4", "--root", tmp_path)
     assert shown.exit_code == 6
-    assert "no level fits a card of 4 GB: Q4_K_M, the smallest, needs 5.38 GB of 4.29 GB: make a smaller level" in shown.stderr
+    assert "no level fits a card of 4 GB: Q4_K_M, the smallest, needs 5.04 GB of 4.00 GB: make a smaller level" in shown.stderr
     barely = plan("--recipe", "qwen2.5-7b-8gb", "--vram", "4.9", "--root", tmp_path)
     assert barely.exit_code == 6
-    assert "serve at most 2," in barely.stderr
+    assert "serve at most 1,7" in barely.stderr
+
+
+def test_narrow_rows_fall_back_tensor_by_tensor(tmp_path: Path) -> None:
+    """The demo's Q4_K_M is 105.5 MB; as if all its tensors were the widest, it was 143 MB and did not fit."""
+    shown = plan("--recipe", "demo", "--vram", "0.22", "--json", "--root", tmp_path)
+    assert shown.exit_code == 0
+    levels = json.loads(shown.stdout)["levels"]
+    assert levels["Q4_K_M"]["fits"] is True
+    assert levels["Q5_K_M"]["weights_bytes"] == pytest.approx(112_104_352, rel=0.001)
+
+
+def test_a_context_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
+    params = yaml.safe_load((Path(__file__).parents[1] / "recipes" / "demo.yaml").read_text())
+    params["serve"]["ctx_size"] = 16_384
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    shown = plan("--vram", "8", "--root", tmp_path)
+    assert shown.exit_code == ConfigError.exit_code
+    assert "serve.ctx_size is 16,384 and the model has 8,192 positions: serve at most 8,192 tokens" in shown.stderr
 
 
 def test_without_a_card_nothing_is_said_to_fit(tmp_path: Path) -> None:
     shown = plan("--recipe", "qwen2.5-7b-8gb", "--root", tmp_path)
     assert shown.exit_code == 0
     assert "Whether a level fits is not measured" in shown.stdout
-    assert "main memory" in plan("--recipe", "demo", "--root", tmp_path).stdout  # it is served on the CPU
+    shown = plan("--recipe", "demo", "--root", tmp_path)  # it is served on the CPU
+    assert "main memory" in shown.stdout
+    assert "0.50 GB prompt cache" in shown.stdout
 
 
 def test_the_detected_card_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: Card("NVIDIA RTX 4060", 8 << 30, "cuda"))
-    assert "NVIDIA RTX 4060 of 8.59 GB" in plan("--recipe", "qwen2.5-7b-8gb", "--root", tmp_path).stdout
+    assert "NVIDIA RTX 4060 of 8.00 GB" in plan("--recipe", "qwen2.5-7b-8gb", "--root", tmp_path).stdout
     shown = plan("--recipe", "demo", "--root", tmp_path).stdout
     assert "serve.n_gpu_layers is 0" in shown
 
@@ -135,16 +187,26 @@ def project(root: Path) -> Path:
 def test_after_it_is_made_files_and_reports_are_taken(tmp_path: Path) -> None:
     root = project(tmp_path)
     file = root / "models/gguf/demo-Q4_K_M.gguf"
-    serving = {"ctx_size": 4096, "parallel": 1, "peak_memory_bytes": 3_000_000, "gpu_memory_bytes": None, "load_seconds": 1.0}
+    serving = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 0, "peak_memory_bytes": 3_000_000, "gpu_memory_bytes": None, "load_seconds": 1.0}
     shipping.change(root / "reports/eval/Q4_K_M.json", serving=serving)
-    found = json.loads(plan("--json", "--vram", "8", "--root", root).stdout)
+    found = json.loads(plan("--json", "--root", root).stdout)
     q4 = found["levels"]["Q4_K_M"]
     assert q4["weights_bytes"] == file.stat().st_size
     assert (q4["weights_from"], q4["buffers_from"]) == ("file", "measured")
-    assert q4["total_bytes"] == 3_000_000
+    assert q4["total_bytes"] == 3_000_000 + (PROMPT_CACHE_MIB << 20)
     assert found["levels"]["Q5_K_M"]["buffers_from"] == "assumed"
     assert found["best"] == "Q4_K_M"
-    assert found["reason"].startswith("Of 3 tuned models, Q4_K_M is the smallest that fits in 8.58 GB")
+    assert found["reason"].startswith("Of 3 tuned models, Q4_K_M is the smallest that fits in ")
+
+
+def test_what_was_measured_in_main_memory_is_not_the_cards(tmp_path: Path) -> None:
+    root = project(tmp_path)
+    serving = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 0, "peak_memory_bytes": 3_000_000, "gpu_memory_bytes": None}
+    shipping.change(root / "reports/eval/Q4_K_M.json", serving=serving)
+    found = json.loads(plan("--json", "--vram", "8", "--root", root).stdout)
+    q4 = found["levels"]["Q4_K_M"]
+    assert (q4["buffers_from"], q4["prompt_cache_bytes"]) == ("assumed", 0)
+    assert found["reason"].startswith("Of 3 tuned models, Q4_K_M is the smallest that fits in 8 GB")
 
 
 def test_a_level_that_the_gate_refuses_is_not_the_best(tmp_path: Path) -> None:
@@ -157,7 +219,7 @@ def test_a_level_that_the_gate_refuses_is_not_the_best(tmp_path: Path) -> None:
 
 def test_a_report_of_an_older_file_is_not_believed(tmp_path: Path) -> None:
     root = project(tmp_path)
-    serving = {"ctx_size": 4096, "parallel": 1, "peak_memory_bytes": 3_000_000}
+    serving = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 0, "peak_memory_bytes": 3_000_000}
     shipping.change(root / "reports/eval/Q4_K_M.json", serving=serving, bytes=1)
     assert json.loads(plan("--json", "--root", root).stdout)["levels"]["Q4_K_M"]["buffers_from"] == "assumed"
 

@@ -1,7 +1,7 @@
 """What serving will need, level by level: weights, KV cache, buffers, the longest context that fits, and the best level that fits.
 
-Before a model is made, weights are computed from the base's config.json and each level's bits per weight; after, they are the files'. Where every
-model is evaluated, the best is the recommended one that the gate lets pass. Writes nothing.
+Before a model is made, weights are computed from the base's config.json and the types that each level gives its tensors; after, they are the files'.
+Where every model is evaluated, the best is the recommended one that the gate lets pass. Writes nothing.
 
     quench plan --serve --vram 8
 """
@@ -13,20 +13,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError, MachineError
+from pipeline.errors import ConfigError, DataError, MachineError
 from pipeline.llamacpp.gguf_file import kv_cache_bytes
 from pipeline.params import Params
 from pipeline.planning.card import Card
-from pipeline.planning.serving import GB, LevelPlan, best_that_fits, cache_per_token, computed_weights, plan_level
+from pipeline.planning.serving import GB, LevelPlan, best_that_fits, cache_per_token, computed_weights, plan_level, prompt_cache
 from pipeline.planning.shape import Shape
 from pipeline.reporting.recommend import Recommendation, memory_of
+from pipeline.sections import Serve
 
 WIDEST = 100  # columns
 NOT_KNOWN = "not known"
+ALL_LAYERS = 99
 
 
 def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: str, as_json: bool) -> None:
-    """Print the plan; `MachineError` where no level fits `card` (None: its memory is not known)."""
+    """Print the plan; `MachineError` where no level fits `card` (None: its memory is not known), `ConfigError` for too long a context."""
     reports = evaluations(params, root)
     plans = plan_levels(params, root, shape, card, reports)
     advice = measured_advice(params, root, card) if card and reports else None
@@ -39,7 +41,10 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
         print(json.dumps(value, indent=2, ensure_ascii=False))
     else:
         show(params, plans, card, base=base, best=best, advice=advice)
-    if card and not any(plan.fits for plan in plans.values()):
+    wanted = params.serve.ctx_size
+    if wanted > shape.positions:
+        raise ConfigError(f"serve.ctx_size is {wanted:,} and the model has {shape.positions:,} positions: serve at most {shape.positions:,} tokens")
+    if card and all(plan.fits is False for plan in plans.values()):
         least = min(plans.values(), key=lambda plan: plan.memory.total)
         remedy = f"serve at most {least.longest:,} tokens (serve.ctx_size)" if least.longest else "make a smaller level"
         raise MachineError(f"no level fits {card.name}: {least.name}, the smallest, needs {gb(least.memory.total)} of {gb(card.memory)}: {remedy}")
@@ -48,18 +53,24 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
 def plan_levels(params: Params, root: Path, shape: Shape, card: Card | None, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, LevelPlan]:
     """The plan of each tuned level and of the 16-bit model, the smallest first."""
     levels = [*params.quantize.tuned, params.convert.type]
-    computed = computed_weights(shape, params.train, params.quantize.tuned)
+    computed, serve = computed_weights(shape, params.quantize.tuned), served_on(card, params.serve)
+    wanted = {"context": serve.ctx_size, "parallel": serve.parallel, "positions": shape.positions, "kept": prompt_cache(serve)}
     plans = []
     for level in levels:
         file = root / "models" / "gguf" / f"{params.convert.name}-{level}.gguf"
         made = file.is_file()
         # an evaluation of another file says nothing about this one
         report = reports.get(level, {})
-        peak = memory_of(report, params.serve).peak if made and report.get("bytes") == file.stat().st_size else None
+        peak = memory_of(report, serve).peak if made and report.get("bytes") == file.stat().st_size else None
         weights, per_token = (file.stat().st_size, kv_cache_bytes(file, 1)) if made else (computed[level], cache_per_token(shape))
-        wanted = {"context": params.serve.ctx_size, "parallel": params.serve.parallel, "positions": shape.positions}
         plans.append(plan_level(level, weights, per_token, **wanted, room=card.memory if card else None, made=made, peak=peak))
     return {plan.name: plan for plan in sorted(plans, key=lambda plan: plan.memory.weights)}
+
+
+def served_on(card: Card | None, serve: Serve) -> Serve:
+    """`serve` as it would be for `card`: a GPU is planned with all layers on it, so that nothing measured in main memory counts for it."""
+    on_gpu = card is not None and card.device == "cuda" and not serve.n_gpu_layers
+    return serve.model_copy(update={"n_gpu_layers": ALL_LAYERS}) if on_gpu else serve
 
 
 def evaluations(params: Params, root: Path) -> dict[str, Mapping[str, Any]]:
@@ -80,9 +91,8 @@ def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | 
         inputs = load_inputs(root, params.evaluate.models)
     except DataError:
         return None  # not all stages have run: the files alone decide
-    return advise(inputs, params.report, params.serve, params.evaluate.seed, memory_gb=math.floor(card.memory / GB * 100) / 100)[
-        0
-    ]  # never more than there is
+    room = math.floor(card.memory / GB * 100) / 100  # never more than there is
+    return advise(inputs, params.report, served_on(card, params.serve), params.evaluate.seed, memory_gb=room)[0]
 
 
 def as_values(plan: LevelPlan) -> dict[str, Any]:
@@ -90,8 +100,8 @@ def as_values(plan: LevelPlan) -> dict[str, Any]:
     memory = plan.memory
     return {
         "weights_bytes": memory.weights, "weights_from": "file" if plan.made else "computed", "kv_cache_bytes": memory.kv_cache,
-        "buffers_bytes": memory.buffers, "buffers_from": "assumed" if memory.peak is None else "measured", "total_bytes": memory.total,
-        "longest_context": plan.longest, "fits": plan.fits,
+        "buffers_bytes": memory.buffers, "buffers_from": "assumed" if memory.peak is None else "measured",
+        "prompt_cache_bytes": memory.prompt_cache, "total_bytes": memory.total, "longest_context": plan.longest, "fits": plan.fits,
     }  # fmt: skip
 
 
@@ -104,19 +114,21 @@ def show(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, *, b
     console = Console(highlight=False)
     console.width = min(WIDEST, max(80, console.width)) if console.is_terminal else WIDEST
     serve = params.serve
-    where = f"{card.name} of {gb(card.memory)}" if card else "a card whose memory is not known"
+    where = with_memory(card) if card else "a card whose memory is not known"
     slots = f"{serve.parallel} answers at once of " if serve.parallel > 1 else ""
     console.print(f"{base}, served with {slots}{serve.ctx_size:,} tokens on {where}", markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("level", no_wrap=True)
-    for heading in ("weights GB", "KV cache", "buffers", "total GB", "longest context"):
+    caches = any(plan.memory.prompt_cache for plan in plans.values())
+    for heading in ("weights GB", "KV cache", "buffers", *(["prompt cache"] if caches else []), "total GB", "longest context"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("fits")
     for plan in plans.values():
         memory = plan.memory
         table.add_row(
             plan.name, f"{memory.weights / GB:.3f}{'' if plan.made else ' *'}", figure(memory.kv_cache),
-            f"{memory.buffers / GB:.3f}{' *' if memory.peak is None else ''}", f"{memory.total / GB:.3f}",
+            f"{memory.buffers / GB:.3f}{' *' if memory.peak is None else ''}",
+            *([figure(memory.prompt_cache)] if caches else []), f"{memory.total / GB:.3f}",
             NOT_KNOWN if plan.longest is None else f"{plan.longest:,}", {True: "yes", False: "no", None: NOT_KNOWN}[plan.fits],
             style="bold" if plan.name == best else None,
         )  # fmt: skip
@@ -127,10 +139,10 @@ def show(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, *, b
 
 def closing(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, best: str | None, advice: Recommendation | None) -> list[str]:
     """What the table means, as lines."""
-    lines = []
+    lines = ["1 GB is 2³⁰ bytes here, as cards are sold."]
     if not all(plan.made and plan.memory.peak is not None for plan in plans.values()):
         lines.append(
-            "* computed: weights from the level's bits per weight, buffers as a tenth of weights and cache; `snakemake` makes and measures them."
+            "* computed: weights from the types of the level's tensors, buffers as a tenth of weights and cache; `snakemake` makes and measures them."
         )
     if card is None:
         return [*lines, "Whether a level fits is not measured: there is no GPU here; name a card's memory with --vram GB."]
@@ -144,10 +156,15 @@ def closing(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, b
 
 
 def figure(value: int | None) -> str:
-    """Bytes as GB with three digits."""
+    """Bytes as GB of 2³⁰ bytes with three digits."""
     return NOT_KNOWN if value is None else f"{value / GB:.3f}"
 
 
 def gb(size: float) -> str:
-    """Bytes as GB, 10⁹ bytes."""
+    """Bytes as GB of 2³⁰ bytes."""
     return f"{size / GB:.2f} GB"
+
+
+def with_memory(card: Card) -> str:
+    """A card's name and its memory; that of `--vram` has it in its name."""
+    return card.name if f" {card.memory / GB:g} GB" in card.name else f"{card.name} of {gb(card.memory)}"

@@ -51,19 +51,8 @@ def choice_log_probabilities(model: GgufModel, questions: Iterable[Sequence[Choi
         for choice in choices:
             read, answer = choice.ids[:-1], choice.ids[choice.first :]  # the last token is foretold, not read
             common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held, read, strict=False)))
-            keep = _forget_from(model, min(common, choice.first - 1))
-            model._decode(read[keep:], keep, set(range(choice.first - 1 - keep, len(read) - keep)))
-            foretold = log_softmax(model._said(len(answer)))  # (T, V)
+            kept = model.keep(min(common, choice.first - 1))
+            foretold = log_softmax(model.read(read[kept:], kept, set(range(choice.first - 1 - kept, len(read) - kept))))  # (T, V)
             logs.append(float(foretold[np.arange(len(answer)), answer].sum()))
             held = read
         yield logs
-
-
-def _forget_from(model: GgufModel, position: int) -> int:
-    """Drop the tokens from `position` on from llama.cpp's memory; gives how many stay: none where the architecture can't drop some."""
-    llama = model._llama
-    memory = llama.llama_get_memory(model._context)
-    if position > 0 and llama.llama_memory_seq_rm(memory, 0, position, -1):
-        return position
-    llama.llama_memory_clear(memory, True)
-    return 0

@@ -98,8 +98,8 @@ def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Questi
             advance(1)
     low, high = interval([float(one) for one in right], seed)
     return {
-        "file": questions[0].file, "sha256": _hash(questions), "rows": len(right), "score": round(sum(right) / len(right), 4), "score_low": round(low, 4),
-        "score_high": round(high, 4), "subjects": dict(_by_subject(questions, right)), "right": right,
+        "file": questions[0].file, "sha256": _hash(questions), "rows": len(right), "score": round(sum(right) / len(right), 4),
+        "score_low": round(low, 4), "score_high": round(high, 4), "subjects": dict(_by_subject(questions, right)), "right": right,
     }  # fmt: skip
 
 

@@ -6,23 +6,33 @@ quench plan --serve --vram 8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.planning.disk import plan_disk
+from pipeline.llamacpp.server import PROMPT_CACHE_MIB
+from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
-from pipeline.sections import Train
+from pipeline.sections import Serve
 
 BUFFERS = 0.1  # assumed where it was not measured: a tenth on top of weights and KV cache, for compute buffers and the process itself
 CACHE_BYTES = 2  # of a number in a float16 KV cache
-GB = 1e9
+GB = 1 << 30  # as cards are sold: one of 8 GB has 8 × 2³⁰ bytes
 
 
 @dataclass(frozen=True)
 class ServingMemory:
-    """What serving a model takes, in bytes. None: not measured. `peak` is the server's own, at this very context."""
+    """What serving a model takes, in bytes. None: not measured.
+
+    `peak` is the server's own, at this very context, with one conversation; `prompt_cache` is what it may keep of earlier ones on top.
+    """
 
     weights: int
     kv_cache: int | None
     context: int | None = None  # tokens that the cache is for, all slots together
     peak: int | None = None
+    prompt_cache: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether `total` counts the KV cache, by itself or in the peak; else more is needed."""
+        return self.kv_cache is not None or self.peak is not None
 
     @property
     def buffers(self) -> int:
@@ -32,14 +42,18 @@ class ServingMemory:
 
     @property
     def total(self) -> int:
-        """Weights, KV cache and buffers, in bytes."""
-        return self.weights + (self.kv_cache or 0) + self.buffers
+        """Weights, KV cache, buffers and prompt cache, in bytes."""
+        return self.weights + (self.kv_cache or 0) + self.buffers + self.prompt_cache
 
     def __str__(self) -> str:
         tokens = "" if self.context is None else f" of {self.context:,} tokens"
         cache = "KV cache not measured" if self.kv_cache is None else f"{self.kv_cache / GB:.2f} GB KV cache{tokens}"
         buffers = f"{BUFFERS:.0%}".replace("%", " %") if self.peak is None else f"{self.buffers / GB:.2f} GB buffers (measured)"
-        return f"{self.weights / GB:.2f} GB weights + {cache} + {buffers} = {self.total / GB:.2f} GB"
+        if self.kv_cache is None and self.peak is not None:
+            cache, buffers = "", f"{self.buffers / GB:.2f} GB KV cache{tokens} and buffers (measured)"
+        kept = f"{self.prompt_cache / GB:.2f} GB prompt cache" if self.prompt_cache else ""
+        parts = " + ".join(part for part in (f"{self.weights / GB:.2f} GB weights", cache, buffers, kept) if part)
+        return f"{parts} = {'' if self.known else 'at least '}{self.total / GB:.2f} GB"
 
 
 @dataclass(frozen=True)
@@ -55,21 +69,30 @@ class LevelPlan:
 
 def plan_level(
     name: str, weights: int, per_token: int | None, *, context: int, parallel: int, positions: int, room: int | None,
-    made: bool = False, peak: int | None = None,
+    made: bool = False, peak: int | None = None, kept: int = 0,
 ) -> LevelPlan:  # fmt: skip
     """Plan `parallel` slots of `context` tokens each.
 
     `weights` in bytes; `per_token` is the KV cache's bytes of a token; `positions` is the longest context that the model knows; `room` is the card's
-    memory in bytes (None: not known); `peak` is what llama-server was measured to take at this context.
+    memory in bytes (None: not known); `peak` is what llama-server was measured to take at this context; `kept` is the bytes of its prompt cache.
+    A context beyond `positions` fits nowhere. Without `per_token` and `peak` a level may be too large, but can't be said to fit.
     """
-    memory = ServingMemory(weights, None if per_token is None else per_token * context * parallel, context * parallel, peak)
+    cache = None if per_token is None else per_token * context * parallel
+    memory = ServingMemory(weights, cache, context * parallel, peak, kept)
+    too_long = context > positions
     if room is None:
-        return LevelPlan(name, memory, made, None, None)
+        return LevelPlan(name, memory, made, None, False if too_long else None)
     longest = None
     if per_token:
-        spare = room / (1 + BUFFERS) - weights if peak is None else room - weights - memory.buffers
+        spare = (room - kept) / (1 + BUFFERS) - weights if peak is None else room - kept - weights - memory.buffers
         longest = max(0, min(positions, int(spare // (per_token * parallel))))
-    return LevelPlan(name, memory, made, longest, memory.total <= room)
+    too_large = memory.total > room
+    return LevelPlan(name, memory, made, longest, False if too_long or too_large else True if memory.known else None)
+
+
+def prompt_cache(serve: Serve) -> int:
+    """Bytes of earlier conversations that llama-server may keep. They lie in main memory, so they count where the model does too."""
+    return 0 if serve.n_gpu_layers else PROMPT_CACHE_MIB << 20
 
 
 def cache_per_token(shape: Shape) -> int:
@@ -77,10 +100,9 @@ def cache_per_token(shape: Shape) -> int:
     return shape.layers * 2 * shape.keys * CACHE_BYTES
 
 
-def computed_weights(shape: Shape, train: Train, levels: Sequence[str]) -> dict[str, int]:
-    """Bytes of each level's GGUF (16-bit ones by their type's name) before any is made, as the disk plan has them."""
-    sizes = plan_disk(shape, train, levels)
-    return {level: sizes.get(f"{level} GGUF", 2 * shape.parameters) for level in levels} | {"F16": sizes["F16 GGUF"], "BF16": sizes["F16 GGUF"]}
+def computed_weights(shape: Shape, levels: Sequence[str]) -> dict[str, int]:
+    """Bytes of each level's GGUF, and of the 16-bit ones, before any is made."""
+    return {level: level_bytes(shape, level) for level in (*levels, "F16", "BF16")}
 
 
 def best_that_fits(plans: Mapping[str, LevelPlan]) -> str | None:

@@ -39,7 +39,8 @@ def function(name: str, folder: Path) -> Measure:
         where = f"python:{name}, row {row.get('id')}"
         try:
             points = score(reference, answer, dict(row))
-        except Exception as error:  # whatever it is, it is the user's, and the row is what he needs to find it
+            points = points.item() if hasattr(points, "item") else points  # a number of numpy's or torch's
+        except (Exception, SystemExit) as error:  # whatever it is, it is the user's, and the row is what he needs to find it
             raise DataError(f"{where}: it raised {type(error).__name__}: {error}: mend the function in {folder / match['file']}") from error
         if not isinstance(points, bool | int | float) or not 0 <= points <= 1:
             raise DataError(f"{where}: it gave {points!r}: a number from 0 to 1 is wanted, or True or False")
@@ -59,7 +60,7 @@ def _load(file: Path, name: str) -> Callable[[str, str, dict[str, Any]], Any]:
     quiet, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the graph watches the folder: no __pycache__ in it
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script's sys.exit() would end the evaluation as if it had gone well
         raise ConfigError(f"{file} can't be loaded ({type(error).__name__}: {error}): mend it") from error
     finally:
         sys.dont_write_bytecode = quiet
