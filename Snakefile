@@ -364,6 +364,7 @@ rule report:
             "pipeline/llamacpp/server_log.py",
             "pipeline/llamacpp/server_process.py",
             "pipeline/planning/disk.py",
+            "pipeline/planning/level_bytes.py",
             "pipeline/planning/serving.py",
             "pipeline/planning/shape.py",
             "pipeline/planning/weights.py",

@@ -149,13 +149,14 @@ FIGURES: dict[str, dict[str, Any]] = {
     "Q4_K_M": {"perplexity": 1.1623, "kld": (0.0184, 1.412, 4.93), "same_top": 0.9811, "rms_dp": 0.0334, "speed": (412.8, 98.3), "memory": 225e6},
     "Q5_K_M": {"perplexity": 1.1561, "kld": (0.0091, 0.871, 3.15), "same_top": 0.9874, "rms_dp": 0.0217, "speed": (389.4, 92.7), "memory": 231e6},
 }
-TASKS = {  # score, its 95 % interval, all right, valid
+ROWS = 64
+TASKS = {  # of the answers below: score, its 95 % interval, all right, valid
     "base-F16": (0.0, 0.0, 0.03, 0.0, 0.0),
     "base-Q4_K_M": (0.0, 0.0, 0.03, 0.0, 0.0),
     "base-Q5_K_M": (0.0, 0.0, 0.03, 0.0, 0.0),
-    "F16": (0.757, 0.694, 0.814, 0.27, 0.97),
+    "F16": (0.759, 0.694, 0.814, 0.27, 0.97),
     "Q4_K_M": (0.753, 0.688, 0.812, 0.27, 0.95),
-    "Q5_K_M": (0.741, 0.672, 0.801, 0.23, 0.95),
+    "Q5_K_M": (0.753, 0.672, 0.808, 0.23, 0.95),
 }
 SUBJECTS = ("arithmetic", "geography", "language", "logic")
 DOMAINS = {"text": 40, "files": 24}
@@ -182,7 +183,8 @@ def evaluation(model: str) -> dict[str, Any]:
                   "generation": [speed("depth", at, generation - at / 40) | {"tokens": 32} for at in (0, 512)]},
         "prompt_tok_s": prompt, "prompt_tok_s_spread": 8.31, "generation_tok_s": generation, "generation_tok_s_spread": 1.12,
         "ctx_size": 1024, "kv_cache_bytes": 23_592_960,  # 2 × 30 layers × 3 heads × 64 × 1,024 tokens × 2 bytes
-        "serving": {"ctx_size": 4096, "parallel": 1, "load_seconds": 0.41, "peak_memory_bytes": int(found["memory"]), "gpu_memory_bytes": None},
+        "serving": {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 0, "load_seconds": 0.41, "peak_memory_bytes": int(found["memory"]),
+                    "gpu_memory_bytes": None},
         "task": task(model), "general": general(model), "harness": None,
         "seconds": {"likeness": 21.0, "speed": 8.1, "serving": 1.2, "task": 19.4, "general": 3.3, "harness": None},
     }  # fmt: skip
@@ -197,10 +199,12 @@ def task(model: str) -> dict[str, Any]:
     found = {"score": score, "score_low": low, "score_high": high}
     untuned = model.startswith("base-")
     return {
-        "scorer": "json_fields", "rows": 64, **found, "perfect": perfect, "valid": valid, "stopped": 0.41 if untuned else 1.0,
+        "scorer": "json_fields", "rows": ROWS, **found, "perfect": perfect, "valid": valid, "stopped": 0.41 if untuned else 1.0,
         "refused": 0.05 if untuned else 0.0, "domains": {domain: {"rows": rows, **found} for domain, rows in DOMAINS.items()},
-        "scores": {"json_fields": {**found, "valid": valid},
-                   "exact_match": {"score": perfect, "score_low": max(0, perfect - 0.1), "score_high": perfect + 0.1, "valid": 1.0}},
+        "scores": {
+            "json_fields": {**found, "valid": valid, "measured": ROWS},
+            "exact_match": {"score": perfect, "score_low": max(0, perfect - 0.1), "score_high": perfect + 0.1, "valid": 1.0, "measured": ROWS},
+        },
     }  # fmt: skip
 
 
@@ -222,13 +226,19 @@ CALLABLES = [
 ]
 
 
+WRONG: dict[float, dict[str, Any]] = {1.0: {}, 0.8: {"summary": "None."}, 0.6: {"summary": "None.", "optional": []}}
+# (name, every tuned model's score)
+MORE = [(f"f{number:02}", 1.0 if number < 12 else 0.8 if number < 29 else 0.6) for number in range(ROWS - len(CALLABLES))]
+
+
 def answers(model: str) -> list[dict[str, Any]]:
-    """One reports/eval/MODEL.answers.jsonl: the levels agree on the second and the last row, the base is off everywhere."""
+    """One reports/eval/MODEL.answers.jsonl: the levels differ on rows 0, 2 and 3, and are off alike on many; the base is off everywhere."""
+    asked = [(*found, 1.0) for found in CALLABLES] + [("math", name, ["x"], ["y"], f"Return {name} of x.", score) for name, score in MORE]
     rows = []
-    for index, (module, name, required, optional, summary) in enumerate(CALLABLES):
+    for index, (module, name, required, optional, summary, score) in enumerate(asked):
         record = {"module": module, "name": name, "required": required, "optional": optional, "summary": summary}
         reference = json.dumps(record, ensure_ascii=False)
-        answer, score = reference, 1.0
+        answer = json.dumps(record | WRONG[score], ensure_ascii=False)
         if model.startswith("base-"):
             answer, score = f"The function `{name}` from the module `{module}` can be used as follows:\n\n```python\nimport {module}\n```", 0.0
         elif model == "Q4_K_M" and index in (0, 3):
@@ -237,7 +247,7 @@ def answers(model: str) -> list[dict[str, Any]]:
             answer, score = json.dumps(record | {"summary": "Escape <script>alert('y')</script>.", "optional": []}), 0.6
         prompt = f"Describe this callable as JSON.\n\n{module}.{name}({', '.join([*required, *(f'{word}=…' for word in optional)])})\n\n{summary}"
         rows.append({
-            "id": f"pydoc-{index:04d}", "domain": ("text", "files")[index % 2], "prompt": prompt, "reference": reference, "answer": answer,
+            "id": f"pydoc-{index:04d}", "domain": "text" if index % 8 < 5 else "files", "prompt": prompt, "reference": reference, "answer": answer,
             "stopped": not model.startswith("base-"), "refused": False, "score": score,
             "scores": {"json_fields": score, "exact_match": float(score == 1)},
         })  # fmt: skip

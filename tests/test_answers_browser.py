@@ -36,7 +36,7 @@ def test_rows_on_which_models_differ_have_the_room_first_and_the_rest_is_counted
     kept = [one["id"] for one in embedded(found)]
     assert {"5", "17"} <= set(kept)
     assert kept == sorted(kept, key=int)
-    assert (found["rows"], found["disagree"]) == (20, 2)
+    assert (found["rows"], found["apart"]) == (20, 2)
     assert 2 < found["kept"] == len(kept) < 10
     assert [one["id"] for one in found["examples"]] == ["5", "17"]
 

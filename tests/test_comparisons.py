@@ -5,6 +5,7 @@ from report_inputs import MODELS, evaluation
 
 from pipeline.reporting.comparisons import against_base, against_reference, compare, differences_plot, task_scores
 from pipeline.reporting.forgetting import forgetting_values, forgotten
+from pipeline.reporting.formats import p_value
 
 SCORES = {
     "base-F16": [0.0] * 40, "base-Q4_K_M": [0.0] * 40, "F16": [1.0] * 38 + [0.0] * 2,
@@ -27,6 +28,23 @@ def test_only_rows_that_both_have_a_score_for_are_compared() -> None:
     assert compare("a", "b", {"a": [None], "b": [1.0]}, 1) is None
     assert compare("a", "c", {"a": [1.0]}, 1) is None
     assert compare("a", "b", {"a": [1.0], "b": [1.0, 0.0]}, 1) is None
+
+
+def test_where_the_interval_says_otherwise_the_test_decides_and_says_so() -> None:
+    five_of_64 = compare("a", "b", {"a": [1.0] * 64, "b": [0.0] * 5 + [1.0] * 59}, 1)
+    assert five_of_64 is not None
+    assert five_of_64.difference.high < 0
+    assert (five_of_64.verdict, five_of_64.words) == ("noise", "within the noise by the test, p = 0.062")
+    ten = compare("a", "b", {"a": [1.0] * 64, "b": [0.0] * 10 + [1.0] * 54}, 1)
+    assert ten is not None
+    assert ten.words == "worse, more than noise"
+
+
+@pytest.mark.parametrize(
+    ("p", "shown"), [(0.0004, "p < 0.001"), (0.032, "p = 0.032"), (0.0496, "p = 0.0496"), (0.04999, "p = 0.0499"), (0.05, "p = 0.050")]
+)
+def test_a_p_below_the_limit_is_never_shown_as_the_limit(p: float, shown: str) -> None:
+    assert p_value(p) == shown
 
 
 def test_answers_without_any_score_are_no_scores() -> None:

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_inputs import MODELS, evaluation
 
+from pipeline.reporting.level_table import Cell, level_rows
 from pipeline.reporting.quality_plot import Place, pareto_front, quality_plot
+from pipeline.reporting.recommend import Recommendation
 
 EVALUATIONS = {model: evaluation(model) for model in MODELS}
 
@@ -43,3 +45,26 @@ def test_without_scores_likeness_is_drawn_and_without_that_nothing() -> None:
     assert "same top token as the 16-bit model" in drawn
     assert "base-Q4_K_M" not in drawn
     assert quality_plot({"F16": {"bytes": 1}}, None) == ""
+
+
+def test_a_score_that_is_null_is_not_drawn_and_has_no_interval() -> None:
+    null = {"rows": 64, "score": None, "score_low": None, "score_high": None}
+    unmarked = EVALUATIONS | {"base-F16": EVALUATIONS["base-F16"] | {"task": null}}
+    assert "base-F16" not in quality_plot(unmarked, None)
+    assert "task score" in quality_plot(unmarked, None)
+    assert "same top token as the 16-bit model" in quality_plot(EVALUATIONS | {"F16": EVALUATIONS["F16"] | {"task": null}}, None)
+    (row,) = level_rows({"base-F16": unmarked["base-F16"]}, {}, Recommendation(None, "", (), {}, ()))
+    assert row["groups"]["Task"][0] == Cell(None, "–")
+
+
+def test_a_score_of_some_rows_says_of_how_many() -> None:
+    task = EVALUATIONS["F16"]["task"]
+    few = task | {"scores": {task["scorer"]: task["scores"][task["scorer"]] | {"measured": 3}}}
+    (row,) = level_rows({"F16": EVALUATIONS["F16"] | {"task": few}}, {}, Recommendation(None, "", (), {}, ()))
+    assert row["groups"]["Task"][0].small == "69.4 to 81.4, 3 of 64"
+
+
+def test_likeness_to_another_kind_of_model_says_so() -> None:
+    rows = {row["model"]: row["groups"]["Likeness"] for row in level_rows(EVALUATIONS, {}, Recommendation(None, "", (), {}, ()))}
+    assert [cell.small for cell in rows["base-F16"][1:]] == ["to F16"] * 4
+    assert not any(cell.small for model in ("base-Q4_K_M", "F16", "Q4_K_M") for cell in rows[model][1:])

@@ -1,6 +1,7 @@
 """pipeline.reporting.recommend: the rule, its borders, and that no difference is claimed which the intervals don't support."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -8,18 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.params import load_params
-from pipeline.planning.serving import BUFFERS
+from pipeline.planning.serving import BUFFERS, GB
 from pipeline.reporting.recommend import Recommendation, recommend
+from pipeline.reporting.verdict import headline
 from pipeline.sections import Serve
 
-MB = 10**6
-SERVE = load_params(Path(__file__).resolve().parents[1] / "recipes" / "demo.yaml").serve  # 4,096 tokens, one at a time
+MB = int(GB) // 1000
+DEMO = load_params(Path(__file__).resolve().parents[1] / "recipes" / "demo.yaml").serve  # 4,096 tokens, one at a time
+SERVE = DEMO.model_copy(update={"n_gpu_layers": 99})  # without them, the prompt cache counts too
 
 
 def model(megabytes: int, score: float | None = None, half: float = 0.06, **more: Any) -> dict[str, Any]:
     """One evaluation: a size, a task score with an interval of ± `half`, whatever else is named."""
     task = None if score is None else {"rows": 64, "score": score, "score_low": max(0.0, score - half), "score_high": min(1.0, score + half)}
-    return {"bytes": megabytes * MB, "task": task, "same_top": None, "perplexity": None} | more
+    return {"bytes": megabytes * MB, "kv_cache_bytes": 0, "ctx_size": 4096, "task": task, "same_top": None, "perplexity": None} | more
 
 
 def choose(memory_gb: float = 8.0, max_task_drop: float = 5.0, **models: dict[str, Any]) -> Recommendation:
@@ -55,26 +58,47 @@ def test_the_base_is_never_recommended() -> None:
 
 def test_memory_counts_weights_cache_and_a_tenth() -> None:
     models = {"F16": model(3000, 0.75), "Q4": model(1000, 0.2)}
-    assert choose(memory_gb=3.3, **models).model == "F16"  # 3.0 × 1.1, to the byte
-    assert choose(memory_gb=3.29, **models).model == "Q4"
-    cached = models | {"F16": model(3000, 0.75, kv_cache_bytes=500 * MB, ctx_size=4096)}
-    assert choose(memory_gb=3.8, **cached).model == "Q4"
+    exact = 3300 * MB / GB  # 3.0 × 1.1, to the byte
+    assert choose(memory_gb=exact, **models).model == "F16"
+    assert choose(memory_gb=exact - 1e-6, **models).model == "Q4"
+    cached = {"F16": model(3000, 0.75, kv_cache_bytes=500 * MB), "Q4": model(1000, 0.2, kv_cache_bytes=None)}
+    assert choose(memory_gb=3800 * MB / GB, **cached).model == "Q4"
     advice = recommend(cached, memory_gb=8, max_task_drop=5, serve=served(parallel=4))
     assert advice.arithmetic["F16"] == "3.00 GB weights + 2.00 GB KV cache of 16,384 tokens + 10 % = 5.50 GB"
-    assert advice.arithmetic["Q4"] == "1.00 GB weights + KV cache not measured + 10 % = 1.10 GB"
+    assert advice.arithmetic["Q4"] == "1.00 GB weights + KV cache not measured + 10 % = at least 1.10 GB"
 
 
 def test_a_measured_peak_replaces_the_tenth_where_it_is_of_this_context() -> None:
-    serving = {"ctx_size": 4096, "parallel": 1, "peak_memory_bytes": 1300 * MB, "gpu_memory_bytes": 1400 * MB}
-    models = {"F16": model(1000, 0.75, kv_cache_bytes=200 * MB, ctx_size=4096, serving=serving)}
+    serving = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 99, "peak_memory_bytes": 1300 * MB, "gpu_memory_bytes": 1400 * MB}
+    models = {"F16": model(1000, 0.75, kv_cache_bytes=200 * MB, serving=serving)}
 
     def words(**changed: int) -> str:
         return recommend(models, memory_gb=8, max_task_drop=5, serve=served(**changed)).arithmetic["F16"]
 
-    assert words(n_gpu_layers=0) == "1.00 GB weights + 0.20 GB KV cache of 4,096 tokens + 0.10 GB buffers (measured) = 1.30 GB"
-    assert words(n_gpu_layers=99).endswith("+ 0.20 GB buffers (measured) = 1.40 GB")
+    assert words() == "1.00 GB weights + 0.20 GB KV cache of 4,096 tokens + 0.20 GB buffers (measured) = 1.40 GB"
+    assert words(n_gpu_layers=0).endswith("+ 10 % + 0.50 GB prompt cache = 1.82 GB")
     assert words(ctx_size=2048) == "1.00 GB weights + 0.10 GB KV cache of 2,048 tokens + 10 % = 1.21 GB"
     assert words(parallel=2).endswith("+ 0.40 GB KV cache of 8,192 tokens + 10 % = 1.54 GB")
+    serving["n_gpu_layers"] = 0
+    assert words(n_gpu_layers=0).endswith("+ 0.10 GB buffers (measured) + 0.50 GB prompt cache = 1.80 GB")
+    assert words().endswith("+ 10 % = 1.32 GB")
+
+
+def test_a_gb_of_memory_is_2_to_the_30_as_quench_plan_has_it() -> None:
+    models = {"F16": model(1, 0.75, bytes=7_700_000_000)}  # 8.47·10⁹ bytes with buffers, 7.89 · 2³⁰
+    assert choose(memory_gb=8, **models).model == "F16"
+    assert choose(memory_gb=7.8, **models).reason == "No level fits in 7.8 GB: F16, the smallest, needs 7.89 GB."
+
+
+def test_a_cache_that_was_not_measured_only_may_fit() -> None:
+    advice = choose(memory_gb=0.12, F16=F16, Q4=model(105, 0.75, kv_cache_bytes=None))
+    assert advice.reason.startswith("Of 2 tuned models, Q4 is the smallest that may fit in 0.12 GB and stays")
+    assert "Whether Q4 fits is not known: its KV cache was not measured." in advice.warnings
+    worst = choose(memory_gb=0.12, F16=F16, Q4=model(105, 0.5, kv_cache_bytes=None))
+    assert "of what may fit in 0.12 GB, though nothing that may fit stays" in worst.reason
+    peak = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 99, "gpu_memory_bytes": 120 * MB}
+    known = choose(memory_gb=0.12, F16=F16, Q4=model(105, 0.75, kv_cache_bytes=None, serving=peak))
+    assert "may fit" not in known.reason
 
 
 def test_a_refused_level_is_never_recommended_and_the_reason_is_shown() -> None:
@@ -100,9 +124,51 @@ def test_scores_on_the_same_questions_are_compared_pairwise() -> None:
     assert "within the noise" in choose(**models).reason
     paired = recommend(models, memory_gb=8, max_task_drop=5, serve=SERVE, answers=answers)
     assert paired.model == "Q4"
-    assert "more than noise, p = " in paired.reason
+    assert "(70.0 against 75.0 points; more than noise, p < 0.001 on the same 32 questions)" in paired.reason
     same = recommend(models, memory_gb=8, max_task_drop=5, serve=SERVE, answers=answers | {"Q4": answers["F16"]})
-    assert "within the noise of 64 rows" in same.reason
+    assert "within the noise of 32 rows" in same.reason
+
+
+def answered(scores: dict[str, list[float | None]]) -> dict[str, Any]:
+    """What recommend() takes: evaluations with each model's own mean, and the answers."""
+    sizes = {"F16": 270, "base-F16": 270, "Q4": 105, "Q5": 112}
+    own = {name: [score for score in found if score is not None] for name, found in scores.items()}
+    models = {name: model(sizes[name], fmean(found), 0.01) for name, found in own.items()}
+    answers = {name: [{"id": number, "score": score} for number, score in enumerate(found)] for name, found in scores.items()}
+    return {"evaluations": models, "answers": answers, "memory_gb": 8, "serve": SERVE}
+
+
+def test_scores_are_compared_on_the_rows_that_both_have_a_score_for() -> None:
+    scores: dict[str, list[float | None]] = {"F16": [0.2] * 20 + [1.0] * 20, "Q4": [None] * 20 + [0.7] * 20}
+    found = answered(scores)  # 60 against 70, but on the same rows 100 against 70
+    assert recommend(**found, max_task_drop=5).model == "F16"
+    lenient = recommend(**found, max_task_drop=31)
+    assert lenient.model == "Q4"
+    assert "(70.0 against 100.0 points; more than noise, p < 0.001 on the same 20 questions)" in lenient.reason
+    two = answered(scores | {"Q5": [0.1] * 20 + [0.8] * 20}) | {"refused": {"F16": "is refused"}}
+    assert recommend(**two, max_task_drop=5).model == "Q5"  # 15 below F16 on the same rows; the other 30
+    base = recommend(**answered({"base-F16": scores["F16"], "F16": scores["Q4"]}), max_task_drop=5)
+    assert base.gains[0].points == -30.0
+    assert base.gains[0].sentence.startswith("F16 is worse than the untuned base (70.0 against 100.0 points; more than noise")
+
+
+def test_without_a_row_that_both_have_a_score_for_nothing_is_compared() -> None:
+    found = answered({"F16": [1.0] * 20 + [None] * 20, "Q4": [None] * 20 + [1.0] * 20}) | {"max_task_drop": 5}
+    assert recommend(**found).model == "F16"
+    assert recommend(**found, refused={"F16": "is refused"}).reason.endswith("(no question has a score of both).")
+
+
+def test_noise_is_of_the_rows_that_were_scored() -> None:
+    task = F16["task"] | {"scorer": "judge", "scores": {"judge": {"measured": 3}}}
+    assert "within the noise of 3 rows" in choose(F16=F16, Q4=model(105, task=task)).reason
+
+
+@pytest.mark.parametrize("score", [None, 0.0])
+def test_a_score_that_is_null_is_none(score: float | None) -> None:
+    task = {"rows": 64, "score": score, "score_low": score, "score_high": score}
+    advice = choose(F16=model(270, task=task, same_top=1.0), Q4=model(105, task=task, same_top=0.95))
+    assert advice.model == "Q4"
+    assert ("there is no task score to judge by" in advice.reason) == (score is None)
 
 
 def test_nothing_fits_is_said() -> None:
@@ -114,7 +180,9 @@ def test_nothing_fits_is_said() -> None:
 
 def test_none_good_enough_gives_the_best_score_and_a_warning() -> None:
     advice = choose(memory_gb=0.2, F16=F16, Q4=model(105, 0.5), Q5=model(112, 0.6))
-    assert advice.model == "Q5"
+    assert (advice.model, advice.below_standard) == ("Q5", True)
+    assert headline({"verdict": "pass"}, advice, {}) == "Q5, below the standard"
+    assert headline({"verdict": "pass"}, choose(F16=F16), {}) == "Ship F16"
     assert advice.warnings[0].startswith("Nothing that fits in 0.2 GB stays within 5 points of F16")
 
 
@@ -161,7 +229,7 @@ LEVELS = st.dictionaries(st.sampled_from(["Q4", "Q5", "Q6", "Q8"]), st.tuples(st
 def test_the_rule_holds_for_any_figures(levels: dict[str, tuple[int, float]], best: float, memory_gb: float, drop: float) -> None:
     models = {"F16": model(300, best)} | {name: model(size, score) for name, (size, score) in levels.items()}
     advice = choose(memory_gb=memory_gb, max_task_drop=drop, **models)
-    fits = {name: found for name, found in models.items() if round(found["bytes"] * (1 + BUFFERS)) <= memory_gb * 1e9}
+    fits = {name: found for name, found in models.items() if round(found["bytes"] * (1 + BUFFERS)) <= memory_gb * GB}
     good = [found["bytes"] for found in fits.values() if (best - found["task"]["score"]) * 100 <= drop + 1e-9]
     if not fits:
         assert advice.model is None
@@ -170,4 +238,4 @@ def test_the_rule_holds_for_any_figures(levels: dict[str, tuple[int, float]], be
         assert models[advice.model]["bytes"] == min(good)
     else:
         assert advice.model is not None
-        assert models[advice.model]["task"]["score"] == max(found["task"]["score"] for found in fits.values())
+        assert models[advice.model]["task"]["score"] == pytest.approx(max(found["task"]["score"] for found in fits.values()))

@@ -1,4 +1,4 @@
-"""All held-out answers side by side, for the page: the rows on which the models disagree first in line for the room that there is.
+"""All held-out answers side by side, for the page: the rows that score differently first in line for the room that there is.
 
 The rows are embedded as JSON, which the page's script shows one at a time; the first of them are plain HTML as well.
 """
@@ -19,7 +19,8 @@ Answers = Mapping[str, Sequence[Mapping[str, Any]]]
 def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None:
     """What the section's template needs, None where nothing was answered.
 
-    {"rows": how many there are, "kept", "disagree", "domains", "models", "examples": rows of the plain HTML, "json": what is embedded}
+    {"rows": how many there are, "kept", "apart": on how many scores differ, "domains", "models",
+    "examples": rows of the plain HTML, "json": what is embedded}
     """
     if not answers:
         return None
@@ -31,13 +32,13 @@ def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None
     domains = list(dict.fromkeys(row["domain"] for row in rows if row["domain"]))
     data = f'{{"models":{json.dumps(list(answers))},"rows":[{",".join(lines[number] for number in kept)}]}}'
     return {
-        "rows": len(rows), "kept": len(kept), "disagree": len(apart), "models": list(answers), "domains": domains,
+        "rows": len(rows), "kept": len(kept), "apart": len(apart), "models": list(answers), "domains": domains,
         "examples": [rows[number] for number in shown], "json": safe(data),
     }  # fmt: skip
 
 
 def differing(answers: Answers) -> list[int]:
-    """The rows (by number) on which the tuned models differ; those on which any model differs if the tuned ones agree throughout."""
+    """The rows (by number) that tuned models score differently on; those that any model does if the tuned ones score the same throughout."""
     rows = list(zip(*answers.values(), strict=True))
     tuned = [place for place, model in enumerate(answers) if not is_base(model)]
     found = [number for number, row in enumerate(rows) if differ([row[place] for place in tuned])]

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reporting.formats import signed
-from pipeline.reporting.recommend import SIGNIFICANT, is_base
+from pipeline.reporting.formats import p_value, signed
+from pipeline.reporting.recommend import is_base
 from pipeline.sections import UNTUNED
+from pipeline.shipping.gate import CHANCE
 
 if TYPE_CHECKING:
     from pipeline.scoring.paired import Difference
@@ -28,8 +29,8 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """better, worse, or noise where the test's p is not below `SIGNIFICANT`."""
-        if self.difference.p_value >= SIGNIFICANT:
+        """better, worse, or noise where the test's p is not below `CHANCE`."""
+        if self.difference.p_value >= CHANCE:
             return "noise"
         return "better" if self.difference.points > 0 else "worse"
 
@@ -40,8 +41,10 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """The verdict in a few words."""
-        return {"better": "better, more than noise", "worse": "worse, more than noise", "noise": "within the noise"}[self.verdict]
+        """The verdict in a few words; with the test's p where the interval, made in another way, would say otherwise."""
+        found = {"better": "better, more than noise", "worse": "worse, more than noise", "noise": "within the noise"}[self.verdict]
+        apart = self.difference.low > 0 or self.difference.high < 0
+        return found if apart == (self.verdict != "noise") else f"{found} by the test, {p_value(self.difference.p_value)}"
 
 
 def compare(first: str, second: str, scores: Mapping[str, Sequence[float | None]], seed: int) -> Comparison | None:

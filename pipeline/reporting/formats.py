@@ -29,8 +29,17 @@ def signed(value: Any, digits: int = 1) -> str:
 
 
 def probability(value: Any) -> str:
-    """A p-value: 0.032, or < 0.001."""
-    return MISSING if not is_number(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
+    """A p-value: 0.032, or < 0.001; 0.0496, since 0.050 would be on the other side of 0.05, where a difference counts as noise."""
+    if not is_number(value):
+        return MISSING
+    text = f"{value:.3f}"
+    return "< 0.001" if value < 0.001 else text if text != "0.050" or value >= 0.05 else f"{int(value * 10_000) / 10_000:.4f}"
+
+
+def p_value(value: float) -> str:
+    """p = 0.032 or p < 0.001, as it stands in a sentence."""
+    text = probability(value)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def significant(value: Any) -> str:

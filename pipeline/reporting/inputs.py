@@ -49,7 +49,7 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
         raise DataError(f"{log} is missing: run `python -m pipeline train`, which makes it")
     with log.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    evaluations = {model: read_report(root / "reports" / "eval" / f"{model}.json", f"evaluate@{model}", ("bytes",)) for model in models}
+    evaluations = {model: read_report(root / "reports" / "eval" / f"{model}.json", f"evaluate@{model}", ("bytes", "task")) for model in models}
     scored = [model for model, result in evaluations.items() if result.get("task")]
     answers = {model: read_answers(root / "reports" / "eval" / f"{model}.answers.jsonl", f"evaluate@{model}") for model in scored}
     for model in scored:

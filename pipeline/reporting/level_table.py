@@ -1,11 +1,12 @@
 """The table of levels, cell by cell: what is shown, what stands small below it, and the value that sorting goes by."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.reporting.formats import count, number, percent, points, size
 from pipeline.reporting.recommend import Recommendation, is_base
+from pipeline.reporting.task_scores import scored_rows
 from pipeline.shipping.gate import REFERENCES, Verdict
 
 Found = Mapping[str, Any]
@@ -50,7 +51,9 @@ def _memory(found: Found) -> Cell:
 
 def _score(found: Found) -> Cell:
     task = found.get("task") or {}
-    return Cell(task.get("score"), points(task.get("score")), f"{points(task['score_low'])} to {points(task['score_high'])}" if task else "")
+    cell = _scored(task)
+    few = f"{measured} of {task['rows']}" if cell.small and (measured := scored_rows(task)) < task["rows"] else ""
+    return replace(cell, small=", ".join(filter(None, (cell.small, few))))
 
 
 def _of_task(key: str) -> Callable[[Found], Cell]:
@@ -62,9 +65,26 @@ def _of_task(key: str) -> Callable[[Found], Cell]:
 
 
 def _general(found: Found) -> Cell:
-    general = found.get("general") or {}
-    between = f"{points(general['score_low'])} to {points(general['score_high'])}" if "score_low" in general else ""
-    return Cell(general.get("score"), points(general.get("score")), between)
+    return _scored(found.get("general") or {})
+
+
+def _scored(figures: Found) -> Cell:
+    low, high = figures.get("score_low"), figures.get("score_high")
+    return Cell(figures.get("score"), points(figures.get("score")), "" if low is None or high is None else f"{points(low)} to {points(high)}")
+
+
+def _likeness(show: Callable[..., str], key: str, *digits: int) -> Callable[[Found], Cell]:
+    """A column of likeness, with the reference below it where that is no model of the same kind."""
+
+    def cell(found: Found) -> Cell:
+        return Cell(found.get(key), show(found.get(key), *digits), f"to {found['reference']}" if across(found) else "")
+
+    return cell
+
+
+def across(found: Found) -> bool:
+    """Whether an untuned model's likeness is to a tuned one: what fine-tuning changed, where its own levels' is what rounding did."""
+    return is_base(found.get("model", "")) and "reference" in found and not is_base(found["reference"])
 
 
 GROUPS: Mapping[str, Sequence[Column]] = {
@@ -75,10 +95,10 @@ GROUPS: Mapping[str, Sequence[Column]] = {
     ),
     "Likeness": (
         Column("perplexity", _cell(number, "perplexity", spread="perplexity_error")),
-        Column("KLD mean", _cell(number, "kld_mean", 4)),
-        Column("KLD 99.9\u00a0%", _cell(number, "kld_p999", 3)),
-        Column("same top", _cell(percent, "same_top")),
-        Column("RMS Δp", _cell(percent, "rms_dp")),
+        Column("KLD mean", _likeness(number, "kld_mean", 4)),
+        Column("KLD 99.9\u00a0%", _likeness(number, "kld_p999", 3)),
+        Column("same top", _likeness(percent, "same_top")),
+        Column("RMS Δp", _likeness(percent, "rms_dp")),
     ),
     "Tokens/s": (
         Column("prompt", _cell(number, "prompt_tok_s", 1, spread="prompt_tok_s_spread")),

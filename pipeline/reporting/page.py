@@ -5,12 +5,13 @@
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reporting.answers_browser import browser_values
+from pipeline.reporting.answers_browser import Answers, browser_values
 from pipeline.reporting.commands import anchor, command_list
 from pipeline.reporting.comparisons import against_base, against_reference, differences_plot, task_scores
 from pipeline.reporting.forgetting import forgetting_values
@@ -19,7 +20,7 @@ from pipeline.reporting.inputs import Inputs
 from pipeline.reporting.level_table import GROUPS, level_rows
 from pipeline.reporting.merge_section import merge_values
 from pipeline.reporting.parity_words import code, counts, grouped
-from pipeline.reporting.quantising import quantising_values
+from pipeline.reporting.quantising import HEALED, PARTLY, WORSE, quantising_values
 from pipeline.reporting.recommend import Recommendation, is_base, reference_name
 from pipeline.reporting.verdict import headline
 from pipeline.sections import UNTUNED
@@ -76,8 +77,9 @@ def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "
         "levels_drawn": drawing(differences_plot(tuned, "levels-drawn", "Levels against the 16-bit model")),
         "gains_drawn": drawing(differences_plot(gains, "gains-drawn", "Tuned models against the untuned base at the same level")),
         "curves": {name: drawing(plot) for name, plot in curves.items()},
-        "domains": domain_rows(inputs.evaluations),
+        "domains": domain_rows(inputs.evaluations, inputs.answers),
         "quantising": quantising_values(inputs.evaluations, scores, reference, seed),
+        "thresholds": {"HEALED": HEALED, "PARTLY": PARTLY, "WORSE": WORSE},
         "forgetting": forgetting_values(inputs.evaluations, reference, seed),
         "browser": browser_values(inputs.answers),
         "questions": samples_over_time(inputs.journal),
@@ -94,12 +96,13 @@ def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "
 def sections(values: Mapping[str, Any]) -> list[Section]:
     """The page's sections in their order; one that has nothing to say is left out."""
     inputs, evaluate = values["inputs"], [f"evaluate@{model}" for model in values["inputs"].evaluations]
+    each = "; each model's figures by its own `evaluate`, linked from its name"
     found = [
-        Section("levels", "Levels", ["report"], "; each row by its own command, linked from its name"),
-        Section("gate", "The gate", ["parity", "report"], " from the evaluations, as `quench ship` does"),
-        Section("task", "Task quality", evaluate),
-        Section("quantising", "What quantising costs, and what heals it", evaluate),
-        Section("general", "General ability: what was forgotten", evaluate),
+        Section("levels", "Levels", ["report"], each),
+        Section("gate", "The gate", ["parity", "report"], each),
+        Section("task", "Task quality", ["report"], each),
+        Section("quantising", "What quantising costs, and what heals it", ["report"], each),
+        Section("general", "General ability: what was forgotten", ["report"], each),
         Section("harness", "lm-evaluation-harness", evaluate) if any(one.get("harness") for one in inputs.evaluations.values()) else None,
         Section("answers", "Answers side by side", evaluate) if values["browser"] else None,
         Section("speed", "Speed and memory", evaluate),
@@ -108,7 +111,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("data", "Data", ["curate", "preprocess"]),
         Section("merge", "Merge", ["merge", "parity"]),
         Section("serve", "Serve it", ["report"]),
-        Section("lineage", "Lineage", ["base", *evaluate]),
+        Section("lineage", "Lineage", ["base"], each),
         Section("commands", "Commands", []),
     ]
     return [section for section in found if section]
@@ -121,9 +124,13 @@ def drawing(text: str) -> "Markup":
     return Markup(text)  # noqa: S704
 
 
-def domain_rows(evaluations: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """(domain, that domain's scores by model), the largest domain first; empty where no domain was recorded."""
-    by_model = {model: (found.get("task") or {}).get("domains") or {} for model, found in evaluations.items()}
+def domain_rows(evaluations: Mapping[str, Mapping[str, Any]], answers: Answers) -> list[tuple[str, dict[str, Any]]]:
+    """(domain, that domain's scores by model, with the rows that have one), the largest domain first; empty where no domain was recorded."""
+    scored = {model: Counter(row.get("domain") for row in rows if row.get("score") is not None) for model, rows in answers.items()}
+    by_model = {
+        model: {domain: one | {"measured": scored[model][domain]} for domain, one in ((found.get("task") or {}).get("domains") or {}).items()}
+        for model, found in evaluations.items()
+    }  # fmt: skip
     rows = {domain: found["rows"] for domains in by_model.values() for domain, found in domains.items()}
     ordered = sorted(rows, key=lambda domain: (-rows[domain], domain))
     return [(domain, {model: domains.get(domain) for model, domains in by_model.items() if domains}) for domain in ordered]

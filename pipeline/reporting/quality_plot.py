@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.reporting.plots import ACCENT, CARD, INK, MUTED, panels_of, svg_of
 from pipeline.reporting.recommend import is_base
+from pipeline.reporting.task_scores import task_score
 
 INCHES = (7.6, 4.1)
 BREAK = 0.4  # of the whole range: a gap as large breaks the scale
@@ -30,7 +31,7 @@ def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str 
     Returns SVG, "" where there is nothing to draw. Without scores the untuned base's levels are left out: what they are compared with is
     another model.
     """
-    scored = all(found.get("task") for model, found in evaluations.items() if not is_base(model))
+    scored = all(task_score(found) is not None for model, found in evaluations.items() if not is_base(model))
     places = _places(evaluations, scored)
     if not places:
         return ""
@@ -70,10 +71,10 @@ def pareto_front(places: Sequence[Place]) -> list[Place]:
 def _places(evaluations: Mapping[str, Mapping[str, Any]], scored: bool) -> list[Place]:
     places = []
     for model, found in evaluations.items():
-        task, same = found.get("task"), found.get("same_top")
-        if scored and task:
-            low, high = min(task["score_low"], task["score"]), max(task["score_high"], task["score"])
-            places.append(Place(model, found["bytes"], task["score"] * 100, low * 100, high * 100))
+        score, same = task_score(found), found.get("same_top")
+        if scored and score is not None:
+            low, high = min(found["task"]["score_low"], score), max(found["task"]["score_high"], score)
+            places.append(Place(model, found["bytes"], score * 100, low * 100, high * 100))
         elif not scored and same is not None and not is_base(model):
             places.append(Place(model, found["bytes"], same * 100, same * 100, same * 100))
     return places

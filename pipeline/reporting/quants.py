@@ -15,7 +15,7 @@ FIGURES = ("bytes", "bits_per_weight", "tensors", "fallback_tensors", *LIKENESS,
            "generation_tok_s", "generation_tok_s_spread", "kv_cache_bytes")  # fmt: skip
 TASK_FIGURES = ("score", "score_low", "score_high", "perfect", "valid", "stopped", "refused", "rows")
 GENERAL_FIGURES = ("score", "score_low", "score_high", "rows")
-SERVING_FIGURES = ("ctx_size", "parallel", "load_seconds", "peak_memory_bytes", "gpu_memory_bytes")
+SERVING_FIGURES = ("ctx_size", "parallel", "n_gpu_layers", "load_seconds", "peak_memory_bytes", "gpu_memory_bytes")
 # a column each of metrics.json: its name, the figure, its factor and its decimals
 HEADLINE = (("score", "task_score", 100, 1), ("general", "general_score", 100, 1), ("kld", "kld_mean", 1, 4), ("mb", "bytes", 1e-6, 1))
 
@@ -29,7 +29,10 @@ def flat_figures(evaluation: Mapping[str, Any], verdict: "Verdict | None" = None
         flat |= {f"{name}_{key}": (evaluation.get(name) or {}).get(key) for key in keys}
     flat |= {f"prompt_{one['tokens']}_tok_s": one["median"] for one in speed.get("prompt") or ()}
     flat |= {f"generation_at_{one['depth']}_tok_s": one["median"] for one in speed.get("generation") or ()}
-    flat |= {f"task_score_{scorer}": found["score"] for scorer, found in (task.get("scores") or {}).items()}
+    scores = task.get("scores") or {}
+    flat["task_measured"] = (scores.get(task.get("scorer")) or {}).get("measured")  # of task_rows: a judge's mark may not be readable
+    for scorer, found in scores.items():
+        flat |= {f"task_score_{scorer}": found["score"], f"task_measured_{scorer}": found.get("measured")}
     for name, metrics in (evaluation.get("harness") or {}).items():
         flat |= {f"harness_{name}_{metric}": value for metric, value in metrics.items()}
     return flat

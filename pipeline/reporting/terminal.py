@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.reporting.formats import number, percent, points, size
+from pipeline.reporting.level_table import across
 from pipeline.reporting.recommend import Recommendation
 
 if TYPE_CHECKING:
@@ -21,14 +22,19 @@ def show(evaluations: Mapping[str, Mapping[str, Any]], advice: Recommendation, v
     table.add_column("model", no_wrap=True)
     for heading in ("size", "bpw", "ppl", "KLD", "same top", "tok/s", "score"):
         table.add_column(heading, justify="right", no_wrap=True)
+    afar = [model for model, found in evaluations.items() if across(found)]
     for model, found in evaluations.items():
+        star = "*" if model in afar else ""
         table.add_row(
-            model, size(found["bytes"]), number(found.get("bits_per_weight")), number(found.get("perplexity")), number(found.get("kld_mean"), 4),
-            percent(found.get("same_top")), number(found.get("generation_tok_s"), 1), points((found.get("task") or {}).get("score")),
+            model, size(found["bytes"]), number(found.get("bits_per_weight")), number(found.get("perplexity")),
+            star + number(found.get("kld_mean"), 4), star + percent(found.get("same_top")), number(found.get("generation_tok_s"), 1),
+            points((found.get("task") or {}).get("score")),
             style="bold" if model == advice.model else None,
         )  # fmt: skip
     console = Console(highlight=False, width=max(80, Console().width))  # a narrower terminal wraps the table rather than losing figures
     console.print(table)
+    if afar:
+        console.print(f"* {', '.join(afar)} against the tuned {evaluations[afar[0]]['reference']}: what fine-tuning changed.")
     passed = [model for model, verdict in verdicts.items() if verdict.verdict == "pass"]
     for line in (advice.reason, *(f"Beware: {warning}" for warning in advice.warnings), f"The gate passes {', '.join(passed) or 'no level'}."):
         console.print(line, markup=False)

@@ -20,7 +20,7 @@ def headline(parity: Mapping[str, Any], advice: Recommendation, verdicts: Mappin
         return "Ship nothing: the gate refuses every level" if refused else "No level fits"
     if any(gain.model == advice.model and gain.beats is False for gain in advice.gains):
         return f"{advice.model}, but no better than the base"
-    return f"Ship {advice.model}"
+    return f"{advice.model}, below the standard" if advice.below_standard else f"Ship {advice.model}"
 
 
 def with_warnings(advice: Recommendation, parity: Mapping[str, Any], forgotten: Mapping[str, str]) -> Recommendation:

@@ -7,7 +7,7 @@ from pipeline.shipping.gate import Verdict, judge_level
 
 
 def advise(inputs: Inputs, settings: Report, serve: Serve, seed: int, *, memory_gb: float | None = None) -> tuple[Recommendation, dict[str, Verdict]]:
-    """Judge and recommend for `memory_gb` (10⁹ bytes; default: report.memory_gb); `seed` draws the bootstrap's samples."""
+    """Judge and recommend for `memory_gb` (2³⁰ bytes each; default: report.memory_gb); `seed` draws the bootstrap's samples."""
     verdicts = {
         model: judge_level(model, inputs.evaluations, inputs.answers, inputs.parity, settings.gate, seed)
         for model in inputs.evaluations if not is_base(model)

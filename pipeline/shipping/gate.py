@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.reporting.formats import p_value
 from pipeline.sections import UNTUNED, Gate, reference_of
 
 REFERENCES = ("F16", "BF16")
@@ -59,7 +60,7 @@ def judge_level(model: str, evaluations: Mapping[str, Evaluation], answers: Answ
     against = reference_of(model, sixteen)
     findings = [_seams(model, sixteen, parity)]
     if (said := found.get("reference")) != against:
-        sentence = f"{model}'s report compares it with {said}, not with {against}: run `python -m pipeline evaluate@{model}` again."
+        sentence = f"{model}'s report compares it with {said or 'nothing'}, not with {against}: run `python -m pipeline evaluate@{model}` again."
         findings.append(Finding("reference", "Reference", None, None, "fail", sentence))
     if limits.max_kld is not None:
         findings.append(_divergence(model, found, against, limits.max_kld))
@@ -197,7 +198,7 @@ def _drop(rule: str, title: str, subject: str, before: Sequence[float], after: S
     difference = compare_scores(before, after, seed)
     drop, certain = -difference.points, -difference.high > limit and difference.p_value < CHANCE
     direction = "below" if drop > 0 else "above"
-    noise = f"95 % interval {difference.low:+.1f} to {difference.high:+.1f}, p = {difference.p_value:.2g}, {len(before)} questions"
+    noise = f"95 % interval {difference.low:+.1f} to {difference.high:+.1f}, {p_value(difference.p_value)}, {len(before)} questions"
     within = "" if certain or drop <= limit else "; it may be within the limit, more questions would tell"
     sentence = f"{subject} {abs(drop):.1f} points {direction} {against} ({noise}){within}; at most {limit:g} below are allowed."
     return Finding(rule, title, drop, limit, "fail" if certain else "pass", sentence)
