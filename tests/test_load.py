@@ -18,8 +18,9 @@ from pipeline.errors import GateError, ToolError
 from pipeline.llamacpp.server import Server, free_port, write_key
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.params import Params
-from pipeline.serving.load import Timed, percentile, put_under_load, summarise
+from pipeline.serving.load import Load, Timed, percentile, put_under_load, summarise
 
+KEY = "a-key-of-a-test-of-load"
 PROMPT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True}
 
 
@@ -56,7 +57,7 @@ def params() -> Params:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("load")
     (folder / ".quench").mkdir()
-    write_key(folder / ".quench" / "api-key", "a-key")
+    write_key(folder / ".quench" / "api-key", KEY)
     return folder
 
 
@@ -70,7 +71,7 @@ def server(tools: Toolchain, params: Params, root: Path) -> Iterator[Server]:
 
 
 def test_a_server_under_load(server: Server, params: Params) -> None:
-    found = asyncio.run(put_under_load(params.serve.port, "a-key", [PROMPT], clients=8, requests=20, seconds=60))
+    found = asyncio.run(put_under_load(params.serve.port, KEY, [PROMPT], clients=8, requests=20, seconds=60))
     assert (found.requests, found.answered, found.errors, found.tokens) == (20, 20, {}, 80)
     assert found.first_token is not None and found.whole is not None
     assert 0 < found.first_token["p50"] <= found.whole["p50"] <= found.whole["p99"] < found.seconds
@@ -78,18 +79,37 @@ def test_a_server_under_load(server: Server, params: Params) -> None:
 
 def test_refusals_are_counted(server: Server, params: Params) -> None:
     long = {"messages": [{"role": "user", "content": "word " * 500}]}
-    found = asyncio.run(put_under_load(params.serve.port, "a-key", [PROMPT, long], clients=2, requests=6, seconds=60))
+    found = asyncio.run(put_under_load(params.serve.port, KEY, [PROMPT, long], clients=2, requests=6, seconds=60))
     assert (found.answered, sum(found.errors.values())) == (3, 3)
     assert next(iter(found.errors)).startswith("HTTP 400: request")
     wrong = asyncio.run(put_under_load(params.serve.port, "wrong", [PROMPT], clients=2, requests=2, seconds=60))
     assert wrong.errors == {"HTTP 401: Invalid API Key": 2}
-    nobody = asyncio.run(put_under_load(free_port(), "a-key", [PROMPT], clients=2, requests=2, seconds=60))
+    nobody = asyncio.run(put_under_load(free_port(), KEY, [PROMPT], clients=2, requests=2, seconds=60))
     assert nobody.errors == {"ConnectError": 2}
+
+
+@pytest.mark.parametrize("line", [b"data: no JSON", b"data: []", b'data: {"error": "boom"}', b'data: {"usage": {"completion_tokens": "x"}}'])
+def test_a_foreign_line_ends_its_request_only(line: bytes) -> None:
+    async def ask() -> Load:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + line + b"\n\n")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            return await put_under_load(port, KEY, [PROMPT], clients=2, requests=4, seconds=10)
+
+    found = asyncio.run(ask())
+    assert found.requests == 4
+    assert sum(found.errors.values()) == (0 if b"usage" in line else 4)
+    assert found.tokens == 0
 
 
 def test_it_ends_when_its_time_is_over(server: Server, params: Params) -> None:
     endless = PROMPT | {"max_tokens": 100_000, "t_max_predict_ms": 60_000}
-    found = asyncio.run(put_under_load(params.serve.port, "a-key", [endless, PROMPT], clients=4, requests=10_000, seconds=1))
+    found = asyncio.run(put_under_load(params.serve.port, KEY, [endless, PROMPT], clients=4, requests=10_000, seconds=1))
     assert found.seconds < 5
     assert found.requests < 10_000
 

@@ -19,7 +19,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import ToolError
+from pipeline.errors import MachineError, ToolError
 from pipeline.llamacpp.server import Server, free_port, serving
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.serving.restarts import HOUR, LONGEST_PAUSE, Restarts, how_it_ended, keep_serving, own_memory, watch
@@ -62,6 +62,35 @@ def test_a_first_start_that_fails_is_told_as_it_is() -> None:
 
     with pytest.raises(ToolError, match="while loading"):
         keep_serving(broken, 5, lambda _: None, lambda _: None)
+
+
+def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["/bin/true"])
+    starts: Iterator[str] = iter(["up", "taken", "up", "taken"])
+    told: list[str] = []
+
+    @contextmanager
+    def start() -> Iterator[Server]:
+        if next(starts) == "taken":
+            raise MachineError("port 1 of 127.0.0.1 is in use")
+        with httpx.Client() as client:
+            yield Server(process, "", Path("no log"), client)
+
+    monkeypatch.setattr("pipeline.serving.restarts.time.sleep", lambda seconds: None)
+    with pytest.raises(ToolError, match=r"^port 1 of 127.0.0.1 is in use, more than 3 times within an hour[^\n]*\n\(the log is gone\)$"):
+        keep_serving(start, 3, lambda _: None, told.append)
+    assert [line.partition(":")[0] for line in told] == [
+        "llama-server ended by itself with exit status 0", "port 1 of 127.0.0.1 is in use", "llama-server answers again",
+        "llama-server ended by itself with exit status 0",
+    ]  # fmt: skip
+    with pytest.raises(MachineError):  # at the very first start
+        keep_serving(lambda: _taken(), 3, lambda _: None, told.append)
+
+
+@contextmanager
+def _taken() -> Iterator[Server]:
+    raise MachineError("port 1 of 127.0.0.1 is in use")
+    yield
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +172,23 @@ def test_kill_9_restarts_it_until_it_is_too_often(tmp_path: Path) -> None:
         "quench: llama-server was ended by SIGSEGV, more than 1 times within an hour (serve.max_restarts): it is not started again; "
     )
     assert "print_timing" in err
+
+
+def test_a_second_serve_takes_nothing_from_the_first_and_a_log_may_vanish(tmp_path: Path) -> None:
+    _, command = served_project(tmp_path, max_restarts=1)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+    try:
+        lines_until(process, "-d '")
+        second = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
+        assert second.returncode == 6 and "is in use" in second.stderr
+        log = tmp_path / "logs" / "serve-Q4_K_M.log"
+        assert "model loaded" in log.read_text()
+        log.unlink()
+        os.kill(server_of(process.pid), signal.SIGKILL)
+        lines_until(process, "answers again")
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])

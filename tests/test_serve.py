@@ -2,13 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,13 @@ import tiny
 import yaml
 
 from pipeline.commands import chat as chatting
-from pipeline.commands.serve import Reply, choose_model, ensure_key, held_out_prompts, how_to_call, judge, model_file, need_port, serve, smoke
+from pipeline.commands.serve import Reply, choose_model, held_out_prompts, how_to_call, judge, model_file, need_port, serve, smoke
 from pipeline.errors import ConfigError, DataError, GateError, MachineError, ToolError
 from pipeline.llamacpp.server import Server, connect, free_port, server_command
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.params import Params, load_params
-from pipeline.serving.stream import Piece
+from pipeline.serving.key import KEY_FILE, ensure_key, read_key
+from pipeline.serving.stream import Piece, parse_line
 
 HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 QUESTION = [{"role": "user", "content": "say it"}]
@@ -111,6 +116,7 @@ def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: 
     for flag in ("--no-webui", "--no-slots", "--offline", "--jinja", "--cont-batching"):
         assert flag in command
     given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith("--") and command.index(flag) + 1 < len(command)}
+    assert (given["--batch-size"], given["--cache-ram"]) == ("512", "512")  # how long nobody else is looked at, and MiB of old conversations
     assert given["--host"] == "127.0.0.1"
     assert given["--api-key-file"] == str(tmp_path / "key")
     assert (given["--ctx-size"], given["--parallel"], given["--threads"], given["--n-gpu-layers"]) == ("8192", "2", "6", "99")
@@ -178,6 +184,124 @@ def test_chat_refuses_another_key_and_another_model(server: Server, params: Para
         chatting.main(params, root, "q5_k_m")
 
 
+@contextmanager
+def foreign(without_key: tuple[int, bytes], with_key: tuple[int, bytes]) -> Iterator[tuple[str, list[str | None]]]:
+    """The address of a server that is none of ours, and the keys that it was sent."""
+    keys: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            keys.append(self.headers["Authorization"])
+            status, body = with_key if keys[-1] else without_key
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_port}", keys
+    finally:
+        listening.shutdown()
+        thread.join()
+        listening.server_close()
+
+
+def test_the_key_goes_to_nobody_who_does_not_ask_for_one() -> None:
+    models = (200, b'{"data": [{"id": "x"}]}')
+    with foreign(models, models) as (url, keys), connect(url, "secret") as client:
+        with pytest.raises(ToolError, match=r"asks for no key \(HTTP 200\)"):
+            chatting.served_model(client)
+        assert keys == [None]
+
+
+def test_a_server_that_still_loads_says_so_before_it_asks_for_the_key() -> None:
+    loading = (503, b'{"error": {"message": "Loading model"}}')
+    with foreign(loading, loading) as (url, keys), connect(url, "secret") as client:
+        with pytest.raises(ToolError, match="still loading its model"):
+            chatting.served_model(client)
+        assert keys == [None]
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"\xff", b'{"object": "list"}', b'{"data": []}', b"[1]", b'{"data": 1}'])
+def test_a_foreign_server_is_told_as_one(body: bytes) -> None:
+    with foreign((401, b""), (200, body)) as (url, _), connect(url, "secret") as client, pytest.raises(ToolError, match="is no llama-server"):
+        chatting.served_model(client)
+
+
+def test_what_is_no_http_is_no_llama_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            one, _ = listening.accept()
+            with one:
+                one.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with connect(f"http://127.0.0.1:{listening.getsockname()[1]}", "secret") as client, pytest.raises(ToolError, match="is no llama-server"):
+            chatting.served_model(client)
+        thread.join()
+
+
+FOREIGN_LINES = (
+    "no JSON", "[]", '"text"', "3", '{"choices": 1}', '{"choices": [1]}', '{"choices": [{"delta": {"content": 5}}]}', '{"usage": 3}',
+    '{"choices": [{"delta": {"tool_calls": 3}}]}', '{"error": {}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", FOREIGN_LINES)
+def test_a_streamed_line_of_no_known_protocol_is_an_error(line: str) -> None:
+    piece = parse_line(f"data: {line}")
+    assert piece is not None and piece.error
+
+
+@pytest.mark.parametrize(
+    ("line", "piece"),
+    [
+        ('{"error": "boom"}', Piece(error="boom")),
+        ('{"error": {"message": "full", "code": 500}}', Piece(error="full")),
+        ('{"error": null, "choices": [{"delta": null}]}', Piece()),
+        ('{"choices": null, "usage": {"completion_tokens": "2", "details": {}, "n": 1}}', Piece(usage={"n": 1})),
+        ('{"choices": [{"delta": {"content": null, "reasoning_content": "h"}}], "timings": {"predicted_n": 3}}',
+         Piece(reasoning="h", timings={"predicted_n": 3})),
+    ],
+)  # fmt: skip
+def test_streamed_lines(line: str, piece: Piece) -> None:
+    assert parse_line(f"data: {line}") == piece
+
+
+@pytest.mark.parametrize("line", [b"data: no JSON\n\n", b'data: {"error": "bo\\u001bom"}\n\n'])
+def test_chat_goes_on_after_a_foreign_answer(line: bytes) -> None:
+    told: list[str] = []
+    lines = iter(["hi", "/quit"])
+    with foreign((401, b""), (200, line)) as (url, _), connect(url, "secret") as client:
+        chatting.converse(client, lambda: next(lines), told.append)
+    assert "the server broke off" in "".join(told)
+    assert "\x1b" not in "".join(told)
+
+
+def test_ctrl_c_at_the_prompt_keeps_the_conversation_and_twice_ends_it() -> None:
+    told: list[str] = []
+    said: Iterator[str | None] = iter([None, "/what", None, None, "/quit"])
+
+    def ask() -> str:
+        if (line := next(said)) is None:
+            raise KeyboardInterrupt
+        return line
+
+    chatting.converse(httpx.Client(), ask, told.append)
+    assert next(said) == "/quit"
+    assert told[0].startswith("\n") and chatting.HELP in told[1]
+
+
 @pytest.mark.parametrize(
     ("raw", "shown"),
     [("plain – ünï\n\tok", "plain – ünï\n\tok"), ("a\x1b[2Jb\x07\r", "a[2Jb"), ("\u202egnp.exe", "gnp.exe"), ("👩‍💻\u00a01", "👩‍💻\u00a01")],
@@ -194,15 +318,45 @@ def test_key_is_made_once_and_is_its_owners_only(tmp_path: Path) -> None:
     path.chmod(0o644)
     assert ensure_key(tmp_path).read_text() == key
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o666)
     path.write_text("")
-    assert ensure_key(tmp_path).read_text().strip()
+    with path.open() as opened_before:
+        assert ensure_key(tmp_path).read_text().strip()
+        assert not opened_before.read()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_key_is_never_printed(tmp_path: Path) -> None:
-    path = ensure_key(tmp_path)
-    printed = how_to_call("Q4_K_M", "http://127.0.0.1:1", path, tmp_path / "log")
+def broken_key(path: Path, content: bytes | None) -> None:
+    path.parent.mkdir()
+    path.mkdir() if content is None else path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe", "schlüssel-schlüssel".encode(), b"short", b"two-lines-of-a-key\nand-the-other-line\n", b"with a space in it", b"\n", None],
+)
+def test_a_key_that_is_none(params: Params, tmp_path: Path, content: bytes | None) -> None:
+    broken_key(tmp_path / ".quench" / "api-key", content)
+    for reads in (lambda: ensure_key(tmp_path), lambda: chatting.main(params, tmp_path, None)):
+        with pytest.raises(ConfigError, match=r"api-key .*`quench serve` makes a new one"):
+            reads()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_key_of_somebody_else(tmp_path: Path) -> None:
+    ensure_key(tmp_path).chmod(0)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        read_key(tmp_path / KEY_FILE)
+
+
+def test_the_printed_command_keeps_the_key_out_of_the_list_of_processes(server: Server, root: Path) -> None:
+    path = ensure_key(root)
+    printed = how_to_call("Q4_K_M", server.url, path, root / "log")
     assert path.read_text().strip() not in printed
-    assert f"$(cat {path})" in printed
+    assert "$(" not in printed  # a command's arguments are everybody's to read
+    if shutil.which("curl"):
+        done = subprocess.run(["/bin/sh", "-c", printed.partition("curl:\n")[2]], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "he"
 
 
 def test_port_in_use_is_one_sentence(served: Open, params: Params) -> None:
@@ -323,6 +477,19 @@ def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: P
         chatting.converse(client, lambda: next(lines), tell)
         assert " (broken off)" in told
         assert running.client.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 2}, timeout=20).status_code == 200
+
+
+@pytest.mark.parametrize("place", ["logs", "logs/serve-Q4_K_M.log"])
+def test_a_log_that_can_not_be_written_is_one_sentence(root: Path, tmp_path: Path, place: str) -> None:
+    for name in ("models", "params.yaml"):
+        (tmp_path / name).symlink_to(root / name)
+    if place == "logs":
+        (tmp_path / place).write_text("")
+    else:
+        (tmp_path / place).mkdir(parents=True)
+    done = subprocess.run(quench(tmp_path, "serve", "Q4_K_M"), capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
+    assert done.returncode == 6
+    assert done.stderr.count("\n") == 1 and "serve-Q4_K_M.log can't be written" in done.stderr
 
 
 def test_every_slot_has_the_whole_context(tools: Toolchain, params: Params, root: Path) -> None:

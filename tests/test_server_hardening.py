@@ -18,13 +18,18 @@ from typing import Any
 import httpx
 import pytest
 import tiny
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.llamacpp.server import Server, connect, free_port, server_command, serving, start, wait_for_health, write_key
+from pipeline.errors import MachineError
+from pipeline.llamacpp.server import Server, connect, free_port, log_end, server_command, serving, start, wait_for_health, write_key
 from pipeline.llamacpp.server_log import kept
 from pipeline.llamacpp.server_process import environment, guarded
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.sections import Serve
+from pipeline.serving.key import read_key
+from pipeline.shipping.card import serve_script
 
 MARKER = "xq7marker"
 QUESTION = [{"role": "user", "content": MARKER}]
@@ -209,6 +214,30 @@ SCHEMAS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def test_the_shipped_script_bears_the_same(tools: Toolchain, model: Path, tmp_path: Path) -> None:
+    """serve.sh in the hostile environment, with the usual stack: no tools to run, nothing more opened, and deep JSON doesn't end the server."""
+    values = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))["serve"]
+    settings = Serve.model_validate(values | {"port": free_port(), "ctx_size": 256, "threads": 1, "n_gpu_layers": 0})
+    script = tmp_path / "serve.sh"
+    script.write_text(serve_script(model.name, settings))
+    (tmp_path / model.name).symlink_to(model)
+    given = HOSTILE | {"PATH": os.environ["PATH"], "LLAMA_SERVER": str(tools.tool("llama-server")), "STATE_DIRECTORY": str(tmp_path)}
+    url = f"http://127.0.0.1:{settings.port}"
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(["/bin/sh", script], env=given, stdout=log, stderr=log) as process:
+        try:
+            wait_for_health(process, url, tmp_path / "log")
+            with connect(url, read_key(tmp_path / "api-key")) as client:
+                assert [client.get(path).status_code for path in ("/slots", "/metrics", "/tools", "/cors-proxy")] == [501, 501, 403, 403]
+                assert [client.post(path, json={}).status_code for path in ("/props", "/tools")] == [501, 403]
+                for place in ("template's arguments", "grammar"):
+                    path, body = DEEP[place]
+                    assert client.post(path, content=body, timeout=60).status_code in (200, 400, 500)
+                assert client.post("/completion", json={"prompt": "a", "n_predict": 1}, timeout=60).status_code == 200
+            assert process.poll() is None
+        finally:
+            process.terminate()
+
+
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_evil_grammars(server: Server, name: str) -> None:
     body = {"prompt": "a", "n_predict": 4, "grammar": GRAMMARS[name]}
@@ -318,10 +347,12 @@ def test_200_clients_at_once(server: Server) -> None:
 def test_half_open_connections(server: Server) -> None:
     """300 clients that begin a request and say no more; they lose their threads after `IDLE_SECONDS`, and nobody waits for that."""
     port = int(server.url.rpartition(":")[2])
-    begun = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(300)]
+    begun = []
     try:
-        for one in begun:
-            one.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Le")
+        for _ in range(300):
+            begun.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+            begun[-1].sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Le")
+            time.sleep(0.005)  # in a burst its pool starts too few threads (httplib counts a woken one as idle still), and who comes next may wait
         began = time.monotonic()
         assert answered(server)
         assert time.monotonic() - began < 10
@@ -398,3 +429,30 @@ def test_the_log_of_a_process_that_says_much(tmp_path: Path) -> None:
     with start(["/bin/sh", "-c", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log") as process:
         assert process.wait(10) == 0
     assert (tmp_path / "log").read_text().splitlines() == [f"line {number}" for number in range(2000)]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_log_of_a_full_disk_says_so_once_and_the_server_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log").symlink_to("/dev/full")
+    with start(["/bin/sh", "-c", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log") as process:
+        assert process.wait(10) == 0
+    assert capfd.readouterr().err.splitlines() == [f"the log {tmp_path / 'log'} can't be written: [Errno 28] No space left on device"]
+
+
+def test_a_log_that_can_not_be_opened_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", lambda *given: pytest.fail("a process was started"))
+    with pytest.raises(MachineError, match="can't be written"), start(["/bin/true"], tmp_path):
+        pass
+
+
+def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.llamacpp.server_log.MAX_BYTES", 1000)
+    with start(["/bin/sh", "-c", "i=0; while [ $i -lt 500 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log") as process:
+        assert process.wait(10) == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "log.1"]
+    assert all(file.stat().st_size <= 1000 for file in tmp_path.iterdir())
+
+
+def test_the_end_of_a_log_that_is_gone(tmp_path: Path) -> None:
+    assert log_end(tmp_path / "log") == "(the log is gone)"

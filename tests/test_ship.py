@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 import subprocess
@@ -21,6 +22,7 @@ from pipeline.commands import ship as command
 from pipeline.conversion.passport import passport
 from pipeline.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.hashing import file_hash
+from pipeline.llamacpp.server_process import STACK_BYTES, environment
 from pipeline.shipping import signature
 from pipeline.shipping.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS, UNIT
 from pipeline.shipping.card import claimed, front_matter
@@ -165,10 +167,60 @@ def test_the_serve_script_runs_the_hardened_command_with_a_key_of_mode_0600(bund
     assert {"--no-webui", "--no-slots", "--offline", "--jinja"} <= set(words)
 
 
+SHELLS = [shell for name in ("dash", "bash", "busybox") if (shell := shutil.which(name))]
+HOSTILE = {
+    "LLAMA_ARG_TOOLS": "all", "LLAMA_API_KEY": "known", "AIP_MODE": "PREDICTION", "HF_TOKEN": "secret", "https_proxy": "http://x",
+    "name": "x", "here": "x", "key": "x", "state": "x", "server": "x", "IFS": "A_", "_": "x", "lower_case": "x", "A1": "x",
+    "SHELLOPTS": "braceexpand", "LLAMA_ARG_BYTES": "\udcff\udcfe", "ENV": "/nowhere",
+    "LLAMA_ARG_LINES": "one\nPATH=/nowhere\nLLAMA_ARG_HOST=0.0.0.0\n$(touch hacked)\n*",
+}  # fmt: skip
+
+
+def cores() -> None:
+    """Let the process write as large a core file as it may."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_serve_script_gives_the_server_no_more_than_quench_serve_does(bundle: Path, tmp_path: Path, shell: str) -> None:
+    server = tmp_path / "llama-server"
+    server.write_text("#!/bin/sh\nenv -0\nulimit -c\nulimit -S -s\ncat /proc/self/oom_score_adj\n")
+    server.chmod(0o755)
+    (tmp_path / "state").mkdir()
+    key = tmp_path / "state" / "api-key"
+    key.touch(0o644)
+    opened_before = key.open()
+    kept = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "CUDA_VISIBLE_DEVICES": "1", "LC_ALL": "C.UTF-8", "GOMP_CPU_AFFINITY": "0\n1"}
+    given = kept | HOSTILE | {"LLAMA_SERVER": str(server), "STATE_DIRECTORY": str(tmp_path / "state")}
+    words = [shell, *(["sh"] if shell.endswith("busybox") else []), str(bundle / SCRIPT)]
+    with opened_before:
+        done = subprocess.run(words, env=given, capture_output=True, text=True, errors="surrogateescape", check=True, cwd=tmp_path, preexec_fn=cores)
+        assert not opened_before.read()
+    *seen, limits = done.stdout.split("\0")
+    own = {"PWD", "OLDPWD", "SHLVL", "_", "SHELLOPTS"}  # of the shells themselves
+    assert {name: value for name, _, value in (entry.partition("=") for entry in seen) if name not in own} == environment(kept)
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    assert limits.split() == ["0", str((STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)) // 1024), "1000"]
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bundle", "llama-server", "state"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_serve_script_takes_the_stack_that_it_may_have(bundle: Path, tmp_path: Path, shell: str) -> None:
+    server = tmp_path / "llama-server"
+    server.write_text("#!/bin/sh\nulimit -S -s\n")
+    server.chmod(0o755)
+    script = f"ulimit -H -s 16384; LLAMA_SERVER={server} STATE_DIRECTORY={tmp_path} exec {shell} {'sh' if shell.endswith('busybox') else ''} "
+    done = subprocess.run(["/bin/sh", "-c", script + str(bundle / SCRIPT)], capture_output=True, text=True, check=True)
+    assert done.stdout == "16384\n"
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
 def test_the_unit_is_valid_and_hardened(bundle: Path, tmp_path: Path) -> None:
     text = (bundle / UNIT).read_text(encoding="utf-8")
     assert {"NoNewPrivileges=yes", "ProtectSystem=strict", "DynamicUser=yes", "PrivateTmp=yes", "IPAddressDeny=any"} <= set(text.splitlines())
+    assert f"\nLimitSTACK={STACK_BYTES // 1024**3}G\n" in text
     unit = tmp_path / "quench.service"
     unit.write_text(text.replace("/opt/demo-Q4_K_M", str(bundle)).replace("/usr/local/bin/llama-server", "/bin/true"))
     checked = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
@@ -218,7 +270,7 @@ def old_parity(root: Path) -> None:
 def other_answers(root: Path) -> None:
     """The reference's good answers under the level's name."""
     eval_ = root / "reports/eval"
-    (eval_ / "Q4_K_M.answers.jsonl").write_bytes((eval_ / "F16.answers.jsonl").read_bytes() + b"\n")
+    (eval_ / "Q4_K_M.answers.jsonl").write_text((eval_ / "F16.answers.jsonl").read_text().replace("{", "{ ", 1))
 
 
 def other_base(root: Path) -> None:

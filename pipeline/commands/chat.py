@@ -12,7 +12,6 @@ import sys
 import unicodedata
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -20,26 +19,39 @@ from pipeline.commands.serve import choose_model
 from pipeline.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import connect
 from pipeline.params import Params
+from pipeline.serving.key import KEY_FILE, read_key
 from pipeline.serving.stream import Piece, parse_line, reason
 from pipeline.skeleton import Message
 
-HELP = '/new forgets the conversation, /quit ends (so does Ctrl-D), Ctrl-C breaks an answer off, \\ goes on in the next line, """ many lines'
+HELP = ('/new forgets the conversation, /quit ends (so do Ctrl-D and Ctrl-C twice), Ctrl-C breaks an answer off, \\ goes on in the next line, '
+        '""" many lines')  # fmt: skip
 FENCE = '"""'
 DIM, PLAIN = "\033[2m", "\033[0m"
 
 
 def served_model(client: httpx.Client) -> str:
-    """The name of the model behind `client`. Raises `ToolError` where no server of this project answers."""
+    """The name of the model behind `client`. Raises `ToolError` where no server of this project answers.
+
+    It is asked without the key first: what happens to listen on the port and wants no key is not given it.
+    """
+    what, remedy = f"what listens on {client.base_url}", "stop it, or set another serve.port in params.yaml"
+    request = client.build_request("GET", "/v1/models", timeout=10)
+    without_key = client.build_request("GET", "/v1/models", timeout=10)
+    del without_key.headers["Authorization"]
     try:
-        answer = client.get("/v1/models", timeout=10)
-    except httpx.TransportError:
+        answer = client.send(without_key)
+        if answer.status_code == 503:
+            raise ToolError(f"the server on {client.base_url} is still loading its model: try again in a moment")
+        if answer.status_code != 401:
+            raise ToolError(f"{what} asks for no key (HTTP {answer.status_code}), so `quench serve` did not start it: {remedy}")
+        answer = client.send(request)
+        if answer.status_code != 200:
+            raise ToolError(f"{what} does not take this project's key (HTTP {answer.status_code}): stop it, then run `quench serve`")
+        return printable(str(answer.json()["data"][0]["id"]))
+    except (httpx.ConnectError, httpx.TimeoutException):
         raise ToolError(f"nothing answers on {client.base_url}: start the server with `quench serve` in another terminal") from None
-    if answer.status_code == 503:
-        raise ToolError(f"the server on {client.base_url} is still loading its model: try again in a moment")
-    if answer.status_code != 200:
-        what = f"what listens on {client.base_url}"
-        raise ToolError(f"{what} does not take this project's key (HTTP {answer.status_code}): stop it, then run `quench serve`")
-    return str(answer.json()["data"][0]["id"])
+    except (httpx.RequestError, ValueError, KeyError, IndexError, TypeError):
+        raise ToolError(f"{what} is no llama-server: {remedy}") from None
 
 
 def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
@@ -58,7 +70,7 @@ def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
                     raise ToolError(f"the server broke off: {piece.error}")
                 if piece is not None:
                     yield piece
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         raise ToolError(f"the server broke off ({error}): see logs/, start it again with `quench serve`") from None
 
 
@@ -80,13 +92,21 @@ def whole(ask: Callable[[], str]) -> str:
 
 
 def converse(client: httpx.Client, ask: Callable[[], str], tell: Callable[[str], None]) -> None:
-    """Ask, stream the answer, again, until `/quit` or the end of input. `ask` gives a line, `tell` prints text as it is."""
+    """Ask, stream the answer, again, until `/quit`, the end of input or Ctrl-C twice. `ask` gives a line, `tell` prints text as it is."""
     messages: list[Message] = []
+    interrupted = False
     while True:
         try:
             said = whole(ask).strip()
         except EOFError:
             return
+        except KeyboardInterrupt:  # a slip, or a moment after the answer's end: it shall not cost the conversation
+            if interrupted:
+                return
+            tell("\n(Ctrl-C again ends)\n")
+            interrupted = True
+            continue
+        interrupted = False
         match said:
             case "":
                 continue
@@ -103,15 +123,12 @@ def converse(client: httpx.Client, ask: Callable[[], str], tell: Callable[[str],
         try:
             messages = [*turn, {"role": "assistant", "content": _answer(client, turn, tell)}]
         except ToolError as error:  # the conversation stays as it was: /new goes on after a full context
-            tell(f"{error}\n")
+            tell(printable(f"{error}\n"))
 
 
 def main(params: Params, root: Path, asked: str | None) -> None:
     """Chat with the running server; `ConfigError` where it serves another model than `asked`."""
-    key_file = root / ".quench" / "api-key"
-    if not key_file.exists():
-        raise ToolError(f"{key_file} is not there, so nothing was served yet: start the server with `quench serve` in another terminal")
-    with connect(f"http://127.0.0.1:{params.serve.port}", key_file.read_text(encoding="utf-8").strip()) as client:
+    with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)
         if asked and served.partition("+")[0] != f"{params.convert.name}-{choose_model(params, root, asked)}":
             raise ConfigError(f"{served} is served, not {asked}: stop that server, then `quench serve {asked}`")
@@ -123,7 +140,7 @@ def main(params: Params, root: Path, asked: str | None) -> None:
 
 def _answer(client: httpx.Client, messages: list[Message], tell: Callable[[str], None]) -> str:
     pieces: list[str] = []
-    timings: dict[str, Any] = {}
+    timings: dict[str, float] = {}
     dim = False
     with contextlib.closing(stream(client, messages)) as answer:
         try:
@@ -141,8 +158,8 @@ def _answer(client: httpx.Client, messages: list[Message], tell: Callable[[str],
         finally:
             if dim:
                 tell(PLAIN)
-    speed = f"{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s" if timings else ""
-    tell(f"\n[{speed}]\n" if speed else "\n")
+    known = timings.keys() >= {"predicted_n", "predicted_per_second"}
+    tell(f"\n[{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s]\n" if known else "\n")
     return "".join(pieces)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from pipeline.commands.chat import served_model
 from pipeline.commands.serve import held_out_prompts
-from pipeline.errors import DataError, GateError, ToolError
+from pipeline.errors import DataError, GateError
 from pipeline.llamacpp.server import connect
 from pipeline.params import Params
+from pipeline.serving.key import KEY_FILE, read_key
 from pipeline.serving.load import SHARES, Load, put_under_load
 
 OWN = (
@@ -34,10 +35,7 @@ def prompts(root: Path) -> list[dict[str, Any]]:
 
 def main(params: Params, root: Path, *, clients: int, requests: int, seconds: float, as_json: bool) -> None:
     """Run the test and print its figures; `ToolError` where no server of this project answers, `GateError` where a request was not answered."""
-    key_file = root / ".quench" / "api-key"
-    if not key_file.exists():
-        raise ToolError(f"{key_file} is not there, so nothing was served yet: start the server with `quench serve` in another terminal")
-    key = key_file.read_text(encoding="utf-8").strip()
+    key = read_key(root / KEY_FILE)
     with connect(f"http://127.0.0.1:{params.serve.port}", key) as client:
         served = served_model(client)
     found = asyncio.run(put_under_load(params.serve.port, key, prompts(root), clients=clients, requests=requests, seconds=seconds))

@@ -1,7 +1,7 @@
 """Serve one model with the pinned llama-server on 127.0.0.1, behind a key, with the recipe's flags.
 
 Reads one GGUF of `models/gguf/`, `reports/quants.json` (which level to take), section `serve` and, for the smoke test,
-`data/final/test.jsonl`. Writes `.quench/api-key` (once, readable by its owner only) and `logs/serve-MODEL.log`.
+`data/final/test.jsonl`. Writes `.quench/api-key` (once, readable by its owner only) and `logs/serve-MODEL.log` (anew).
 
     quench serve [MODEL] [--lora [--adapter FILE]] [--smoke K]
 """
@@ -9,7 +9,7 @@ Reads one GGUF of `models/gguf/`, `reports/quants.json` (which level to take), s
 import errno
 import itertools
 import json
-import secrets
+import shlex
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -22,11 +22,12 @@ from typing import Any
 from pipeline.chat import Row, chat_request, chats
 from pipeline.errors import ConfigError, DataError, GateError, MachineError
 from pipeline.jsonl import read_rows
-from pipeline.llamacpp.server import Server, connect, server_command, start, wait_for_health, write_key
+from pipeline.llamacpp.server import Server, connect, server_command, start, wait_for_health
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.params import Params
 from pipeline.sections import Serve as ServeSettings
 from pipeline.serving.adapter import matching_adapter
+from pipeline.serving.key import ensure_key, read_key
 from pipeline.serving.restarts import keep_serving
 
 STOPS = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, a service manager, a terminal that was closed
@@ -64,16 +65,6 @@ def model_file(params: Params, root: Path, model: str) -> Path:
     return path
 
 
-def ensure_key(root: Path) -> Path:
-    """The key file of this project, made at the first call: 256 random bits that only their owner can read."""
-    path = root / ".quench" / "api-key"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.read_text(encoding="utf-8").strip():
-        path.chmod(0o600)
-        return path
-    return write_key(path, secrets.token_urlsafe(32))
-
-
 def need_port(port: int) -> None:
     """Raise `MachineError` where something listens on `port` of 127.0.0.1 (asked first: what answers on it must not pass for ours)."""
     with socket.socket() as probe:
@@ -90,10 +81,9 @@ def need_port(port: int) -> None:
 def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings: ServeSettings, lora: Path | None = None) -> Iterator[Server]:
     """A healthy server while the body runs, stopped after it; with `lora` (a GGUF) that adapter is applied.
 
-    Raises `MachineError` where the port is taken, `ToolError` where the server doesn't come up.
+    Raises `MachineError` where the port is taken or `log` can't be written, `ToolError` where the server doesn't come up.
     """
     need_port(settings.port)
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = server_command(
         tools, model, port=settings.port, key_file=key_file, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads,
         n_gpu_layers=settings.n_gpu_layers, flash_attn=settings.flash_attn, n_predict=settings.n_predict, lora=lora,
@@ -101,7 +91,7 @@ def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings:
     with start(command, log) as process:
         url = f"http://127.0.0.1:{settings.port}"
         wait_for_health(process, url, log)
-        with connect(url, key_file.read_text(encoding="utf-8").strip()) as client:
+        with connect(url, read_key(key_file)) as client:
             yield Server(process, url, log, client)
 
 
@@ -155,8 +145,10 @@ def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lor
     with_lora = matching_adapter(path, adapter or root / "models" / "gguf" / f"{params.convert.name}-lora.gguf") if lora or adapter else None
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
     key_file, log = ensure_key(root), root / "logs" / f"serve-{model}.log"
-    log.unlink(missing_ok=True)
     tools = find_toolchain(params.llamacpp.home)
+    need_port(params.serve.port)  # before the log is taken away: it may be that of a server that runs
+    with suppress(OSError):  # what is no file here is refused where the log is opened
+        log.unlink()
     title = f"{model} with {with_lora.name}" if with_lora else model
 
     def server() -> AbstractContextManager[Server]:
@@ -190,11 +182,13 @@ def stopped_by_signals() -> Iterator[None]:
 def how_to_call(model: str, url: str, key_file: Path, log: Path) -> str:
     """What `quench serve` prints once the model is loaded; the key itself is never printed."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
+    header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"  # by a pipe: a command's arguments are everybody's to read
     return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})
   chat here:         quench chat
   OpenAI clients:    base URL {url}/v1, API key: what {key_file} holds
   curl:
-    curl {url}/v1/chat/completions -H "Authorization: Bearer $(cat {key_file})" \\
+    {header} |
+    curl {url}/v1/chat/completions -H @- \\
       -H "Content-Type: application/json" -d '{body}'"""
 
 

@@ -24,9 +24,8 @@ class GgufModel:
 
     def logits(self, ids: list[int], positions: list[int]) -> Floats:
         """Logits of the next token after each of `positions` (ascending) in the row `ids`: float32, (len(positions), V)."""
-        self._start(ids)
-        self._decode(ids, 0, set(positions))
-        return self._said(len(positions)).copy()  # llama.cpp writes the next row into the same memory
+        self.keep(0)
+        return self.read(ids, 0, set(positions)).copy()  # llama.cpp writes the next row into the same memory
 
     def stream(self, ids: list[int], start: int = 0) -> Iterator[Floats]:
         """Logits of the next token after every position of the row `ids` from `start` on, at most `CHUNK` positions at a time: float32, (n, V).
@@ -34,26 +33,28 @@ class GgufModel:
         What is before `start` must be what the row before began with; it isn't read again. Each array is llama.cpp's own memory,
         which the next one overwrites: a row of any length takes CHUNK × V × 4 bytes.
         """
-        kept = self._start(ids, start)
+        self._need_room(len(ids))
+        kept = self.keep(start)
         if kept < start:
-            self._decode(ids[kept:start], kept, set())
+            self.read(ids[kept:start], kept, set())
         for place in range(start, len(ids), CHUNK):
             some = ids[place : place + CHUNK]
-            self._decode(some, place, set(range(len(some))))
-            yield self._said(len(some))
+            yield self.read(some, place, set(range(len(some))))
 
-    def _start(self, ids: list[int], keep: int = 0) -> int:
-        """Forget the row before but for its first `keep` tokens; how many stay: none where the architecture can't forget a part."""
-        if len(ids) > self.ctx_size:
-            raise ValueError(f"a row of {len(ids)} tokens does not fit a context of {self.ctx_size}")
+    def keep(self, tokens: int) -> int:
+        """Forget the row before but for its first `tokens` tokens; how many stay: none where the architecture can't forget a part."""
         memory = self._llama.llama_get_memory(self._context)
-        if keep and self._llama.llama_memory_seq_rm(memory, 0, keep, -1):
-            return keep
+        if tokens and self._llama.llama_memory_seq_rm(memory, 0, tokens, -1):
+            return tokens
         self._llama.llama_memory_clear(memory, True)
         return 0
 
-    def _decode(self, ids: list[int], start: int, wanted: set[int]) -> None:
-        """Read `ids` as the row's tokens from position `start` on; logits are kept after those of `wanted`, counted from there."""
+    def read(self, ids: list[int], start: int, wanted: set[int]) -> Floats:
+        """Read `ids` as the row's tokens from position `start` on: logits after those of `wanted`, counted from there, float32, (len(wanted), V).
+
+        The array is llama.cpp's own memory, which the next call overwrites. Raises `ToolError` where llama.cpp can't (no memory).
+        """
+        self._need_room(start + len(ids))
         llama = self._llama
         batch = llama.llama_batch_init(len(ids), 0, 1)
         try:
@@ -65,10 +66,14 @@ class GgufModel:
                 raise ToolError(f"llama.cpp could not evaluate a row of {start + len(ids)} tokens: lower evaluate.ctx_size or free memory")
         finally:
             llama.llama_batch_free(batch)
-
-    def _said(self, rows: int) -> Floats:
-        values: Floats = np.ctypeslib.as_array(self._llama.llama_get_logits(self._context), shape=(rows, self.vocabulary))
+        if not wanted:
+            return np.empty((0, self.vocabulary), np.float32)  # llama.cpp has no memory to show then
+        values: Floats = np.ctypeslib.as_array(llama.llama_get_logits(self._context), shape=(len(wanted), self.vocabulary))
         return values
+
+    def _need_room(self, tokens: int) -> None:
+        if tokens > self.ctx_size:
+            raise ValueError(f"a row of {tokens} tokens does not fit a context of {self.ctx_size}")
 
 
 @contextmanager

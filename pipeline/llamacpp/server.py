@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from pipeline.errors import ToolError
-from pipeline.llamacpp.server_log import LogPump
+from pipeline.llamacpp.server_log import LogPump, open_log
 from pipeline.llamacpp.server_process import environment, guarded
 from pipeline.llamacpp.tools import Toolchain
 
@@ -75,13 +75,17 @@ def server_command(tools: Toolchain, model: Path, *, port: int, key_file: Path, 
 
 
 class LoggedProcess(subprocess.Popen[bytes]):
-    """A guarded process whose output a `LogPump` carries into `log`; `wait` also waits for the log's last line."""
+    """A guarded process whose output a `LogPump` carries into `log`; `wait` also waits for the log's last line.
+
+    Raises `MachineError` where `log` can't be written, before anything is started.
+    """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
+        handler = open_log(log)
         super().__init__(guarded(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                          env=environment(os.environ), start_new_session=True)  # fmt: skip
         assert self.stdout is not None
-        self.pump = LogPump(self.stdout, log)
+        self.pump = LogPump(self.stdout, handler)
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit status, as `subprocess.Popen.wait`."""
@@ -153,14 +157,17 @@ def wait_for_health(process: subprocess.Popen[bytes], url: str, log: Path, secon
 
 
 def log_end(log: Path, lines: int = 8) -> str:
-    """The last lines of a server's log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    """The last lines of a server's log; says so where it is gone."""
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return "(the log is gone)"
 
 
 def write_key(path: Path, key: str) -> Path:
-    """Write a key file that only its owner can read (mode 0600)."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
+    """Write a key file that only its owner can read (mode 0600), in place of a file that is there: that keeps its mode and its readers."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key + "\n")
     return path
 

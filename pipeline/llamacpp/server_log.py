@@ -7,10 +7,14 @@ are kept: figures of finished answers, start and end, why it aborted.
 
 import logging
 import re
+import sys
 import threading
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO
+
+from pipeline.errors import MachineError
 
 MAX_BYTES = 10_000_000  # of one log file; one older one is kept
 LONGEST_LINE = 4096
@@ -30,13 +34,34 @@ def kept(line: str) -> bool:
     return KEPT.fullmatch(line.rstrip()) is not None
 
 
+class LogFile(RotatingFileHandler):
+    """A log of bounded size that says once that it can't be written (a full disk), and then loses lines."""
+
+    failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say why on stderr, the first time."""
+        if not self.failed:
+            self.failed = True
+            with suppress(OSError):  # the terminal may be gone
+                print(f"the log {self.baseFilename} can't be written: {sys.exception()}", file=sys.stderr, flush=True)
+
+
+def open_log(log: Path) -> LogFile:
+    """`log`, and the folder for it, ready for lines. Raises `MachineError` where it can't be written."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return LogFile(log, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise MachineError(f"the log {log} can't be written ({error.strerror}: {error.filename}): mend its rights or take it away") from None
+
+
 class LogPump(threading.Thread):
     """Carries a server's output into its log file, line by line, until the server closes it."""
 
-    def __init__(self, output: IO[bytes], log: Path) -> None:
+    def __init__(self, output: IO[bytes], handler: LogFile) -> None:
         super().__init__(name="server-log", daemon=True)
-        self.output = output
-        self.handler = RotatingFileHandler(log, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8", errors="replace")
+        self.output, self.handler = output, handler
         self.start()
 
     def run(self) -> None:
@@ -47,5 +72,6 @@ class LogPump(threading.Thread):
             if not serving or kept(line):
                 self.handler.emit(logging.makeLogRecord({"msg": line}))
             serving = serving or LOADED.search(line) is not None
-        self.handler.close()
+        with suppress(OSError):  # a full disk: said by `LogFile`
+            self.handler.close()
         self.output.close()

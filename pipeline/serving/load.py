@@ -117,8 +117,8 @@ async def _ask(client: httpx.AsyncClient, prompt: dict[str, Any]) -> Timed:
                     return Timed(first, time.perf_counter() - began, tokens, piece.error)
                 if first is None and piece.says_something:
                     first = time.perf_counter() - began
-                tokens = piece.usage.get("completion_tokens", tokens)
-    except httpx.TransportError as error:
+                tokens = int(piece.usage.get("completion_tokens", tokens))
+    except httpx.RequestError as error:
         return Timed(first, time.perf_counter() - began, tokens, type(error).__name__)
     return Timed(first, time.perf_counter() - began, tokens)
 

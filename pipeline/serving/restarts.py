@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import httpx
 
-from pipeline.errors import ToolError
+from pipeline.errors import MachineError, ToolError
 from pipeline.llamacpp.server import Server, log_end
 from pipeline.llamacpp.server_process import own_memory
 
@@ -41,12 +41,13 @@ def keep_serving(start: Callable[[], AbstractContextManager[Server]], limit: int
                  stall_seconds: float = STALL_SECONDS) -> None:  # fmt: skip
     """Start a server, again after each crash, until an exception ends it (KeyboardInterrupt does). `ready` is called once, at the first start.
 
-    Raises `ToolError` with the log's end where it crashed more than `limit` times within an hour, or where the very first start fails.
+    Raises `ToolError` with the log's end where it crashed more than `limit` times within an hour; a very first start that fails raises its own
+    `ToolError` or `MachineError`.
     """
     restarts = Restarts(limit)
     running = False
+    end = ""
     while True:
-        end = ""
         try:
             with start() as server:
                 if running:
@@ -56,10 +57,11 @@ def keep_serving(start: Callable[[], AbstractContextManager[Server]], limit: int
                 running = True
                 why = watch(server, stall_seconds)
             end = log_end(server.log)
-        except ToolError as error:
+        except (ToolError, MachineError) as error:  # it doesn't come up, or somebody took its port meanwhile
             if not running:
                 raise
-            why, _, end = str(error).partition("\n")
+            why, _, said = str(error).partition("\n")
+            end = said or end
         pause = restarts.after_crash(time.monotonic())
         if pause is None:
             raise ToolError(f"{why}, more than {limit} times within an hour (serve.max_restarts): it is not started again; the log ends with\n{end}")

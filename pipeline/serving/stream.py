@@ -12,8 +12,8 @@ class Piece:
     text: str = ""
     reasoning: str = ""
     calls: list[Any] = field(default_factory=list)
-    usage: dict[str, Any] = field(default_factory=dict)
-    timings: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
     error: str = ""
 
     @property
@@ -23,20 +23,31 @@ class Piece:
 
 
 def parse_line(line: str) -> Piece | None:
-    """The piece in one line; None for lines that carry none (empty ones, comments, the end mark)."""
+    """The piece in one line; None for lines that carry none (empty ones, comments, the end mark), an error for what is not of the protocol."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return None
-    chunk = json.loads(line.removeprefix("data: "))
-    if "error" in chunk:
-        return Piece(error=str(chunk["error"].get("message", chunk["error"])))
-    deltas = [choice.get("delta", {}) for choice in chunk.get("choices", [])]
+    try:
+        return _piece(json.loads(line.removeprefix("data: ")))
+    except (ValueError, TypeError, AttributeError):
+        return Piece(error="a line of the answer is no event of OpenAI's protocol")
+
+
+def _piece(chunk: dict[str, Any]) -> Piece:
+    error = chunk.get("error")
+    if error is not None:
+        return Piece(error=str((error.get("message") if isinstance(error, dict) else error) or error))
+    deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or []]
     return Piece(
         text="".join(delta.get("content") or "" for delta in deltas),
         reasoning="".join(delta.get("reasoning_content") or "" for delta in deltas),
         calls=[call for delta in deltas for call in delta.get("tool_calls") or []],
-        usage=chunk.get("usage") or {},
-        timings=chunk.get("timings") or {},
+        usage=_numbers(chunk.get("usage")),
+        timings=_numbers(chunk.get("timings")),
     )
+
+
+def _numbers(values: dict[str, Any] | None) -> dict[str, float]:
+    return {name: value for name, value in (values or {}).items() if isinstance(value, int | float)}
 
 
 def reason(body: bytes) -> str:

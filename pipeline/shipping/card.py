@@ -12,6 +12,7 @@ import yaml
 
 from pipeline import __version__
 from pipeline.llamacpp.server import server_command
+from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.reporting.formats import FILTERS
 from pipeline.reporting.inputs import Inputs
@@ -80,10 +81,12 @@ def claimed(card: str) -> dict[str, Any]:
 
 
 def serve_script(file: str, serve: Serve) -> str:
-    """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it."""
+    """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it, in an environment and with limits like those of `server_process`."""
     command = server_command(
         PrintedTools(Path(), Path()), Path(file), port=serve.port, key_file=Path(KEY), ctx_size=serve.ctx_size, parallel=serve.parallel,
         threads=serve.threads, n_gpu_layers=serve.n_gpu_layers, flash_attn=serve.flash_attn, n_predict=serve.n_predict,
     )  # fmt: skip
     words = {file: '"$here"/' + shlex.quote(file), KEY: '"$key"'}
-    return fill("serve.sh.jinja", arguments=" ".join(words.get(word, shlex.quote(word)) for word in command[1:]), port=serve.port)
+    arguments = " ".join(words.get(word, shlex.quote(word)) for word in command[1:])
+    kept = "|".join([*sorted(KEPT), *(f"{prefix}*" for prefix in KEPT_PREFIXES)])
+    return fill("serve.sh.jinja", arguments=arguments, kept=kept, stack_kib=STACK_BYTES // 1024, port=serve.port)
