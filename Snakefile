@@ -393,6 +393,7 @@ rule report:
             "pipeline/reporting/verdict.py",
             "pipeline/scoring/intervals.py",
             "pipeline/scoring/paired.py",
+            "pipeline/serving/key.py",
             "pipeline/shipping/advice.py",
             "pipeline/shipping/card.py",
             "pipeline/shipping/gate.py",

@@ -23,11 +23,10 @@ from pipeline.reporting.recommend import Recommendation, reference_name
 from pipeline.reporting.terminal import show
 from pipeline.reporting.verdict import with_warnings
 from pipeline.sections import Report, Serve
+from pipeline.serving.key import KEY_FILE
 from pipeline.shipping.advice import advise
 from pipeline.shipping.card import PrintedTools, fill, text_values
 from pipeline.shipping.gate import Verdict
-
-KEY_FILE = ".quench/api-key"  # where `quench serve` keeps its key
 
 
 def report(*, inputs: Inputs, folder: Path, name: str, settings: Report, serve: Serve, seed: int, jinja: str | None = None,
@@ -79,7 +78,7 @@ def serve_line(gguf: str, serve: Serve, llama_home: str | None) -> str:
 
     home = Path(llama_home) if llama_home else DEFAULT_HOME.relative_to(PROJECT)
     command = server_command(
-        PrintedTools(home / "build" / "bin", home), Path(gguf), port=serve.port, key_file=Path(KEY_FILE), ctx_size=serve.ctx_size,
+        PrintedTools(home / "build" / "bin", home), Path(gguf), port=serve.port, key_file=KEY_FILE, ctx_size=serve.ctx_size,
         parallel=serve.parallel, threads=serve.threads, n_gpu_layers=serve.n_gpu_layers, flash_attn=serve.flash_attn, n_predict=serve.n_predict,
     )  # fmt: skip
     return shlex.join(command)
