@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{level:8} {name:18} ours {ours[name]:12.6f}  llama-perplexity {value:12.6f}  {apart[name]:8.3%}")
         with measured("ours, F16 with itself"):
             print(f"F16 from itself: at most {side.ours(f16, f16)['all_tokens']['kld_max']:.1e} nats")
-        print(f"on disk while it runs: llama-perplexity {side.file.stat().st_size:,} bytes, ours 0")
+        print(f"on disk while it runs: llama-perplexity {side.file.stat().st_size:,} bytes; ours is what it wrote, above")
 
 
 if __name__ == "__main__":
