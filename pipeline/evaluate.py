@@ -42,7 +42,8 @@ def evaluate(
     figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
     with timed(seconds, "likeness"):
-        figures |= compared(model, reference, likeness_rows(tokenizer, rows, settings), settings, tools)
+        loaded = load_tokenizer(tokenizer)
+        figures |= compared(model, reference, likeness_rows(loaded, rows, settings), settings, tools)
     with timed(seconds, "speed"):
         figures |= speed(model, settings, tools)
     with timed(seconds, "serving"):
@@ -50,7 +51,7 @@ def evaluate(
     with timed(seconds, "task"):
         figures["task"], answers = task(model, rows, root, settings, tools)
     with timed(seconds, "general"):
-        figures["general"] = general(model, tokenizer, root, settings, tools)
+        figures["general"] = general(model, loaded, root, settings, tools)
     with timed(seconds, "harness"):
         figures["harness"] = harness(model, root, settings, tools)
     return figures | {"seconds": seconds}, answers
@@ -64,9 +65,9 @@ def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
     seconds[part] = round(time.perf_counter() - begin, 2)
 
 
-def likeness_rows(tokenizer: Path, rows: Path, settings: Evaluate) -> list[Row]:
+def likeness_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]:
     """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` where none can be measured."""
-    encoded = encoded_rows(load_tokenizer(tokenizer), rows, settings.perplexity_rows, settings.seed, settings.ctx_size)
+    encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, settings.seed, settings.ctx_size)
     if not encoded:
         raise DataError(f"no held-out chat of {rows} can be measured: raise curate.test_fraction or evaluate.ctx_size")
     return [Row(one.ids, trained_positions(one)) for one in encoded]
@@ -88,7 +89,7 @@ def task(model: Path, rows: Path, root: Path, settings: Evaluate, tools: Toolcha
     return score_answers(answers, settings.scorers, settings.seed, judge=settings.judge, root=root), answers
 
 
-def general(model: Path, tokenizer: Path, root: Path, settings: Evaluate, tools: Toolchain) -> dict[str, Any] | None:
+def general(model: Path, tokenizer: Any, root: Path, settings: Evaluate, tools: Toolchain) -> dict[str, Any] | None:
     """General ability on the questions that `evaluate.general` names; None where it names none."""
     from pipeline.evaluation.general import general_ability, load_questions
 
@@ -96,7 +97,7 @@ def general(model: Path, tokenizer: Path, root: Path, settings: Evaluate, tools:
     if not questions:
         return None
     with open_gguf(tools, model, ctx_size=settings.ctx_size, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers) as loaded:
-        return general_ability(loaded, load_tokenizer(tokenizer), questions, settings.seed)
+        return general_ability(loaded, tokenizer, questions, settings.seed)
 
 
 def harness(model: Path, root: Path, settings: Evaluate, tools: Toolchain) -> dict[str, Any] | None:

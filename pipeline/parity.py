@@ -16,6 +16,7 @@ from pipeline.chat import Row, chats, encodable, load_tokenizer
 from pipeline.errors import DataError, GateError, ToolError
 from pipeline.hashing import file_hash
 from pipeline.jsonl import read_rows
+from pipeline.llamacpp.levels import level_key
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.params import Params
@@ -29,7 +30,7 @@ from pipeline.seams.divergence import spread
 from pipeline.seams.gguf_weights import gguf_weights
 from pipeline.seams.level_weights import level_weights
 from pipeline.seams.merged_weights import merged_weights
-from pipeline.seams.outputs import Bench, Chain, level_key, output_seams
+from pipeline.seams.outputs import Bench, Chain, output_seams
 from pipeline.seams.seam import Seam
 from pipeline.seams.special import special_seams
 from pipeline.seams.text import served_texts, template_text

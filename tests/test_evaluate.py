@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.chat import load_tokenizer
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate import likeness_rows, main, timed
 from pipeline.params import load_params
@@ -23,11 +24,12 @@ def report(finished: Path, model: str) -> dict[str, Any]:
 def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path, tmp_path: Path) -> None:
     rows, settings = tmp_path / "test.jsonl", load_params(finished / "params.yaml").evaluate
     rows.write_text(json.dumps({"id": "r", "messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}) + "\n")
-    (row,) = likeness_rows(finished / "models/adapter", rows, settings)
+    tokenizer = load_tokenizer(finished / "models/adapter")
+    (row,) = likeness_rows(tokenizer, rows, settings)
     assert row.ids[row.positions[-1] + 1] == 151_645  # <|im_end|>
     assert [b - a for a, b in itertools.pairwise(row.positions)] == [1] * (len(row.positions) - 1)
     with pytest.raises(DataError, match=r"no held-out chat of .* can be measured"):
-        likeness_rows(finished / "models/adapter", rows, settings.model_copy(update={"ctx_size": 8}))
+        likeness_rows(tokenizer, rows, settings.model_copy(update={"ctx_size": 8}))
 
 
 def test_the_answers_file_has_one_line_a_row_with_its_score(finished: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parity_inputs import failed_report, parity_report
 
-from pipeline.seams.outputs import level_key
+from pipeline.llamacpp.levels import level_key
 from pipeline.sections import Gate
 from pipeline.shipping.gate import Finding, Verdict, judge_level
 

@@ -32,3 +32,8 @@ def level_problem(spelt: str) -> str | None:
     if name in NEEDS_IMATRIX and not with_imatrix:
         return f"level {spelt} can't be made without an importance matrix: write {spelt}{SUFFIX} and set imatrix.tokens"
     return None
+
+
+def level_key(kind: str, level: str) -> str:
+    """The key of a level's seam in reports/parity.json: weights_q4_k_m, outputs_q4_k_m_imatrix."""
+    return f"{kind}_{level.lower().replace('-', '_')}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.errors import DataError
 from pipeline.llamacpp.converters import quantise_gguf
-from pipeline.llamacpp.levels import split_level
+from pipeline.llamacpp.levels import level_key, split_level
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.seams.divergence import Prompt, Reference, Speaker, gguf_speaker, kept_logits
 from pipeline.seams.hand_overs import Said, gguf_seam, level_seam, lora_seam, merge_seams
@@ -111,8 +111,3 @@ def merged_onto(merged: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{merged}/merge.json doesn't say what was merged into ({type(error).__name__}): run `snakemake --force merge`") from error
     return str(onto)
-
-
-def level_key(kind: str, level: str) -> str:
-    """The key of a level's seam in the report: weights_q4_k_m, outputs_q4_k_m_imatrix."""
-    return f"{kind}_{level.lower().replace('-', '_')}"

@@ -40,8 +40,9 @@ def mismatches(gguf: Path, model: str, root: Path, evaluations: Mapping[str, Map
             yield f"reports/parity.json is about another file than {path.name}: run `snakemake --force parity`."
     if measured is None:
         yield "reports/parity.json does not say which files it measured: run `snakemake --force parity`."
-    yield from _lineage(passport(gguf), gguf.name, root)
-    if sixteen in hashes and sixteen != model and _common(passport(gguf)) != _common(passport(files[sixteen])):
+    own = passport(gguf)
+    yield from _lineage(own, gguf.name, root)
+    if sixteen in hashes and sixteen != model and _common(own) != _common(passport(files[sixteen])):
         yield f"{gguf.name} comes from another model than {files[sixteen].name} (their passports differ): run `snakemake --force quantize`."
 
 

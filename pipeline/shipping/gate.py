@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.llamacpp.levels import level_key
 from pipeline.reporting.formats import p_value
 from pipeline.sections import UNTUNED, Gate, reference_of
 
@@ -89,7 +90,7 @@ def _seams(model: str, sixteen: str, parity: Mapping[str, Any]) -> Finding:
         return Finding("parity", title, float(len(failed)), 0.0, "fail", sentence)
     if parity["verdict"] != "pass":
         return Finding("parity", title, None, 0.0, "fail", f"Parity's verdict is {parity['verdict']!r}, not pass: run `snakemake --force parity`.")
-    own = "weights_gguf" if model == sixteen else f"weights_{model.lower().replace('-', '_')}"  # as parity spells its keys
+    own = "weights_gguf" if model == sixteen else level_key("weights", model)
     if seams.get(own, {}).get("verdict") != "pass" and not model.startswith(UNTUNED):
         sentence = f"Parity has not measured the weights of {model}: run `snakemake parity`."
         return Finding("parity", title, None, 0.0, "fail", sentence)
