@@ -10,10 +10,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test lint clean lock toolchain compiler
+.PHONY: help setup demo demo-gguf test lint clean lock toolchain compiler
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
 
 setup: compiler $(DONE)/project $(DONE)/demo toolchain  ## install everything into .venv and .tools (does nothing the second time)
 	@echo "set up: $(VENV) and llama.cpp are ready"
@@ -23,6 +23,10 @@ demo: setup  ## run the whole pipeline on real text; ends in a table of levels
 	@if [ ! -f data/raw.dvc ]; then dvc add --quiet data/raw; fi
 	snakemake
 
+demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file; nothing is merged
+	quench use demo-gguf
+	$(MAKE) demo
+
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)
 	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile
 
@@ -31,7 +35,7 @@ lint: setup  ## check style and types
 	mypy
 
 clean:  ## delete what the pipeline made; your data in data/raw, DVC's cache and the toolchain stay
-	rm -rf data/.curating data/.*.writing data/.*.old data/final data/tokens data/rejects.jsonl data/changes.jsonl data/clusters.jsonl models/* reports/* logs .snakemake
+	rm -rf models/.compare models/.parity data/.curating data/.*.writing data/.*.old data/final data/tokens data/rejects.jsonl data/changes.jsonl data/clusters.jsonl models/* reports/* logs .snakemake
 
 lock: $(DONE)/project  ## resolve requirements.lock anew from pyproject.toml
 	uv pip compile pyproject.toml --quiet --universal --all-extras --generate-hashes --no-emit-index-url --no-annotate --no-header -p 3.11 \

@@ -1,4 +1,5 @@
-# Quench's stages in order; the same as dvc.yaml, and tests/test_dag.py fails where they differ.
+# Quench's stages in order, those that every recipe has; what follows training is in graphs/. The same as dvc.yaml: tests/test_dag.py fails
+# where they differ.
 #   snakemake            everything            snakemake -n         what it would do
 #   snakemake train      up to the adapter     snakemake -c2        with two cores
 from pipeline.workflow.prepare import prepare
@@ -13,6 +14,7 @@ configfile: "params.yaml"
 NAME = config["convert"]["name"]
 TYPE = config["convert"]["type"]
 LEVELS = config["quantize"]["levels"]
+GRAPH = "adapter" if config["base"]["quantization"] == "gguf" else "merged"
 MODELS = config["evaluate"]["models"]
 
 
@@ -30,13 +32,22 @@ rule base:
     input:
         code=[
             "pipeline/base.py",
+            "pipeline/packed",
             "pipeline/chat.py",
-            "pipeline/skeleton.py",
-            "pipeline/tokens/rendering.py",
+            "pipeline/llamacpp/converters.py",
+            "pipeline/llamacpp/gguf_file.py",
             "pipeline/llamacpp/gguf_header.py",
+            "pipeline/llamacpp/gguf_tensors.py",
+            "pipeline/llamacpp/levels.py",
+            "pipeline/llamacpp/tensor_types.py",
+            "pipeline/merging/tensor_files.py",
+            "pipeline/seams/gguf_sources.py",
+            "pipeline/skeleton.py",
             "pipeline/sources/gguf_import.py",
             "pipeline/sources/hf_folder.py",
             "pipeline/sources/hub.py",
+            "pipeline/sources/packed_gguf.py",
+            "pipeline/tokens/rendering.py",
         ],
     output:
         model=directory("models/base"),
@@ -112,9 +123,19 @@ rule train:
     input:
         code=[
             "pipeline/train.py",
+            "pipeline/packed",
             "pipeline/chat.py",
-            "pipeline/skeleton.py",
             "pipeline/fidelity/finite.py",
+            "pipeline/healing/cache.py",
+            "pipeline/healing/loss.py",
+            "pipeline/healing/teacher.py",
+            "pipeline/healing/trainer.py",
+            "pipeline/llamacpp/gguf_file.py",
+            "pipeline/llamacpp/gguf_header.py",
+            "pipeline/llamacpp/gguf_tensors.py",
+            "pipeline/merging/tensor_files.py",
+            "pipeline/seams/gguf_sources.py",
+            "pipeline/skeleton.py",
             "pipeline/tokens/manifest.py",
             "pipeline/tokens/rendering.py",
             "pipeline/training/arguments.py",
@@ -153,268 +174,4 @@ rule train:
         "python -m pipeline train 2>&1 | tee {log}"
 
 
-rule merge:
-    input:
-        code=[
-            "pipeline/merge.py",
-            "pipeline/merging",
-            "pipeline/scoring",
-            "pipeline/answers.py",
-            "pipeline/chat.py",
-            "pipeline/conversion/pretokenizer.py",
-            "pipeline/held_out.py",
-            "pipeline/jsonl.py",
-            "pipeline/llamacpp/converters.py",
-            "pipeline/llamacpp/gguf_file.py",
-            "pipeline/llamacpp/gguf_header.py",
-            "pipeline/llamacpp/levels.py",
-            "pipeline/llamacpp/logits.py",
-            "pipeline/llamacpp/server.py",
-            "pipeline/llamacpp/server_log.py",
-            "pipeline/llamacpp/server_process.py",
-            "pipeline/llamacpp/tensor_types.py",
-            "pipeline/seams/divergence.py",
-            "pipeline/seams/torch_models.py",
-            "pipeline/skeleton.py",
-            "pipeline/tokens/rendering.py",
-            "pipeline/training/qlora.py",
-            "pipeline/training/runtime.py",
-            "pipeline/llamacpp/converter_process.py",
-        ],
-        base="models/base",
-        adapter="models/adapter",
-        final="data/final/val.jsonl",
-        own="data/evaluation",
-    output:
-        merged=directory("models/merged"),
-        report="reports/merge.json",
-    log:
-        "logs/merge.log",
-    threads: workflow.cores
-    shell:
-        "python -m pipeline merge 2>&1 | tee {log}"
-
-
-rule convert:
-    input:
-        code=[
-            "pipeline/convert.py",
-            "pipeline/conversion",
-            "pipeline/llamacpp/converters.py",
-            "pipeline/llamacpp/gguf_file.py",
-            "pipeline/llamacpp/gguf_header.py",
-            "pipeline/llamacpp/levels.py",
-            "pipeline/llamacpp/tensor_types.py",
-            "pipeline/merging/tensor_files.py",
-            "pipeline/planning/shape.py",
-            "pipeline/llamacpp/converter_process.py",
-        ],
-        lineage="models/base.json",
-        base="models/base",
-        adapter="models/adapter",
-        merged="models/merged",
-    output:
-        tuned=f"models/gguf/{NAME}-{TYPE}.gguf",
-        base=f"models/gguf/{NAME}-base-{TYPE}.gguf",
-        lora=f"models/gguf/{NAME}-lora.gguf",
-    log:
-        "logs/convert.log",
-    shell:
-        "python -m pipeline convert 2>&1 | tee {log}"
-
-
-rule imatrix:
-    input:
-        code=[
-            "pipeline/imatrix.py",
-            "pipeline/chat.py",
-            "pipeline/jsonl.py",
-            "pipeline/llamacpp/gguf_file.py",
-            "pipeline/llamacpp/gguf_header.py",
-            "pipeline/skeleton.py",
-            "pipeline/tokens/rendering.py",
-        ],
-        final="data/final/train.jsonl",
-        adapter="models/adapter",
-        tuned=f"models/gguf/{NAME}-{TYPE}.gguf",
-    output:
-        imatrix=directory("models/imatrix"),
-    log:
-        "logs/imatrix.log",
-    threads: workflow.cores
-    shell:
-        "python -m pipeline imatrix 2>&1 | tee {log}"
-
-
-rule quantize:
-    input:
-        code=[
-            "pipeline/quantize.py",
-            "pipeline/llamacpp/converters.py",
-            "pipeline/llamacpp/gguf_file.py",
-            "pipeline/llamacpp/gguf_header.py",
-            "pipeline/llamacpp/levels.py",
-            "pipeline/llamacpp/tensor_types.py",
-        ],
-        tuned=f"models/gguf/{NAME}-{TYPE}.gguf",
-        base=f"models/gguf/{NAME}-base-{TYPE}.gguf",
-        imatrix="models/imatrix",
-    output:
-        gguf=f"models/gguf/{NAME}-{{level}}.gguf",
-    log:
-        "logs/quantize-{level}.log",
-    threads: config["quantize"]["nthreads"]
-    shell:
-        "python -m pipeline quantize@{wildcards.level} 2>&1 | tee {log}"
-
-
-rule parity:
-    input:
-        code=[
-            "pipeline/parity.py",
-            "pipeline/seams",
-            "pipeline/merging",
-            "pipeline/chat.py",
-            "pipeline/conversion/passport.py",
-            "pipeline/jsonl.py",
-            "pipeline/llamacpp/converters.py",
-            "pipeline/llamacpp/gguf_file.py",
-            "pipeline/llamacpp/gguf_header.py",
-            "pipeline/llamacpp/gguf_tensors.py",
-            "pipeline/llamacpp/levels.py",
-            "pipeline/llamacpp/logits.py",
-            "pipeline/llamacpp/server.py",
-            "pipeline/llamacpp/server_log.py",
-            "pipeline/llamacpp/server_process.py",
-            "pipeline/llamacpp/tensor_types.py",
-            "pipeline/reporting/data_words.py",
-            "pipeline/reporting/differences.py",
-            "pipeline/reporting/parity_drawings.py",
-            "pipeline/reporting/parity_page.py",
-            "pipeline/reporting/parity_words.py",
-            "pipeline/reporting/svg.py",
-            "pipeline/reporting/templating.py",
-            "pipeline/skeleton.py",
-            "pipeline/tokens/rendering.py",
-            "pipeline/training/qlora.py",
-            "pipeline/training/runtime.py",
-            "pipeline/reporting/templates/style.css",
-            "pipeline/reporting/templates/data.css",
-            "pipeline/reporting/templates/seams.css",
-            "pipeline/reporting/templates/parity.css",
-            "pipeline/reporting/templates/parity.html.jinja",
-        ],
-        final="data/final/test.jsonl",
-        adapter="models/adapter",
-        base="models/base",
-        merged="models/merged",
-        merge="reports/merge.json",
-        ggufs=expand("models/gguf/{name}-{level}.gguf", name=NAME, level=[TYPE, *LEVELS, f"base-{TYPE}", "lora"]),
-    output:
-        report=["reports/parity.json", "reports/parity.html"],
-    log:
-        "logs/parity.log",
-    threads: workflow.cores
-    shell:
-        "python -m pipeline parity 2>&1 | tee {log}"
-
-
-rule evaluate:
-    input:
-        code=[
-            "pipeline/evaluate.py",
-            "pipeline/evaluation",
-            "pipeline/scoring",
-            "pipeline/answers.py",
-            "pipeline/chat.py",
-            "pipeline/held_out.py",
-            "pipeline/jsonl.py",
-            "pipeline/llamacpp/gguf_file.py",
-            "pipeline/llamacpp/gguf_header.py",
-            "pipeline/llamacpp/logits.py",
-            "pipeline/llamacpp/server.py",
-            "pipeline/llamacpp/server_log.py",
-            "pipeline/llamacpp/server_process.py",
-            "pipeline/skeleton.py",
-            "pipeline/tokens/rendering.py",
-        ],
-        final="data/final/test.jsonl",
-        adapter="models/adapter",
-        own="data/evaluation",
-        reference=[f"models/gguf/{NAME}-{TYPE}.gguf", f"models/gguf/{NAME}-base-{TYPE}.gguf"],
-        gguf=f"models/gguf/{NAME}-{{model}}.gguf",
-    output:
-        report="reports/eval/{model}.json",
-        answers="reports/eval/{model}.answers.jsonl",
-    log:
-        "logs/evaluate-{model}.log",
-    threads: workflow.cores  # alone: side by side the speeds would be wrong
-    shell:
-        "python -m pipeline evaluate@{wildcards.model} 2>&1 | tee {log}"
-
-
-rule report:
-    input:
-        code=[
-            "pipeline/report.py",
-            "pipeline/reporting/templates",
-            "pipeline/jsonl.py",
-            "pipeline/llamacpp/levels.py",
-            "pipeline/llamacpp/server.py",
-            "pipeline/llamacpp/server_log.py",
-            "pipeline/llamacpp/server_process.py",
-            "pipeline/planning/disk.py",
-            "pipeline/planning/level_bytes.py",
-            "pipeline/planning/serving.py",
-            "pipeline/planning/shape.py",
-            "pipeline/planning/weights.py",
-            "pipeline/reporting/answers_browser.py",
-            "pipeline/reporting/commands.py",
-            "pipeline/reporting/comparisons.py",
-            "pipeline/reporting/differences.py",
-            "pipeline/reporting/forgetting.py",
-            "pipeline/reporting/formats.py",
-            "pipeline/reporting/heat_map.py",
-            "pipeline/reporting/inputs.py",
-            "pipeline/reporting/level_table.py",
-            "pipeline/reporting/merge_section.py",
-            "pipeline/reporting/ollama.py",
-            "pipeline/reporting/page.py",
-            "pipeline/reporting/parity_words.py",
-            "pipeline/reporting/plots.py",
-            "pipeline/reporting/quality_plot.py",
-            "pipeline/reporting/quantising.py",
-            "pipeline/reporting/quants.py",
-            "pipeline/reporting/recommend.py",
-            "pipeline/reporting/svg.py",
-            "pipeline/reporting/task_scores.py",
-            "pipeline/reporting/terminal.py",
-            "pipeline/reporting/training_plots.py",
-            "pipeline/reporting/verdict.py",
-            "pipeline/scoring/intervals.py",
-            "pipeline/scoring/paired.py",
-            "pipeline/serving/key.py",
-            "pipeline/shipping/advice.py",
-            "pipeline/shipping/card.py",
-            "pipeline/shipping/gate.py",
-            "pipeline/watching/journal.py",
-        ],
-        adapter="models/adapter",
-        lineage="models/base.json",
-        data="reports/data.json",
-        labels="reports/labels.json",
-        merge="reports/merge.json",
-        train=["reports/train.json", "reports/train.csv", "reports/train.jsonl"],
-        parity="reports/parity.json",
-        evaluations=expand("reports/eval/{model}.{kind}", model=MODELS, kind=["json", "answers.jsonl"]),
-    output:
-        page="reports/index.html",
-        card="reports/card.md",
-        modelfile="reports/Modelfile",
-        serve="reports/serve.txt",
-        quants=["reports/quants.json", "reports/quants.csv"],
-        metrics="reports/metrics.json",
-    log:
-        "logs/report.log",
-    shell:
-        "python -m pipeline report 2>&1 | tee {log}"
+include: f"graphs/{GRAPH}.smk"

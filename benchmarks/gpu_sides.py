@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from pipeline.sections import Train
+from pipeline.sections import Training
 
 CUDA = torch.cuda.is_available()
 WARM_UP = 2  # steps that don't count
@@ -34,7 +34,7 @@ def result(seconds: list[float], tokens: int) -> dict[str, Any]:
     return {"tokens_per_second": tokens / median(seconds[WARM_UP:]), "peak_bytes": torch.cuda.max_memory_allocated() if CUDA else None}
 
 
-def ours(base: Path, rows: Path, out: Path, settings: Train, tokens: int) -> dict[str, Any]:
+def ours(base: Path, rows: Path, out: Path, settings: Training, tokens: int) -> dict[str, Any]:
     """Quench's own stage, whole: with its proofs, watching and checkpoints."""
     from pipeline.train import train
 
@@ -45,7 +45,7 @@ def ours(base: Path, rows: Path, out: Path, settings: Train, tokens: int) -> dic
     return result([row["seconds"] for row in report["journal"] if row["kind"] == "step"], tokens * settings.gradient_accumulation_steps)
 
 
-def plain(base: Path, rows: Path, out: Path, settings: Train, tokens: int) -> dict[str, Any]:
+def plain(base: Path, rows: Path, out: Path, settings: Training, tokens: int) -> dict[str, Any]:
     """The stack as it comes: `prepare_model_for_kbit_training` and SFTTrainer, with the same recipe's numbers on the same rows."""
     from datasets import Dataset
     from peft import LoraConfig, prepare_model_for_kbit_training
@@ -93,7 +93,7 @@ def plain(base: Path, rows: Path, out: Path, settings: Train, tokens: int) -> di
     return result(seconds, tokens * settings.gradient_accumulation_steps)
 
 
-def stepper(base: Path, settings: Train) -> Callable[[int, bool], int | None]:
+def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]:
     """A function that does one training step of our model on a row of so many tokens, with or without checkpointing, and gives its peak in bytes."""
     from peft import get_peft_model
 
@@ -130,7 +130,7 @@ def stepper(base: Path, settings: Train) -> Callable[[int, bool], int | None]:
     return step
 
 
-def longest(base: Path, settings: Train) -> dict[str, Any]:
+def longest(base: Path, settings: Training) -> dict[str, Any]:
     """The longest row, in steps of LONGEST_STEP tokens, of which a step fits under the cap (binary search); None without a GPU."""
     step = stepper(base, settings)
 
@@ -156,7 +156,7 @@ def search(fits: Callable[[int], bool], start: int) -> int:
     return low
 
 
-def sweep(base: Path, settings: Train, lengths: list[int]) -> dict[str, Any]:
+def sweep(base: Path, settings: Training, lengths: list[int]) -> dict[str, Any]:
     """Our step's peaks as [tokens, checkpointing, measured bytes (None without a GPU), the planner's]."""
     from pipeline.planning.memory import plan_memory
     from pipeline.planning.shape import load_shape
@@ -175,7 +175,7 @@ def sweep(base: Path, settings: Train, lengths: list[int]) -> dict[str, Any]:
 def main() -> None:
     """Do one side and print its figures."""
     side, asked = sys.argv[1], json.loads(sys.argv[2])
-    settings = Train.model_validate(asked["settings"])
+    settings = Training.model_validate(asked["settings"])
     base, rows, out = Path(asked["base"]), Path(asked["rows"]), Path(asked["out"])
     cap(asked["cap"])
     if side in ("ours", "plain"):

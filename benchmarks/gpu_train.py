@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.random_base import write_base, write_rows
 from pipeline.params import load_params
-from pipeline.sections import Train
+from pipeline.sections import Training
 
 PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
@@ -29,7 +29,7 @@ GIB = 2**30
 GOALS = {"ratio": 1.3, "peak": 7.0, "longest": 2_972, "planner": 0.05}
 
 
-def side(name: str, work: Path, settings: Train, gib: float | None, **asked: Any) -> dict[str, Any]:
+def side(name: str, work: Path, settings: Training, gib: float | None, **asked: Any) -> dict[str, Any]:
     """What one side in a process of its own found; exits with its error where it fails."""
     out = Path(tempfile.mkdtemp(dir=work))
     job = {"settings": settings.model_dump(mode="json"), "base": str(work / "base"), "rows": str(work / "rows"), "out": str(out), "cap": gib, **asked}
@@ -41,7 +41,7 @@ def side(name: str, work: Path, settings: Train, gib: float | None, **asked: Any
     return found
 
 
-def speed(work: Path, settings: Train, gib: float | None, tokens: int, rounds: int, tflops: float | None) -> None:
+def speed(work: Path, settings: Training, gib: float | None, tokens: int, rounds: int, tflops: float | None) -> None:
     """Print both sides' speed, utilisation and peak, and the ratio."""
     found: dict[str, list[dict[str, Any]]] = {"ours": [], "plain": []}
     for _ in range(rounds):
@@ -56,13 +56,13 @@ def speed(work: Path, settings: Train, gib: float | None, tokens: int, rounds: i
     print(f"ratio   {speeds['ours'] / speeds['plain']:>12.2f}   (goal ≥ {GOALS['ratio']}; peak ≤ {GOALS['peak']} GiB at 1,024 tokens)")
 
 
-def longest_row(work: Path, settings: Train, gib: float | None) -> None:
+def longest_row(work: Path, settings: Training, gib: float | None) -> None:
     """Print the longest row that trains under the cap."""
     found = side("longest", work, settings, gib)["longest"]
     print(f"longest row: {f'{found:,} tokens' if found is not None else 'not measured, for want of a GPU'}   (goal ≥ {GOALS['longest']:,})")
 
 
-def planner(work: Path, settings: Train, lengths: list[int], losses: list[str]) -> None:
+def planner(work: Path, settings: Training, lengths: list[int], losses: list[str]) -> None:
     """Print the planner's error for each length, with and without checkpointing, by each loss."""
     print(f"{'loss':<9}{'tokens':>8}{'checkpointing':>15}{'measured GB':>14}{'planned GB':>12}{'error':>9}")
     errors = []
@@ -100,8 +100,8 @@ def main() -> None:
     changes: dict[str, Any] = {"max_steps": 4 if asked.smoke else asked.steps, "save_steps": 1_000, "sample_rows": 0, "loss": "auto"}
     if not cuda:
         changes["optim"] = "adamw_torch"
-    plain_recipe = load_params(PROJECT / "recipes/qwen2.5-7b-8gb.yaml").train
-    settings = Train.model_validate(plain_recipe.model_dump() | changes)
+    plain_recipe = load_params(PROJECT / "recipes/qwen2.5-7b-8gb.yaml").training
+    settings = Training.model_validate(plain_recipe.model_dump() | changes)
     lengths = [32, 64, 128] if asked.smoke else [512, 1_024, 2_048]
     with tempfile.TemporaryDirectory(prefix="quench-bench-") as folder:
         work = Path(folder)

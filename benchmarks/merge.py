@@ -42,7 +42,7 @@ def write_adapter(base: Path, folder: Path) -> Path:
         tensors |= {f"{stem}.lora_A.weight": torch.randn(RANK, wide) * 0.01, f"{stem}.lora_B.weight": torch.randn(high, RANK) * 0.01}
     LoraConfig(task_type="CAUSAL_LM", r=RANK, lora_alpha=2 * RANK, target_modules=targets, base_model_name_or_path=str(base)).save_pretrained(folder)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    settings = {"load_in_4bit": True, "bnb_4bit_compute_dtype": TRAINED[0], "bnb_4bit_use_double_quant": TRAINED[1]}
+    settings = {"quantization": "nf4", "bnb_4bit_compute_dtype": TRAINED[0], "bnb_4bit_use_double_quant": TRAINED[1]}
     (folder / "run.json").write_text(json.dumps({"settings": settings}))
     return folder
 

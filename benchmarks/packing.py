@@ -55,7 +55,7 @@ def main() -> None:
     silence_libraries()
     use_all_cores()
     tokenizer = load_tokenizer(options.base)
-    train = load_params(Path(__file__).parents[1] / "recipes/demo.yaml").train
+    train = load_params(Path(__file__).parents[1] / "recipes/demo.yaml").training
     found = [one for _, each in encode(tokenizer, generated(ROWS)) if not isinstance(each, Unrenderable) for one in each]
     rows = [one for one in found if len(one.ids) <= options.length]
     bins = best_fit([len(one.ids) for one in rows], options.length)

@@ -66,7 +66,7 @@ def tensors(name: str, base: Path, tokens: int) -> None:
 
     shape = load_shape(base / "config.json")
     for checkpointing in (False, True):
-        train = load_params(PROJECT / "recipes" / "demo.yaml").train.model_copy(update={"gradient_checkpointing": checkpointing})
+        train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update={"gradient_checkpointing": checkpointing})
         model = adapted(base, train).train()
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -100,7 +100,7 @@ def process_peak(base: Path, tokens: int, checkpointing: bool) -> None:
     import torch
 
     silence_libraries()
-    train = load_params(PROJECT / "recipes" / "demo.yaml").train.model_copy(update={"gradient_checkpointing": checkpointing})
+    train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update={"gradient_checkpointing": checkpointing})
     model = adapted(base, train).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -126,7 +126,7 @@ def whole_process(base: Path, tokens: int) -> None:
     for checkpointing in (False, True):
         words = ["--base", str(base), "--tokens", str(tokens), "--child", "checkpointing" if checkpointing else "plain"]
         done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, check=True)
-        train = load_params(PROJECT / "recipes" / "demo.yaml").train.model_copy(update={"gradient_checkpointing": checkpointing})
+        train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update={"gradient_checkpointing": checkpointing})
         plan = plan_memory(shape, train, tokens, "cpu", "chunked").total
         name = f"{base.name}, process"
         print(f"{name:22} {'checkpointing' if checkpointing else 'no checkpoint':14} {error(plan, int(done.stdout.split()[-1]))}")

@@ -20,6 +20,11 @@ SHAPES: dict[str, dict[str, Any]] = {
            "num_key_value_heads": 4},
     "tiny": {"vocab_size": 1_024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2},
+    # as wide as 7b, and the smallest whose rows are K-quants' blocks of 256
+    "wide": {"vocab_size": 4_096, "hidden_size": 3_584, "intermediate_size": 18_944, "num_hidden_layers": 2, "num_attention_heads": 28,
+             "num_key_value_heads": 4},
+    "blocks": {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+               "num_key_value_heads": 2},
 }  # fmt: skip
 
 

@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.random_base import write_base, write_rows
 from pipeline.params import load_params
-from pipeline.sections import Train
+from pipeline.sections import Training
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
 WARM_UP = 10
 
 
-def bare(base: Path, rows: Path, settings: Train) -> list[float]:
+def bare(base: Path, rows: Path, settings: Training) -> list[float]:
     """Wall time at every step's end of the loop that one would write by hand."""
     import torch
     from peft import get_peft_model
@@ -57,7 +57,7 @@ def bare(base: Path, rows: Path, settings: Train) -> list[float]:
     return ends
 
 
-def ours(base: Path, rows: Path, settings: Train, folder: Path) -> list[float]:
+def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float]:
     """Wall time at every step's end of the trainer that stage train makes."""
     from transformers import TrainerCallback
 
@@ -98,9 +98,9 @@ def main() -> None:
 
     silence_libraries()
     use_all_cores()
-    recipe = load_params(RECIPE).train.model_dump()
+    recipe = load_params(RECIPE).training.model_dump()
     quiet = {"max_steps": options.steps, "save_steps": 10**6, "eval_steps": 10**6, "sample_rows": 0}
-    settings = Train.model_validate(recipe | quiet)
+    settings = Training.model_validate(recipe | quiet)
     with tempfile.TemporaryDirectory() as place:
         base = write_base(Path(place) / "base", "tiny")
         rows = write_rows(Path(place) / "rows", base, options.tokens)

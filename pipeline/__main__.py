@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError, MachineError, QuenchError, Stopped
 
-STAGES = ("base", "curate", "preprocess", "train", "merge", "convert", "imatrix", "quantize", "parity", "evaluate", "report")
+STAGES = ("base", "curate", "preprocess", "train", "lora", "merge", "convert", "imatrix", "quantize", "compare", "parity", "evaluate", "report")
+ONLY_IN = {"lora": "adapter"} | dict.fromkeys(("merge", "convert", "imatrix", "quantize", "compare"), "merged")  # stages that are in one graph alone
 PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evaluate@MODEL
 
 
@@ -22,6 +23,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
     `QuenchError` for what a user can mend.
     """
     from pipeline.params import load_params
+    from pipeline.workflow.graphs import need_graph
     from pipeline.workflow.record import inputs_state, record, running
     from pipeline.workflow.settle import reuse
 
@@ -32,7 +34,11 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
         wanted = f"{name}@NAME, {name}@F16 for example" if name in PER_ITEM else f"just {name}"
         raise ConfigError(f"{stage!r} is not how stage {name} is named: write {wanted}")
     params = load_params(params_file or root / "params.yaml")
+    if name in ONLY_IN and ONLY_IN[name] != params.graph:
+        raise ConfigError(f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: `snakemake` runs those that have")
     known_to_dvc = params_file is None or params_file.resolve() == (root / "params.yaml").resolve()  # dvc.lock is about no other params file
+    if known_to_dvc:
+        need_graph(root, params.graph)
     extra = {"resume": resume} if name == "train" else {}
     with running(stage, root):
         if known_to_dvc and reuse(stage, root):

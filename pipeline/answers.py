@@ -17,11 +17,12 @@ from pipeline.scoring.scorers import parse
 from pipeline.sections import Evaluate, Judge
 
 
-def answer_rows(model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain) -> list[dict[str, Any]]:
-    """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a time."""
-    up = serving(tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers)
+def answer_rows(model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain, lora: Path | None = None) -> list[dict[str, Any]]:
+    """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a time; `lora` is put on the model."""
+    load: dict[str, Any] = {"ctx_size": settings.ctx_size, "parallel": settings.parallel, "threads": settings.threads}
+    up = serving(tools, model, **load, n_gpu_layers=settings.n_gpu_layers, lora=lora)
     answers = []
-    bar = progress(f"{model.name}: answers", len(rows))
+    bar = progress(f"{(lora or model).name}: answers", len(rows))
     with up as server, ThreadPoolExecutor(settings.parallel) as pool, bar as advance:
         for answer in pool.map(lambda row: answer_row(server, row, settings), rows):
             answers.append(answer)

@@ -1,7 +1,8 @@
 """Bring the base model into one Hugging Face folder, whatever it comes from, and write down what it is.
 
 Reads the source named in `params.yaml`, section `base`: a hub repository at a commit, a folder, a GGUF file, or a
-GGUF inside an installed package. Writes `models/base/` (safetensors weights, tokenizer, chat template) and
+GGUF inside an installed package. Writes `models/base/` (safetensors weights, tokenizer, chat template; with `base.quantization: gguf`
+`model.gguf` instead of safetensors) and
 `models/base.json` (source, sha256 of each file, architecture, tokenizer and template hashes).
 
     python -m pipeline base
@@ -20,6 +21,7 @@ from pipeline.publish import need_disk, publishing, remove, write_json
 from pipeline.sources.gguf_import import checked_header, predicted_bytes, unpack_gguf
 from pipeline.sources.hf_folder import check_config, choose_files, examine, read_object
 from pipeline.sources.hub import download
+from pipeline.sources.packed_gguf import Packed, compare_with_folder
 
 
 def copy_folder(source: Path, folder: Path) -> None:
@@ -60,11 +62,13 @@ def find_in_package(package: str, file: str) -> Path:
 
 
 def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revision: str | None = None, file: str | None = None,
-         target: Path, record: Path, root: Path = Path(), llamacpp_home: str | None = None) -> dict[str, Any]:  # fmt: skip
+         packed: Packed | None = None, target: Path, record: Path, root: Path = Path(),
+         llamacpp_home: str | None = None) -> dict[str, Any]:  # fmt: skip
     """Publish the model as the folder `target` and its facts as the JSON file `record`; the facts.
 
     `model` is a hub repository (`revision` is its commit), a folder or GGUF file (relative to `root`), or the name of an
-    installed package that holds the GGUF `file`. What was in `target` stays until the new model is whole and checked.
+    installed package that holds the GGUF `file`. With `packed` the GGUF itself is the base; without, it is dequantised to 16 bit.
+    What was in `target` stays until the new model is whole and checked.
     Raises `ConfigError`, `DataError`, `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
     """
     unfinished = target.with_name(f".{target.name}.download")
@@ -73,18 +77,30 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
         aside.mkdir()
         match source:
             case "hub":
-                download(model, revision or "", unfinished / (revision or ""), aside)
+                download(model, revision or "", unfinished / (revision or ""), aside, file if packed else None)
+                if packed:
+                    license_name = packed.keep(aside / (file or ""), aside, find_toolchain(llamacpp_home))
             case "path":
                 copy_folder(root / Path(model).expanduser(), aside)
             case "gguf" | "package":
                 origin = find_in_package(model, file or "") if source == "package" else root / Path(model).expanduser()
-                license_name = convert_gguf(origin, aside, llamacpp_home)
+                license_name = packed.keep(origin, aside, find_toolchain(llamacpp_home)) if packed else convert_gguf(origin, aside, llamacpp_home)
+        if packed and packed.compare_with:
+            compare_with_folder(aside, root / Path(packed.compare_with).expanduser())
         try:
             facts = examine(aside)
         except DataError as error:  # the user knows the source, not the folder that is not published yet
             raise DataError(str(error).replace(str(aside), model)) from error
         files = {path.name: file_hash(path) for path in sorted(aside.iterdir())}
-    facts |= {"source": source, "model": model, "revision": revision, "files": files, "license": facts["license"] or license_name}
+    facts |= {
+        "source": source,
+        "model": model,
+        "revision": revision,
+        "file": file,
+        "level": packed.level if packed else None,
+        "files": files,
+        "license": facts["license"] or license_name,
+    }
     write_json(record, facts)
     remove(unfinished)
     print(f"base: {model} ({facts['architecture']['model_type']}, {facts['parameters']:,} parameters, {facts['dtype']}) is in {target}")
@@ -104,5 +120,6 @@ def convert_gguf(file: Path, folder: Path, llamacpp_home: str | None) -> str | N
 def main(params: Params, root: Path) -> None:
     """Run the stage on the project folder `root`."""
     chosen = params.base
-    base(source=chosen.source, model=chosen.model, revision=chosen.revision, file=chosen.file, target=root / "models" / "base",
+    packed = Packed(chosen.level, chosen.compare_with) if chosen.quantization == "gguf" else None
+    base(source=chosen.source, model=chosen.model, revision=chosen.revision, file=chosen.file, packed=packed, target=root / "models" / "base",
          record=root / "models" / "base.json", root=root, llamacpp_home=params.llamacpp.home)  # fmt: skip

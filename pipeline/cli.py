@@ -42,6 +42,11 @@ ParamsFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", hel
 Split = Annotated[Literal["train", "val", "test"], typer.Option("--split", help="Which rows of data/final.")]
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="Q4_K_M, F16, base-F16, … in any case; default: the recommended level.")]
 
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", metavar="FILE[=SCALE]", help="Apply this adapter's GGUF, at half its strength with =0.5; may be given again."),
+]
+
 
 @app.command(epilog="example: quench use qwen2.5-7b-8gb")
 def use(
@@ -49,10 +54,21 @@ def use(
     force: Annotated[bool, typer.Option("--force", help="Overwrite a params.yaml that was edited.")] = False,
     root: Root = Path(),
 ) -> None:
-    """Install a recipe as params.yaml and show what changes."""
+    """Install a recipe as params.yaml, with its graph of stages, and show what changes."""
     from pipeline.commands.recipes import use as install
 
     install(recipe, root, force)
+
+
+@app.command(epilog="example: quench graph")
+def graph(
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a dvc.yaml that was edited.")] = False,
+    root: Root = Path(),
+) -> None:
+    """Make dvc.yaml the graph of stages that params.yaml needs, after base.quantization was changed by hand."""
+    from pipeline.commands.recipes import graph as put
+
+    put(root, force)
 
 
 @app.command(epilog="example: quench serve Q4_K_M --smoke 8")
@@ -60,7 +76,7 @@ def serve(
     model: Model = None,
     smoke: Annotated[int, typer.Option("--smoke", metavar="K", min=0, help="Ask K test prompts, check that each answer stops by itself, end.")] = 0,
     lora: Annotated[bool, typer.Option("--lora", help="Apply this project's adapter to a level of the untuned base (base-Q4_K_M).")] = False,
-    adapter: Annotated[Path | None, typer.Option("--adapter", metavar="FILE", help="Apply this adapter's GGUF instead; implies --lora.")] = None,
+    adapter: Adapters = None,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
@@ -68,7 +84,35 @@ def serve(
     from pipeline.commands.serve import main
     from pipeline.params import load_params
 
-    main(load_params(params or root / "params.yaml"), root, model, smoke, lora=lora, adapter=adapter)
+    main(load_params(params or root / "params.yaml"), root, model, smoke, lora=lora, adapters=adapter or [])
+
+
+@app.command(epilog="example: quench adapters tone=0 facts=0.5")
+def adapters(
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[NAME=SCALE]...", help="1 is what was trained, 0 is off.")] = None,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Show the adapters of the running server, or give them other scales."""
+    from pipeline.commands.adapters import main
+    from pipeline.params import load_params
+
+    main(load_params(params or root / "params.yaml"), root, changes or [])
+
+
+@app.command("export-lora", epilog="example: quench export-lora --type Q8_0")
+def export_lora(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="The untuned base (default: base, or base-F16).")] = None,
+    adapter: Annotated[str | None, typer.Option("--adapter", metavar="FILE[=SCALE]", help="This adapter instead of the project's own.")] = None,
+    type: Annotated[str, typer.Option("--type", metavar="TYPE", help="F16, or a level of llama.cpp, which rounds once more.")] = "F16",
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Add the adapter to the weights of its base, for whoever wants one file."""
+    from pipeline.commands.export_lora import main
+    from pipeline.params import load_params
+
+    main(load_params(params or root / "params.yaml"), root, model, adapter, type)
 
 
 @app.command(epilog="example: quench chat")

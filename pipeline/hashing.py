@@ -1,7 +1,9 @@
 """sha256 of files and folders: what an artifact is, whatever its place and date."""
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 NO_PART = {".snakemake_timestamp"}  # Snakemake's mark in folders that are outputs; DVC makes none
 
@@ -10,6 +12,11 @@ def file_hash(path: Path) -> str:
     """sha256 of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_hash(value: Any) -> str:
+    """sha256 of a JSON value, whatever its keys' order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def tree_hash(folder: Path) -> str:

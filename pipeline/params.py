@@ -10,13 +10,19 @@ from pydantic import ValidationError, model_validator
 from pipeline.errors import ConfigError
 from pipeline.llamacpp.levels import split_level
 from pipeline.sections import (
+    ADAPTED,
+    BARE,
+    SOURCE,
     UNTUNED,
     Base,
+    Compare,
     Convert,
     Curate,
     Evaluate,
+    Graph,
     Imatrix,
     LlamaCpp,
+    Lora,
     Merge,
     Parity,
     Preprocess,
@@ -25,6 +31,7 @@ from pipeline.sections import (
     Section,
     Serve,
     Train,
+    Training,
 )
 
 
@@ -35,24 +42,49 @@ class Params(Section):
     curate: Curate
     preprocess: Preprocess
     train: Train
+    lora: Lora
     merge: Merge
     convert: Convert
     imatrix: Imatrix
     quantize: Quantize
+    compare: Compare
     parity: Parity
     evaluate: Evaluate
     report: Report
     serve: Serve
     llamacpp: LlamaCpp
 
+    @property
+    def training(self) -> Training:
+        """Section `train` with `base.quantization`."""
+        return Training(**self.train.model_dump(), quantization=self.base.quantization)
+
+    @property
+    def graph(self) -> Graph:
+        """Which of the two graphs of stages these settings need: an adapter beside the base's own GGUF, or a merged model and its levels."""
+        return "adapter" if self.base.quantization == "gguf" else "merged"
+
     @model_validator(mode="after")
-    def _sections_agree(self) -> "Params":
-        known = [UNTUNED + self.convert.type, self.convert.type, *self.quantize.levels]
+    def _models_are_made(self) -> "Params":
+        if self.graph == "adapter":
+            known = [BARE, ADAPTED, *([SOURCE] if self.base.level else [])]
+            needed, why = ADAPTED, "which is what is served"
+            made_by = f"({BARE}: the GGUF alone, {ADAPTED}: with its adapter, {SOURCE}: what base.level is made from)"
+        else:
+            known = [UNTUNED + self.convert.type, self.convert.type, *self.quantize.levels]
+            needed, why = self.convert.type, "which every level is compared with"
+            made_by = "(quantize.levels, spelt as there)"
         unknown = [model for model in self.evaluate.models if model not in known]
         if unknown:
-            raise ValueError(f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} (quantize.levels, spelt as there)")
-        if self.convert.type not in self.evaluate.models:
-            raise ValueError(f"evaluate.models lacks {self.convert.type}, which every level is compared with: add it")
+            raise ValueError(f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} {made_by}")
+        if needed not in self.evaluate.models:
+            raise ValueError(f"evaluate.models lacks {needed}, {why}: add it")
+        return self
+
+    @model_validator(mode="after")
+    def _merged_levels_agree(self) -> "Params":
+        if self.graph == "adapter":
+            return self
         made = {split_level(level)[0] for level in self.quantize.tuned}
         strange = [level for level in self.merge.levels if level.upper() not in made]
         if self.merge.base == "auto" and strange:
@@ -65,6 +97,32 @@ class Params(Section):
             raise ValueError(f"quantize.levels names {', '.join(wanting)} and imatrix.tokens is 0: set it, 100000 for example")
         if (self.merge.dtype, self.convert.type) == ("float16", "BF16"):
             raise ValueError("convert.type is BF16 and merge.dtype is float16, which would round the weights twice: set merge.dtype to bfloat16")
+        return self
+
+    @model_validator(mode="after")
+    def _healing_has_a_teacher(self) -> "Params":
+        if self.train.method == "heal" and self.base.level is None:
+            raise ValueError("train.method is heal and base.level is null, so there is no original to learn from: name the level to be healed")
+        return self
+
+    @model_validator(mode="after")
+    def _packed_embeddings_stay(self) -> "Params":
+        if self.train.embeddings_on_cpu and self.graph == "adapter":
+            raise ValueError("train.embeddings_on_cpu is on, but a GGUF's embeddings stay packed and small: set it to false")
+        return self
+
+    @model_validator(mode="after")
+    def _ways_can_be_compared(self) -> "Params":
+        if self.compare.seeds and self.graph == "adapter":
+            raise ValueError("compare.seeds names seeds and base.quantization is gguf: ways are compared where the 16-bit base is: set it to nf4")
+        if self.compare.seeds and not self.evaluate.scorers:
+            raise ValueError(
+                "compare.seeds names seeds and evaluate.scorers is []: name a scorer (exact_match scores anything), or set the seeds to []"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> "Params":
         if self.curate.max_tokens > self.preprocess.max_length:
             raise ValueError(
                 f"curate.max_tokens is {self.curate.max_tokens}, more than preprocess.max_length {self.preprocess.max_length}: "

@@ -1,64 +1,40 @@
 """Prove the seams: what is served is what was trained. Each seam has a figure, a limit and a verdict.
 
-Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`, every GGUF in `models/gguf/`.
+Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`, every GGUF in `models/gguf/`;
+with `base.quantization: gguf` no merge, and of the GGUFs the adapter's.
 Writes `reports/parity.json` and `reports/parity.html`; a failed seam fails the run (exit code 5).
 Command: `python -m pipeline parity`
 """
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat import Row, chats, encodable, load_tokenizer
+from pipeline.chat import chats, load_tokenizer
 from pipeline.errors import DataError, GateError, ToolError
 from pipeline.hashing import file_hash
 from pipeline.jsonl import read_rows
 from pipeline.llamacpp.levels import level_key
-from pipeline.llamacpp.server import serving
-from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.llamacpp.tools import find_toolchain
 from pipeline.params import Params
 from pipeline.publish import read_json, scratch_folder, write_json, write_text
 from pipeline.reporting.parity_page import render_parity_page
 from pipeline.reporting.parity_words import figure
-from pipeline.seams.behaviour import behaviour_seams
-from pipeline.seams.conversations import chosen
-from pipeline.seams.corpus import strings
-from pipeline.seams.divergence import spread
 from pipeline.seams.gguf_weights import gguf_weights
 from pipeline.seams.level_weights import level_weights
+from pipeline.seams.measure import BEHAVIOUR, LEFT_OUT, TEXT, Measure, Seams, behaviour, text_and_tokens, told, unmeasured
 from pipeline.seams.merged_weights import merged_weights
 from pipeline.seams.outputs import Bench, Chain, output_seams
-from pipeline.seams.seam import Seam
+from pipeline.seams.packed_chain import PackedChain, packed_seams
 from pipeline.seams.special import special_seams
-from pipeline.seams.text import served_texts, template_text
-from pipeline.seams.tokens import corpus_ids, token_ids
-from pipeline.sections import Evaluate, Parity
 
-CTX_SIZE = 2048  # tokens; parity's conversations are short
-Seams = dict[str, Seam]
-LEFT_OUT = "parity.depth is {}; `quench parity --depth {}` measures it"
 # seams by key with their titles, to name those that were not measured
 SPECIAL = {"tokens_special": "Special tokens", "text_chat_template": "Chat template", "tokens_levels": "Vocabularies and passports"}
-TEXT = {"text_template": "Template text", "tokens_ids": "Token ids", "tokens_corpus": "Token ids of a corpus"}
 OUTPUTS = {"outputs_trained": "Trained model (NF4 with adapter) → merged model", "outputs_sixteen": "16-bit base with adapter → merged model",
            "outputs_gguf": "Merged model → 16-bit GGUF"}  # fmt: skip
-BEHAVIOUR = {"behaviour": "What each GGUF does in llama-server"}
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
-
-
-@dataclass(frozen=True)
-class Measure:
-    """What every seam is measured with: the held-out chats, the limits, how llama.cpp is run, and a folder for temporary files."""
-
-    rows: Sequence[Row]
-    limits: Parity
-    evaluate: Evaluate
-    tools: Toolchain
-    scratch: Path
-    tensor_types: Mapping[str, str] = field(default_factory=dict)
 
 
 def parity(chain: Chain, measure: Measure, *, base_gguf: Path, lora: Path) -> Seams:
@@ -81,7 +57,7 @@ def parity(chain: Chain, measure: Measure, *, base_gguf: Path, lora: Path) -> Se
     told("text and tokens")
     levels = list(chain.levels.values())
     add(SPECIAL, lambda: special_seams(tokenizer=tokenizer, merged=chain.merged, f16=chain.gguf, levels=levels, tools=measure.tools))
-    add(TEXT, lambda: text_and_tokens(chain, tokenizer, measure))
+    add(TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
     outputs = OUTPUTS | {level_key("outputs", level): f"{chain.gguf.stem} → {level}" for level in chain.levels}
     if depth == "quick":
         return seams | unmeasured(outputs | BEHAVIOUR | LORA, LEFT_OUT.format(depth, "standard"))
@@ -90,21 +66,8 @@ def parity(chain: Chain, measure: Measure, *, base_gguf: Path, lora: Path) -> Se
     told("outputs")
     add(outputs, lambda: outputs_of(chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if depth == "full" else {}))
     told("behaviour")
-    add(BEHAVIOUR, lambda: behaviour(chain, tokenizer, measure))
+    add(BEHAVIOUR, lambda: behaviour([chain.gguf, *chain.levels.values()], tokenizer, measure))
     return seams if depth == "full" else seams | unmeasured(LORA, LEFT_OUT.format(depth, "full"))
-
-
-def text_and_tokens(chain: Chain, tokenizer: Any, measure: Measure) -> Seams:
-    """What llama-server makes of conversations, and the GGUF's vocabulary of strings; both as training does."""
-    limits, tools = measure.limits, measure.tools
-    with serving(tools, chain.gguf, ctx_size=CTX_SIZE, threads=measure.evaluate.threads) as server:
-        texts = served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
-        seams = {
-            "text_template": template_text(texts, tokenizer, chain.gguf),
-            "tokens_ids": token_ids(texts, tokenizer, server, chain.gguf),
-        }
-    told_rows = [text.whole for text in texts.compared if text.conversation.held_out]
-    return seams | {"tokens_corpus": corpus_ids(strings(tokenizer, told_rows, limits.strings), tokenizer, chain.gguf, tools)}
 
 
 def weights(chain: Chain, measure: Measure, base_gguf: Path) -> Seams:
@@ -119,55 +82,45 @@ def weights(chain: Chain, measure: Measure, base_gguf: Path) -> Seams:
 
 def outputs_of(chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[str, Path]) -> Seams:
     """What the models say to held-out rows, along the chain. Raises `DataError` where no row can be used."""
-    encoded = list(islice(encodable(tokenizer, measure.rows, CTX_SIZE), measure.limits.rows))
-    if not encoded:
-        raise DataError(f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
-    bench = Bench([spread(row.ids) for row in encoded], measure.scratch, measure.evaluate.threads, measure.tools)
+    bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools)
     return output_seams(chain, bench, measure.limits, **with_lora)
-
-
-def behaviour(chain: Chain, tokenizer: Any, measure: Measure) -> Seams:
-    """What each GGUF does in llama-server."""
-    return behaviour_seams(
-        [chain.gguf, *chain.levels.values()], measure.rows, tokenizer, prompts=measure.limits.prompts, ctx_size=CTX_SIZE,
-        threads=measure.evaluate.threads, n_gpu_layers=measure.evaluate.n_gpu_layers, tools=measure.tools,
-    )  # fmt: skip
-
-
-def unmeasured(titles: dict[str, str], why: str) -> Seams:
-    """Seams that were not measured, so that nobody takes them for passed."""
-    return {key: Seam(title, "", None, None, "", "not measured", why) for key, title in titles.items()}
-
-
-def told(part: str) -> None:
-    """Say what is measured now: the whole takes minutes."""
-    print(f"parity: measuring {part}", file=sys.stderr, flush=True)
 
 
 def measure_parity(params: Params, root: Path) -> dict[str, Any]:
     """Measure the files below `root` and write both reports, also where a seam failed; the report."""
-    folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
     rows = list(islice(chats(read_rows(root / "data/final/test.jsonl")), max(params.parity.conversations, params.parity.rows, params.parity.prompts)))
     if not rows:
         raise DataError(f"{root / 'data/final/test.jsonl'} holds no chat, so parity has nothing to compare: raise curate.test_fraction")
-    chain = Chain(
-        base=root / "models/base", adapter=root / "models/adapter", merged=root / "models/merged", gguf=folder / f"{name}-{kind}.gguf",
-        levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.tuned},
-    )  # fmt: skip
-    merge_report = read_json(root / "reports/merge.json", "run `snakemake merge`")
-    base_gguf = folder / f"{name}-base-{kind}.gguf"
     with scratch_folder(root / "models/.parity") as scratch:
         measure = Measure(rows, params.parity, params.evaluate, find_toolchain(params.llamacpp.home), scratch, params.quantize.tensor_types)
-        seams = parity(chain, measure, base_gguf=base_gguf, lora=folder / f"{name}-lora.gguf")
+        seams, files, merge_report = (adapter_seams if params.graph == "adapter" else merged_seams)(params, root, measure)
     verdict = "fail" if any(seam.verdict == "fail" for seam in seams.values()) else "pass"
-    measured = (chain.gguf, base_gguf, *chain.levels.values())
     report = {
         "verdict": verdict, "depth": params.parity.depth, "seams": {key: asdict(seam) for key, seam in seams.items()},
-        "files": {path.name: file_hash(path) for path in measured},
+        "files": {path.name: file_hash(path) for path in files},
     }  # fmt: skip
     write_json(root / "reports/parity.json", report)
     write_text(root / "reports/parity.html", render_parity_page(report, merge_report))
     return report
+
+
+def merged_seams(params: Params, root: Path, measure: Measure) -> tuple[Seams, list[Path], dict[str, Any] | None]:
+    """(seams, GGUFs that were measured, the merge's report) of the graph of merged models."""
+    folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
+    chain = Chain(
+        base=root / "models/base", adapter=root / "models/adapter", merged=root / "models/merged", gguf=folder / f"{name}-{kind}.gguf",
+        levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.tuned},
+    )  # fmt: skip
+    merge_report, base_gguf = read_json(root / "reports/merge.json", "run `snakemake merge`"), folder / f"{name}-base-{kind}.gguf"
+    seams = parity(chain, measure, base_gguf=base_gguf, lora=folder / f"{name}-lora.gguf")
+    return seams, [chain.gguf, base_gguf, *chain.levels.values()], merge_report
+
+
+def adapter_seams(params: Params, root: Path, measure: Measure) -> tuple[Seams, list[Path], dict[str, Any] | None]:
+    """The same of the graph without a merge."""
+    lora = root / "models/gguf" / f"{params.convert.name}-lora.gguf"
+    chain = PackedChain(base=root / "models/base", lineage=root / "models/base.json", adapter=root / "models/adapter", lora=lora)
+    return packed_seams(chain, measure), [chain.gguf, lora], None
 
 
 def main(params: Params, root: Path) -> None:

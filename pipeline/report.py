@@ -1,6 +1,7 @@
 """Put everything that was measured on one page, judge each level by the gate, and recommend the one to serve.
 
-Reads reports/{data,labels,train,merge,parity}.json, reports/train.csv and train.jsonl, models/base.json, the chat template in
+Reads reports/{data,labels,train,merge,parity}.json (no merge.json where base.quantization is gguf), reports/train.csv and train.jsonl,
+models/base.json, the chat template in
 models/adapter, and reports/eval/MODEL.json with MODEL.answers.jsonl for every model of `evaluate.models`.
 Writes reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile and serve.txt.
 
@@ -19,13 +20,13 @@ from pipeline.reporting.inputs import Inputs, load_inputs
 from pipeline.reporting.ollama import chat_template
 from pipeline.reporting.page import page_values, render
 from pipeline.reporting.quants import write_data_files
-from pipeline.reporting.recommend import Recommendation, reference_name
+from pipeline.reporting.recommend import Recommendation
 from pipeline.reporting.terminal import show
 from pipeline.reporting.verdict import with_warnings
-from pipeline.sections import Report, Serve
+from pipeline.sections import ADAPTED, Report, Serve
 from pipeline.serving.key import KEY_FILE
 from pipeline.shipping.advice import advise
-from pipeline.shipping.card import PrintedTools, fill, text_values
+from pipeline.shipping.card import PrintedTools, fill, served_as, text_values
 from pipeline.shipping.gate import Verdict
 
 
@@ -36,12 +37,13 @@ def report(*, inputs: Inputs, folder: Path, name: str, settings: Report, serve: 
     `name` is the GGUFs' name (`convert.name`), `seed` draws the bootstrap's samples, `jinja` is the base's chat template.
     """
     advice, verdicts = advise(inputs, settings, serve, seed)
-    advice = with_warnings(advice, inputs.parity, forgotten(inputs.evaluations, reference_name(inputs.evaluations), seed))
+    advice = with_warnings(advice, inputs.parity, forgotten(inputs.evaluations, seed))
     # where nothing can be recommended, the files still name the smallest level, with the warning beside it
     level = advice.model or min(verdicts, key=lambda model: (inputs.evaluations[model]["bytes"], model))
-    gguf = f"models/gguf/{name}-{level}.gguf"
+    lora = f"models/gguf/{name}-lora.gguf" if level == ADAPTED else None
+    gguf = "models/base/model.gguf" if lora else f"models/gguf/{name}-{level}.gguf"
     texts = text_values(inputs, advice, name=name, level=level, serve=serve, jinja=jinja) | {
-        "gguf": gguf, "raw_command": serve_line(gguf, serve, llama_home), "key_file": KEY_FILE,
+        "gguf": gguf, "lora_gguf": lora, "raw_command": serve_line(gguf, serve, llama_home, lora), "key_file": KEY_FILE,
     }  # fmt: skip
     page = texts | page_values(inputs, advice, verdicts, seed) | {
         "settings": settings, "llama_version": inputs.evaluations[level].get("llama_cpp", "of unknown version"),
@@ -72,13 +74,14 @@ def read_template(adapter: Path) -> str | None:
     return chat_template(adapter)
 
 
-def serve_line(gguf: str, serve: Serve, llama_home: str | None) -> str:
-    """The `llama-server` command for `gguf`, to be run in the project's folder, with `quench serve`'s flags."""
+def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None = None) -> str:
+    """The `llama-server` command for `gguf`, with the adapter `lora` on it, to be run in the project's folder, with `quench serve`'s flags."""
     from pipeline.llamacpp.server import server_command
 
     home = Path(llama_home) if llama_home else DEFAULT_HOME.relative_to(PROJECT)
     command = server_command(
         PrintedTools(home / "build" / "bin", home), Path(gguf), port=serve.port, key_file=KEY_FILE, ctx_size=serve.ctx_size,
         parallel=serve.parallel, threads=serve.threads, n_gpu_layers=serve.n_gpu_layers, flash_attn=serve.flash_attn, n_predict=serve.n_predict,
+        lora=[(Path(lora), 1.0)] if lora else [], alias=served_as(Path(lora)) if lora else None,
     )  # fmt: skip
     return shlex.join(command)

@@ -26,6 +26,9 @@ Format = Literal[
     "prompt",
 ]
 UNTUNED = "base-"  # what the names of the untuned base's models begin with
+# models of the graph without a merge: the base's GGUF alone, the same with the adapter's GGUF on it, and the file that base.level was made from
+BARE, ADAPTED, SOURCE = "base", "adapter", "source"
+Graph = Literal["merged", "adapter"]
 # a file below data/guard or data/evaluation, which the graph watches; so it can't lead out of there
 GuardFile = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*(/[^./\\][^/\\]*)*$")]
 
@@ -42,11 +45,17 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+Quantization = Literal["nf4", "gguf", "none"]
+
+
 class Base(Section):
     source: Literal["hub", "path", "gguf", "package"]
     model: Annotated[str, Field(min_length=1)]
     revision: str | None = None
     file: str | None = None
+    quantization: Quantization
+    level: str | None
+    compare_with: str | None
 
     @model_validator(mode="before")
     @classmethod
@@ -64,8 +73,25 @@ class Base(Section):
             raise ValueError(f"revision is {self.revision!r}, but only source hub has one: set it to null")
         if self.source == "package" and not self.file:
             raise ValueError("file is missing: source package needs the name of the GGUF inside the package")
-        if self.source != "package" and self.file is not None:
-            raise ValueError(f"file is {self.file!r}, but only source package has one: set it to null")
+        one_of_many = self.source == "package" or (self.source == "hub" and self.quantization == "gguf")
+        if not one_of_many and self.file is not None:
+            raise ValueError(f"file is {self.file!r}, but only source package, and a hub repository of GGUF files, have one: set it to null")
+        return self
+
+    @model_validator(mode="after")
+    def _gguf_is_a_file(self) -> "Base":
+        if self.quantization != "gguf":
+            for key in ("level", "compare_with"):
+                if (value := getattr(self, key)) is not None:
+                    raise ValueError(f"{key} is {value!r}, but only quantization gguf has one: set it to null")
+            return self
+        if self.source == "path":
+            raise ValueError("quantization is gguf and source is path, a Hugging Face folder: name a GGUF file with source gguf, or set it to nf4")
+        if self.source == "hub" and not (self.file or "").endswith(".gguf"):
+            raise ValueError(f"file is {self.file!r}: source hub with quantization gguf needs the name of one GGUF file in the repository")
+        problem = level_problem(self.level) if self.level is not None else None
+        if problem or (self.level is not None and split_level(self.level)[1]):
+            raise ValueError(f"level is {self.level!r} ({problem or 'there is no importance matrix yet'}): name a plain one, Q4_K_M for example")
         return self
 
 
@@ -102,9 +128,12 @@ class Preprocess(Section):
 
 
 class Train(Section):
-    load_in_4bit: bool
+    method: Literal["sft", "heal"]
+    heal_top_k: Count
+    heal_sft_weight: Fraction
     bnb_4bit_use_double_quant: bool
     bnb_4bit_compute_dtype: Literal["bfloat16", "float16", "float32"]
+    packed: bool
     r: Count
     lora_alpha: Count
     lora_dropout: Annotated[float, Field(ge=0, lt=1)]
@@ -149,6 +178,12 @@ class Train(Section):
                 f"{self.eval_steps}: make them equal"
             )
         return self
+
+
+class Training(Train):
+    """Section `train` with what it needs of section `base`: how the base's linears are held (`base.quantization`)."""
+
+    quantization: Quantization
 
 
 def _check_levels(levels: list[str]) -> list[str]:
@@ -203,6 +238,13 @@ class Convert(Section):
     type: Literal["F16", "BF16"]
 
 
+LoraType = Literal["F16", "F32"]
+
+
+class Lora(Section):
+    type: LoraType
+
+
 class Imatrix(Section):
     tokens: Annotated[int, Field(ge=0)]
 
@@ -223,6 +265,27 @@ class Quantize(Section):
         return [level for level in self.levels if level.startswith(UNTUNED)]
 
 
+class Compare(Section):
+    seeds: list[Seed]
+    levels: Levels
+    rows: Count
+
+    @field_validator("seeds")
+    @classmethod
+    def _each_once(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"{seeds} names a seed twice, which would measure nothing new: name each once")
+        return seeds
+
+    @field_validator("levels")
+    @classmethod
+    def _plain_levels(cls, levels: list[str]) -> list[str]:
+        # an importance matrix is the tuned model's, and half of the ways have no tuned model to measure it on
+        if with_imatrix := [level for level in levels if split_level(level)[1]]:
+            raise ValueError(f"{', '.join(with_imatrix)}: the ways are compared without an importance matrix: leave -imatrix out")
+        return levels
+
+
 class Parity(Section):
     depth: Literal["quick", "standard", "full"]
     conversations: Count
@@ -232,6 +295,8 @@ class Parity(Section):
     max_kld_exact: Annotated[float, Field(gt=0)]
     max_kld_trained: Annotated[float, Field(gt=0)]
     max_kld_level: Annotated[float, Field(gt=0)]
+    max_kld_served: Annotated[float, Field(gt=0)]
+    min_same_top_served: Fraction
     rmse_slack: Annotated[float, Field(ge=1)]
 
 

@@ -1,6 +1,7 @@
 """Train a QLoRA adapter on the base, with checkpoints that a killed run goes on from to the same bytes.
 
-Reads `data/tokens/` and `models/base/`.
+Reads `data/tokens/` and `models/base/`. With `train.method` heal what is learnt is how the file that the level was made from answers
+(`pipeline.healing`), not what the rows' assistant says.
 Writes `models/adapter/` (PEFT folder, tokenizer, run.json), `reports/train.json`, `reports/train.csv` (the curves) and
 `reports/train.jsonl` (every step); TensorBoard events in `reports/tensorboard/` and checkpoints in `models/checkpoints/` on the way.
 Command: `python -m pipeline train`
@@ -10,15 +11,17 @@ import csv
 import json
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat import load_tokenizer
 from pipeline.errors import DataError
 from pipeline.hashing import tree_hash
+from pipeline.healing.cache import TEACHER
 from pipeline.params import Params
 from pipeline.publish import publishing, remove, write_json
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.tokens.manifest import check_manifest
 from pipeline.training.checkpoints import read_notes, step_of
 from pipeline.training.interruption import Interruption
@@ -31,7 +34,7 @@ from pipeline.watching.run_record import run_record
 CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens", "trained_tokens")
 
 
-def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorboard: Path, settings: Train, resume: bool) -> dict[str, Any]:
+def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorboard: Path, settings: Training, resume: bool) -> dict[str, Any]:
     """Train, publish the adapter folder, return the report; `journal` in it are the rows of every step and evaluation.
 
     With `resume`, goes on from the newest verified checkpoint of the same run; otherwise starts anew. Raises `GateError` where a
@@ -52,27 +55,40 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
             remove(tensorboard)
         else:
             print(f"train: going on from {start}", file=sys.stderr)
-        trainer, monitor = make_trainer(tokens, base, tokenizer, checkpoints, tensorboard, settings, journal, start, interruption)
+        teacher = find_teacher(tokens, base, checkpoints, settings, record)
+        trainer, monitor = make_trainer(tokens, base, tokenizer, checkpoints, tensorboard, settings, journal, start, interruption, teacher)
         proven = prove_beforehand(trainer, settings)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         rows = journal.rows()
         prove_afterwards(trainer, rows)
         publish_adapter(trainer.model, trainer.processing_class, record, adapter)
         finish(checkpoints, record)
+        remove(checkpoints / TEACHER)
     return summary(trainer, rows) | {
+        "method": settings.method, **({"teacher": teacher.figures} if teacher else {}),
         "proven": proven, "inputs": record, "resumed_from": start.name if start else None,
         "health": [vars(finding) for finding in monitor.findings()], "journal": rows,
     }  # fmt: skip
 
 
+def find_teacher(tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]) -> Any:
+    """`train.method` heal: the original's answers to every row, a `pipeline.healing.cache.Teacher`; None for sft."""
+    if settings.method != "heal":
+        return None
+    from pipeline.healing.teacher import ask_teacher
+
+    return ask_teacher(tokens, base, checkpoints, settings, record)
+
+
 def make_trainer(
-    tokens: Path, base: Path, tokenizer: Any, checkpoints: Path, tensorboard: Path, settings: Train, journal: Journal, start: Path | None,
-    interruption: Interruption,
+    tokens: Path, base: Path, tokenizer: Any, checkpoints: Path, tensorboard: Path, settings: Training, journal: Journal, start: Path | None,
+    interruption: Interruption, teacher: Any = None,
 ) -> tuple[Any, Monitor]:  # fmt: skip
-    """The trainer over the quantised base with its adapter, and the monitor that judges its steps."""
+    """The trainer over the quantised base with its adapter, and the monitor that judges its steps; with a `teacher`, the level is healed."""
     from peft import get_peft_model
     from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 
+    from pipeline.healing.trainer import HealingCollator, HealingTrainer
     from pipeline.training.arguments import total_steps, training_arguments
     from pipeline.training.callbacks import Watch
     from pipeline.training.chunked import check_head
@@ -95,13 +111,15 @@ def make_trainer(
         check_liger(model.get_base_model())
     check_head(model.get_base_model())
     collate = Collator(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
+    learning, watching = (HealingCollator(collate, teacher.train), HealingCollator(collate, teacher.val)) if teacher else (collate, collate)
+    kind = partial(HealingTrainer, sft_weight=settings.heal_sft_weight) if teacher else QuenchTrainer
     questions = sequences(held_out, settings.sample_rows)
     monitor = Monitor(total_steps(settings, len(rows)), settings)
     monitor.restore(journal.rows())
     watch = Watch(journal, Board(tensorboard, step_of(start) + 1 if start else None), monitor)
-    trainer = QuenchTrainer(
+    trainer = kind(
         model=model, args=arguments, processing_class=tokenizer, train_dataset=rows, eval_dataset=held_out if len(held_out) else None,
-        data_collator=collate, callbacks=[watch], loss=loss, keep=settings.save_total_limit, held_out=[collate([row]) for row in held_out],
+        data_collator=learning, callbacks=[watch], loss=loss, keep=settings.save_total_limit, held_out=[watching([row]) for row in held_out],
         answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens), interruption=interruption, start=start, journal=journal,
     )  # fmt: skip
     watch.trainer = trainer
@@ -111,7 +129,7 @@ def make_trainer(
     return trainer, monitor
 
 
-def prove_beforehand(trainer: Any, settings: Train) -> dict[str, Any]:
+def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
     """What is proven of the model before its first step, with figures: targets, trainable parameters, finite weights, packing."""
     from pipeline.fidelity.finite import finite_record
     from pipeline.training.dataset import sequences
@@ -119,7 +137,8 @@ def prove_beforehand(trainer: Any, settings: Train) -> dict[str, Any]:
     from pipeline.training.qlora import check_adapter, float32_cast_bytes
 
     trainable = check_adapter(trainer.model, settings)
-    leak = refuse_leaks(trainer.model, trainer.data_collator, sequences(trainer.train_dataset, 2))
+    plain = getattr(trainer.data_collator, "plain", trainer.data_collator)  # what is packed here has no teacher's answers
+    leak = refuse_leaks(trainer.model, plain, sequences(trainer.train_dataset, 2))
     saved = float32_cast_bytes(trainer.model.get_base_model())
     return {"trainable_parameters": trainable, "packing_nmse": leak, "float32_cast_bytes_saved": saved, **finite_record(trainer.model)}
 
@@ -160,9 +179,10 @@ def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
 
 
 def logical_parameters(model: Any) -> int:
-    """Parameters of base and adapter as the formulas count them; a packed NF4 byte holds two, and embeddings in main memory are none to torch."""
+    """Parameters of base and adapter as the formulas count them: not a packed byte, but what it holds; a table in main memory is none to torch."""
+    packed = {id(module.weight): module.logical for module in model.modules() if hasattr(module, "logical")}
     found = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
-    return sum(p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1) for p in found.values())
+    return sum(packed.get(key, p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1)) for key, p in found.items())
 
 
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
@@ -206,8 +226,8 @@ def check_beforehand(root: Path, params: Params) -> None:
     from pipeline.training.preflight import preflight
 
     checks = preflight(
-        tokens=root / "data/tokens", base=root / "models/base", disk=root, settings=params.train, max_length=params.preprocess.max_length,
-        levels=params.quantize.levels,
+        tokens=root / "data/tokens", base=root / "models/base", disk=root, settings=params.training, max_length=params.preprocess.max_length,
+        levels=params.quantize.levels, lora=params.lora.type,
     )  # fmt: skip
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
     refuse(checks)
@@ -219,7 +239,7 @@ def main(params: Params, root: Path, resume: bool = True) -> None:
     check_beforehand(root, params)
     report = train(
         tokens=root / "data/tokens", base=root / "models/base", adapter=root / "models/adapter", checkpoints=root / "models/checkpoints",
-        tensorboard=root / "reports/tensorboard", settings=params.train, resume=resume,
+        tensorboard=root / "reports/tensorboard", settings=params.training, resume=resume,
     )  # fmt: skip
     rows, inputs = report.pop("journal"), report.pop("inputs")
     hashes = {"tokens": inputs["tokens_sha256"], **inputs["base"], "adapter": tree_hash(root / "models/adapter")}
@@ -227,4 +247,5 @@ def main(params: Params, root: Path, resume: bool = True) -> None:
     write_curve(root / "reports/train.csv", curve(rows))
     write_rows(root / "reports/train.jsonl", rows)
     write_json(root / "reports/train.json", report)
-    print(f"train: {report['steps']} steps, loss {report['loss_first']:.2f} → {report['loss_last']:.2f}, {report['seconds']:.0f} s")
+    shown = ".3g" if params.train.method == "heal" else ".2f"  # a divergence is small from the start
+    print(f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → {report['loss_last']:{shown}}, {report['seconds']:.0f} s")

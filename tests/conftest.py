@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import tiny
 
+from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 
 # set before any test module is imported: huggingface_hub reads its environment once, at import
@@ -107,8 +108,13 @@ def tiny_root(tiny_params: dict[str, Any], tmp_path: Path) -> Path:
 
 
 STAGES = (
-    "base", "curate", "preprocess", "train", "merge", "convert", "imatrix", "quantize@Q4_K_M", "quantize@Q5_K_M", "parity",
+    "base", "curate", "preprocess", "train", "merge", "convert", "compare", "imatrix", "quantize@Q4_K_M", "quantize@Q5_K_M", "parity",
     "evaluate@base-F16", "evaluate@F16", "evaluate@Q4_K_M", "evaluate@Q5_K_M", "report",
+)  # fmt: skip
+
+
+PACKED_STAGES = (
+    "base", "curate", "preprocess", "train", "lora", "parity", "evaluate@source", "evaluate@base", "evaluate@adapter", "report",
 )  # fmt: skip
 
 
@@ -122,6 +128,24 @@ def prepared(tiny_qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny project folder in which every stage has run. Read only: copy it to change it."""
     return made_once(tmp_path_factory, "finished", lambda root: run_stages(Path(shutil.copytree(prepared, root)), STAGES[3:]))
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf_base(tiny_qwen2: Path, tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny_qwen2` as an F16 GGUF. Read only."""
+
+    def make(root: Path) -> Path:
+        to_gguf(tools, tiny_qwen2, root / "tiny.gguf", "F16", "tiny", "qwen2")
+        return root
+
+    return made_once(tmp_path_factory, "gguf-base", make) / "tiny.gguf"
+
+
+@pytest.fixture(scope="session")
+def served(tiny_gguf_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny project folder of the graph without a merge, in which every stage has run. Read only: copy it to change it."""
+    params = tiny.packed_params(tiny_gguf_base)
+    return made_once(tmp_path_factory, "served", lambda root: run_stages(tiny.write_project(root, params), PACKED_STAGES))
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Path]) -> Path:

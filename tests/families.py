@@ -65,7 +65,7 @@ def family_adapter(folder: Path, base: Path, settings: dict[str, Any]) -> Path:
     write_adapter(base, folder, target_modules=list(TARGETS))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(base / name, folder / name)
-    record = {"settings": settings | {"target_modules": list(TARGETS), "r": 4, "lora_alpha": 8}, "tokens_sha256": "ab" * 32}
+    record = {"settings": settings | {"quantization": "nf4", "target_modules": list(TARGETS), "r": 4, "lora_alpha": 8}, "tokens_sha256": "ab" * 32}
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     return folder
 

@@ -48,7 +48,7 @@ def write_adapter(base: Path, folder: Path, *, resize: int = 0, **settings: Any)
 
 def add_run(adapter: Path, **settings: Any) -> None:
     """Put training's record beside the adapter, as far as a merge reads it."""
-    told = {"load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_use_double_quant": True} | settings
+    told = {"quantization": "nf4", "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_use_double_quant": True} | settings
     (adapter / "run.json").write_text(json.dumps({"settings": told}))
 
 

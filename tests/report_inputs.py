@@ -32,7 +32,14 @@ def write_inputs(root: Path) -> Path:
     (root / "models" / "adapter").mkdir(parents=True)
     (root / "models" / "adapter" / "chat_template.jinja").write_text(CHATML_WITH_DEFAULT, encoding="utf-8")
     put(root / "models" / "base.json", base())
-    for name, value in {"data": data(), "labels": labels(), "train": train(), "merge": merge_report(), "parity": parity()}.items():
+    for name, value in {
+        "data": data(),
+        "labels": labels(),
+        "train": train(),
+        "merge": merge_report(),
+        "ways": {"seeds": []},
+        "parity": parity(),
+    }.items():
         put(reports / f"{name}.json", value)
     rows = journal()
     write_rows(reports / "train.jsonl", rows)

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.planning.memory import plan_memory
+from pipeline.planning.packed import PackedBase
 from pipeline.planning.shape import Shape
-from pipeline.sections import Train
+from pipeline.sections import Training
 
 
-def adapted(base: Path, train: Train) -> Any:
+def adapted(base: Path, train: Training) -> Any:
     """The model as training has it."""
     from peft import get_peft_model
 
@@ -58,10 +59,11 @@ def measured(model: Any, optimizer: Any) -> dict[str, int]:
     }  # fmt: skip
 
 
-def planned(shape: Shape, train: Train) -> dict[str, int]:
+def planned(shape: Shape, train: Training, packed: PackedBase | None = None) -> dict[str, int]:
     """The same by the planner: what stays, whatever the sequence."""
-    parts = {part.name: part.bytes for part in plan_memory(shape, train, 64, "cpu", "chunked").parts}
-    names = ("linears in NF4" if train.load_in_4bit else "linears", "embeddings and head", "norms and biases", "LoRA", "gradients", "optimizer")
+    parts = {part.name: part.bytes for part in plan_memory(shape, train, 64, "cpu", "chunked", packed).parts}
+    linears = next(name for name in parts if "linears" in name)
+    names = (linears, "embeddings and head", "norms and biases", "LoRA", "gradients", "optimizer")
     return dict(zip(("linears", "tables", "small", "lora", "gradients", "optimizer"), map(parts.__getitem__, names), strict=True))
 
 

@@ -175,7 +175,7 @@ def hub(llama_folder, monkeypatch):
 
 def test_the_hub_is_asked_through_hf_endpoint_by_the_stage_itself(llama_folder, tmp_path):
     params = tiny.tiny_params(llama_folder)
-    params["base"] = {"source": "hub", "model": REPO, "revision": COMMIT, "file": None}
+    params["base"] |= {"source": "hub", "model": REPO, "revision": COMMIT, "file": None}
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(params))
     with fake_hub(llama_folder) as server:
         env = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}

@@ -13,7 +13,23 @@ from pipeline.commands import doctor
 from pipeline.errors import ToolError
 from pipeline.llamacpp.tools import PROJECT
 
-COMMANDS = ("use", "serve", "chat", "load", "report", "doctor", "plan", "fidelity", "parity", "split", "ship", "verify-bundle")
+COMMANDS = (
+    "use",
+    "graph",
+    "serve",
+    "adapters",
+    "export-lora",
+    "chat",
+    "load",
+    "report",
+    "doctor",
+    "plan",
+    "fidelity",
+    "parity",
+    "split",
+    "ship",
+    "verify-bundle",
+)
 HEAVY = ("torch", "transformers", "dvc", "matplotlib", "pydantic", "httpx")
 
 

@@ -64,14 +64,14 @@ def test_forgetting_is_warned_of_only_beyond_noise(lost: int, warned: bool) -> N
     right = list(evaluations["base-F16"]["general"]["right"])
     known = [number for number, one in enumerate(right) if one][:lost]
     evaluations["Q4_K_M"]["general"] |= {"right": [0 if number in known else one for number, one in enumerate(right)]}
-    found = forgotten(evaluations, "F16", 1)
+    found = forgotten(evaluations, 1)
     assert ("Q4_K_M" in found) == warned
-    values = forgetting_values(evaluations, "F16", 1)
+    values = forgetting_values(evaluations, 1)
     assert values is not None
     assert len(values["warnings"]) == warned
     assert [subject for subject, _ in values["subjects"]] == ["arithmetic", "geography", "language", "logic"]
 
 
 def test_what_nobody_asked_was_not_forgotten() -> None:
-    assert forgetting_values({"F16": {"general": None}}, "F16", 1) is None
-    assert forgotten({"F16": {}}, "F16", 1) == {}
+    assert forgetting_values({"F16": {"general": None}}, 1) is None
+    assert forgotten({"F16": {}}, 1) == {}

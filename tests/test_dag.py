@@ -23,8 +23,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.__main__ import PER_ITEM, STAGES
-from pipeline.params import Params
+from pipeline.__main__ import ONLY_IN, PER_ITEM, STAGES
+from pipeline.params import Params, load_params
+from pipeline.sections import Graph
+from pipeline.workflow.graphs import GRAPHS
 from pipeline.workflow.prepare import FORCED
 from pipeline.workflow.settle import REUSE, reuse, settle
 
@@ -46,6 +48,7 @@ PLUMBING = {
     "sections",
     "training.preflight",
     "watching.run_record",
+    "workflow.graphs",
     "workflow.record",
 }
 
@@ -62,14 +65,26 @@ class Stage:
     outputs: frozenset[str]
 
 
+@pytest.fixture(scope="module", params=["demo", "demo-gguf"])
+def recipe(request: pytest.FixtureRequest) -> Path:
+    """A recipe of each graph."""
+    return PROJECT / "recipes" / f"{request.param}.yaml"
+
+
 @pytest.fixture(scope="module")
-def dvc_stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The stages of the real dvc.yaml, by DVC's own loader."""
+def graph(recipe: Path) -> Graph:
+    """The graph that the recipe needs."""
+    return load_params(recipe).graph
+
+
+@pytest.fixture(scope="module")
+def dvc_stages(recipe: Path, graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The stages of a real graph for DVC, by DVC's own loader."""
     from dvc.repo import Repo
 
     folder = tmp_path_factory.mktemp("dvc-graph")
-    for name in ("dvc.yaml", "params.yaml"):
-        shutil.copy(PROJECT / name, folder)
+    shutil.copy(recipe, folder / "params.yaml")
+    shutil.copy(GRAPHS / f"{graph}.dvc.yaml", folder / "dvc.yaml")
     Repo.init(str(folder), no_scm=True).close()
     with Repo(str(folder)) as repo:
         repo.index.check_graph()
@@ -85,13 +100,14 @@ def dvc_graph(dvc_stages: dict[str, Any]) -> dict[str, Stage]:
 
 
 @pytest.fixture(scope="module")
-def snakemake_graph(dvc_graph: dict[str, Stage], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
+def snakemake_graph(recipe: Path, dvc_graph: dict[str, Stage], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
     """The jobs of the real Snakefile, by Snakemake's own loader, in a folder that holds just its sources (as empty files)."""
     from snakemake.api import DAGSettings, OutputSettings, ResourceSettings, SnakemakeApi
 
     folder = tmp_path_factory.mktemp("snakemake-graph")
-    for name in ("Snakefile", "params.yaml"):
-        shutil.copy(PROJECT / name, folder)
+    shutil.copy(PROJECT / "Snakefile", folder)
+    shutil.copytree(PROJECT / "graphs", folder / "graphs")
+    shutil.copy(recipe, folder / "params.yaml")
     made = {path for stage in dvc_graph.values() for path in stage.outputs}
     for source in {path for stage in dvc_graph.values() for path in stage.inputs}:
         if source not in made and source not in ("models/gguf", "reports/eval"):
@@ -131,9 +147,13 @@ def _edges(graph: dict[str, Stage]) -> set[tuple[str, str]]:
     }
 
 
-def test_both_tools_know_the_same_stages(dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
+def test_a_fresh_clone_holds_the_demos_graph() -> None:
+    assert (PROJECT / "dvc.yaml").read_bytes() == (GRAPHS / "merged.dvc.yaml").read_bytes()
+
+
+def test_both_tools_know_the_same_stages(graph: Graph, dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
     assert dvc_graph.keys() == snakemake_graph.keys()
-    assert {name.partition("@")[0] for name in dvc_graph} == set(STAGES)
+    assert {name.partition("@")[0] for name in dvc_graph} == {stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph}
     for name, stage in dvc_graph.items():
         assert stage.command == snakemake_graph[name].command == f"python -m pipeline {name}"
         assert stage.outputs == snakemake_graph[name].outputs, name
@@ -150,9 +170,9 @@ def test_both_tools_know_the_same_edges(dvc_graph: dict[str, Stage], snakemake_g
         assert {path for path in theirs if not any(_holds(folder, path) for folder in folders)} == stage.inputs - folders, name
 
 
-def test_every_parameter_is_tracked(dvc_stages: dict[str, Any]) -> None:
-    text = (PROJECT / "dvc.yaml").read_text()
-    sections = yaml.safe_load((PROJECT / "params.yaml").read_text())
+def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict[str, Any]) -> None:
+    text = (GRAPHS / f"{graph}.dvc.yaml").read_text()
+    sections = yaml.safe_load(recipe.read_text())
     looped_over = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
     for name in dvc_stages:
         stage = name.partition("@")[0]

@@ -21,11 +21,11 @@ from pipeline.fidelity.outputs import MAX_KLD, compare_logits, output_lines, wei
 from pipeline.fidelity.swap import random_adapter, swap_line
 from pipeline.params import load_params
 from pipeline.planning.shape import load_shape
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.training.qlora import load_quantised, lora_config
 
 ROWS = [[1, 5, 9, 200, 7, 30, 2], [3, 4, 5, 6, 7]]
-PLAIN = load_params(Path(__file__).parent.parent / "recipes" / "demo.yaml").train
+PLAIN = load_params(Path(__file__).parent.parent / "recipes" / "demo.yaml").training
 NF4 = PLAIN.model_copy(update={"r": 4, "lora_dropout": 0.0})
 
 
@@ -34,7 +34,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return untied_qwen2(tmp_path_factory.mktemp("base"))
 
 
-def adapted(base: Path, train: Train = NF4) -> Any:
+def adapted(base: Path, train: Training = NF4) -> Any:
     return random_adapter(load_quantised(base, train), lora_config(train), "default", 0)
 
 
@@ -43,7 +43,7 @@ def adapted(base: Path, train: Train = NF4) -> Any:
 
 def test_a_sound_model_is_counted(base: Path) -> None:
     model = adapted(base)
-    assert finite_record(model) == {"nf4_linears_finite": 14, "adapter_matrices_finite": 28}
+    assert finite_record(model) == {"nf4_linears_finite": 14, "packed_tensors_finite": 0, "adapter_matrices_finite": 28}
     assert next(iter(nf4_linears(model))) == "model.layers.0.self_attn.q_proj"
     with outputs_watched(model) as seen, torch.no_grad():
         model(torch.tensor([ROWS[0]]), use_cache=False)
@@ -106,7 +106,7 @@ def test_weights_are_compared_with_the_file(base: Path, tmp_path: Path) -> None:
     broken = weight_line(model, base)
     assert (broken.verdict, "worst model.layers.1.mlp.up_proj" in broken.detail) == ("fail", True)
     assert weight_line(model, tmp_path).verdict == "not measured"
-    assert weight_line(load_quantised(base, NF4.model_copy(update={"load_in_4bit": False})), base).verdict == "not measured"
+    assert weight_line(load_quantised(base, NF4.model_copy(update={"quantization": "none"})), base).verdict == "not measured"
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_weights_are_compared_with_the_file(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("in_4bit", [True, False])
 @pytest.mark.parametrize("double_quant", [True, False])
 def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool, double_quant: bool) -> None:
-    train = NF4.model_copy(update={"load_in_4bit": in_4bit, "bnb_4bit_use_double_quant": double_quant})
+    train = NF4.model_copy(update={"quantization": "nf4" if in_4bit else "none", "bnb_4bit_use_double_quant": double_quant})
     measured = measure_training(adapted(base, train), ROWS, 1e-3)
     assert measured == planned_training(load_shape(base / "config.json"), train)
     assert memory_line(measured, load_shape(base / "config.json"), train).verdict == "pass"
@@ -125,7 +125,7 @@ def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool, double_quant
 
 def test_seven_billion_by_formula() -> None:
     parts = dict.fromkeys(PARTS, 1)
-    table = memory_table({"NF4 QLoRA": parts}, load_params(Path(__file__).parent.parent / "recipes" / "qwen2.5-7b-8gb.yaml").train)
+    table = memory_table({"NF4 QLoRA": parts}, load_params(Path(__file__).parent.parent / "recipes" / "qwen2.5-7b-8gb.yaml").training)
     assert table["NF4 QLoRA"] == parts | {"total": 4}
     assert table["Qwen2.5-7B, 16-bit LoRA"]["weights"] == pytest.approx(2 * 7_615_616_512, rel=1e-4)
     assert table["Qwen2.5-7B, NF4 QLoRA"]["weights"] == pytest.approx(5.55e9, rel=0.01)
@@ -203,10 +203,10 @@ def test_a_failed_check_ends_with_5_and_leaves_its_report(root: Path, monkeypatc
 
 
 def test_nothing_to_compare_is_one_sentence(root: Path, tiny_params: dict[str, Any]) -> None:
-    tiny_params["train"]["load_in_4bit"] = False
+    tiny_params["base"]["quantization"] = "none"
     (root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
-    assert (quench(root).exit_code, "set it to true" in quench(root).stderr) == (2, True)
-    tiny_params["train"]["load_in_4bit"] = True
+    assert (quench(root).exit_code, "set it to nf4" in quench(root).stderr) == (2, True)
+    tiny_params["base"]["quantization"] = "nf4"
     (root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
     (root / "models/base").unlink()
     assert (quench(root).exit_code, "run `snakemake base`" in quench(root).stderr) == (3, True)

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from watched import Row, demo_run, eval_row, healthy_run, step_row
 
 from pipeline.params import load_params
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.watching.health import Finding, Monitor
 from pipeline.watching.rules import AT_END, EVERY_EVAL, EVERY_STEP
 
 ROOT = Path(__file__).resolve().parent.parent
-SETTINGS = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").train
+SETTINGS = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 STEPS = 100
 Change = Callable[[list[Row]], list[Row]]
 
 
-def watch(rows: list[Row], settings: Train = SETTINGS) -> tuple[list[Finding], list[Finding]]:
+def watch(rows: list[Row], settings: Training = SETTINGS) -> tuple[list[Finding], list[Finding]]:
     """What is said while the run goes on, and the account at its end."""
     monitor = Monitor(max(row["step"] for row in rows), settings)
     said = [finding for row in rows for finding in monitor.see(row)]
@@ -96,7 +96,7 @@ def test_healthy_runs_raise_nothing(steps: int, start: float, share: float, seed
 
 
 def test_the_demo_is_healthy_but_for_its_learning_rate() -> None:
-    settings = load_params(ROOT / "recipes" / "demo.yaml").train
+    settings = load_params(ROOT / "recipes" / "demo.yaml").training
     said, account = watch(demo_run(), settings)
     assert [finding.rule for finding in said] == ["learning rate"]
     assert [finding.level for finding in account].count("ok") == len(account) - 1

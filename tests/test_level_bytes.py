@@ -4,19 +4,17 @@ import re
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tiny
+from shaped_gguf import VOCABULARY, shaped, written
 
 from pipeline.llamacpp.levels import LEVELS
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.planning.level_bytes import HEADER_PER_TOKEN, TYPES, level_bytes, tensor_type
 from pipeline.planning.published import published_shape
-from pipeline.planning.shape import Shape, read_shape
+from pipeline.planning.shape import Shape
 
 SMOLLM2 = published_shape("smollm2-135m")
 QWEN_7B = published_shape("Qwen/Qwen2.5-7B-Instruct")
-LAYERS, VOCABULARY = 16, 261
 # without a matrix llama-quantize gives IQ3_XXS, which is never made without one, other types; it can't pack rows of 64 weights as Q1_0
 COMPARED = LEVELS - {"IQ3_XXS", "Q1_0"}
 
@@ -38,27 +36,6 @@ def test_types_have_ggmls_blocks() -> None:
 
     for name, sizes in TYPES.items():
         assert tuple(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]) == sizes
-
-
-def shaped(hidden: int, inner: int, tied: bool, kv_heads: int) -> Shape:
-    config = {"model_type": "llama", "hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": 4, "num_key_value_heads": kv_heads,
-              "num_hidden_layers": LAYERS, "vocab_size": VOCABULARY, "tie_word_embeddings": tied}  # fmt: skip
-    return read_shape(config)
-
-
-def written(file: Path, shape: Shape) -> Path:
-    """A GGUF of zeros with every tensor of `shape`."""
-    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
-             "down_proj": "ffn_down"}  # fmt: skip
-    tensors = {f"blk.{layer}.{names[linear.name]}.weight": np.zeros((linear.outputs, linear.inputs), np.float16)
-               for layer in range(LAYERS) for linear in shape.linears}  # fmt: skip
-    norms = ["output_norm", *(f"blk.{layer}.{kind}_norm" for layer in range(LAYERS) for kind in ("attn", "ffn"))]
-    tensors |= {f"{name}.weight": np.zeros(shape.hidden, np.float32) for name in norms}
-    tensors |= {f"{name}.weight": np.zeros((VOCABULARY, shape.hidden), np.float16) for name in ("token_embd", *([] if shape.tied else ["output"]))}
-    return tiny.tiny_gguf(
-        file, tensors=tensors, llama__block_count=LAYERS, llama__embedding_length=shape.hidden, llama__feed_forward_length=shape.intermediate,
-        llama__attention__head_count_kv=shape.kv_heads, llama__rope__dimension_count=shape.head_dim,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", [shaped(256, 512, tied=True, kv_heads=1), shaped(256, 320, tied=False, kv_heads=2), shaped(64, 256, True, 4)])

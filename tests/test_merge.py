@@ -139,7 +139,7 @@ def test_nf4_is_added_to_exactly_what_training_saw(double: bool, compute: str, b
 def test_nf4_needs_a_training_that_used_it(plain: Path) -> None:
     with pytest.raises(DataError, match=r"has no run.json .*set merge.base to w16"):
         merge_here(plain / "base", plain, onto="nf4")
-    merging.add_run(plain / "adapter", load_in_4bit=False)
+    merging.add_run(plain / "adapter", quantization="none")
     with pytest.raises(DataError, match="was trained on 16-bit weights"):
         merge_here(plain / "base", plain, onto="nf4")
     with pytest.raises(ConfigError, match=r"set merge\.base to w16"):

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import adapter_inputs
 import pytest
 from report_inputs import DEMO_RECIPE, answers, evaluation, parity, put, write_inputs
 
@@ -250,6 +251,18 @@ UNTRACED = """(sections) => {
 
 def test_every_figure_links_to_the_command_that_made_it(page: Any) -> None:
     assert page.evaluate(UNTRACED, list(EVALUATED)) == []
+
+
+@pytest.mark.parametrize("heal", [False, True], ids=["tuned", "healed"])
+def test_the_page_of_an_adapter_that_is_not_merged_is_whole_too(browser: Any, tmp_path: Path, heal: bool) -> None:
+    stage.main(adapter_inputs.params(heal=heal), adapter_inputs.write_reports(tmp_path, heal=heal))
+    for page in opened(browser, tmp_path / "reports" / "index.html"):
+        whole(page)
+        assert page.locator("h1").inner_text() == "Ship adapter"
+        assert page.locator("table.levels tbody tr").count() == 3
+        assert page.locator("#healing").count() == heal
+        assert page.evaluate(UNTRACED, [*EVALUATED, "healing"]) == []
+        assert page.evaluate(CONTRAST) == []
 
 
 # ---- other projects than the demo

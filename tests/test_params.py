@@ -65,7 +65,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"base": {"source": "hub", "model": "a/b", "revision": None, "file": None}}, "base", "needs a commit"),
         ({"base": {"revision": COMMIT}}, "base", "only source hub has one"),
         ({"base": {"file": None}}, "base", "file is missing"),
-        ({"base": {"source": "path"}}, "base", "only source package has one"),
+        ({"base": {"source": "path"}}, "base", "only source package, and a hub repository of GGUF files, have one"),
         ({"base": {"source": "pickle"}}, "base.source", "'pickle'"),
         ({"quantize": {"levels": ["Q4_K_M", "Q9_Z"]}}, "quantize.levels", "unknown level Q9_Z: llama.cpp has"),
         ({"quantize": {"levels": ["Q4_K_M", "q4_k_m"]}}, "quantize.levels", "twice"),

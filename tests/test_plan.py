@@ -44,18 +44,60 @@ print("HEAVY", *(name for name in ("torch", "transformers", "peft", "bitsandbyte
 def test_the_8_gb_recipe_fits_8_gb(tmp_path: Path) -> None:
     shown = plan(*EIGHT, "--root", tmp_path)
     assert shown.exit_code == 0, shown.stderr
-    assert "It fits, with 1.27 GB to spare. The longest rows that fit are of 3,4" in shown.stdout
+    assert "It fits, with 1.18 GB to spare. The longest rows that fit are of 3,4" in shown.stdout
     assert "40,370,176 parameters, float32" in shown.stdout and "not measured (42.5 GFLOP a token)" in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 100
+    words = " ".join(shown.stdout.split())
+    assert "there is 8.000 a card of 8 GB" in words
+    assert "1 GB of memory is 2³⁰ bytes here, as cards are sold; of disk and downloads it is 10⁹ bytes." in words
+
+
+def test_the_ways_to_ship_are_told_with_the_one_that_is_set(tmp_path: Path) -> None:
+    words = " ".join(plan(*EIGHT, "--root", tmp_path).stdout.split())
+    assert "train in 16 bit, merge, make Q4_K_M 15.23 50.38 4.68 15.97" in words
+    assert "* train on NF4, merge, make Q4_K_M 15.23 50.38 4.68 6.82" in words
+    assert "train on NF4, put the adapter on Q4_K_M 19.91 19.99 4.68 + 0.08 6.82" in words
+    assert "train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words and "* train on Q4_K_M itself" not in words
+    assert "checkpoints and adapter, 1.16 GB, come with each" in words
+
+
+def on_a_gguf(root: Path, **train: Any) -> list[str | Path]:
+    """The 8 GB recipe on a published GGUF, as the command's words."""
+    params = yaml.safe_load((PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").read_text(encoding="utf-8"))
+    params["base"] |= {"model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "file": "qwen2.5-7b-instruct-q4_k_m.gguf", "quantization": "gguf"}
+    params["train"] |= train
+    params["evaluate"]["models"] = ["base", "adapter"]
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    return ["--root", root]
+
+
+def test_training_on_a_gguf_is_planned_before_it_is_here(tmp_path: Path) -> None:
+    shown = plan(*on_a_gguf(tmp_path), "--vram", "6")
+    assert shown.exit_code == 0, shown.stderr
+    words = " ".join(shown.stdout.split())
+    assert "packed linears 3.653 computed for Q4_K_M" in words and "embeddings and head 0.702 packed too" in words
+    assert "* train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words
+    assert "Disk: 1.24 GB (checkpoints 0.97, adapter 0.18, LoRA GGUF 0.08)" in words
+    found = json.loads(plan(*on_a_gguf(tmp_path), "--vram", "6", "--json").stdout)
+    assert found["quantization"] == "gguf" and [way["quantization"] for way in found["ways"]] == ["none", "nf4", "nf4", "gguf"]
+    assert found["ways"][3]["training"] == found["total_bytes"]
+
+
+def test_dense_linears_that_do_not_fit_are_left_packed(tmp_path: Path) -> None:
+    shown = plan(*on_a_gguf(tmp_path, packed=False), "--vram", "6")
+    assert shown.exit_code == 6 and "does not fit a card of 6 GB: set train.packed: true" in shown.stderr
 
 
 def test_what_does_not_fit_is_exit_6_with_what_to_change(tmp_path: Path) -> None:
     shown = plan("--recipe", "qwen2.5-7b-a100", "--vram", "8", "--root", tmp_path)
     assert shown.exit_code == 6
-    assert "It does not fit: 7.4" in shown.stdout and "saves GB" in shown.stdout
+    assert "It does not fit: 6.9" in shown.stdout and "saves GB" in shown.stdout
     sentence = shown.stderr.strip()
-    assert sentence.startswith("quench: training needs 16.0") and "\n" not in sentence
-    assert "set train.per_device_train_batch_size: 1 and gradient_accumulation_steps: 16, preprocess.max_length: 33" in sentence
+    assert sentence.startswith("quench: training needs 14.9") and "\n" not in sentence
+    assert (
+        "and does not fit a card of 8 GB: set train.per_device_train_batch_size: 1 and gradient_accumulation_steps: 16, preprocess.max_length: 33"
+        in sentence
+    )
 
 
 def test_json_holds_every_part_in_bytes(tmp_path: Path) -> None:
@@ -105,7 +147,7 @@ def test_the_base_that_is_here_is_planned(tmp_path: Path) -> None:
     assert parameters() == 494_032_768  # what is here is another base, so the published shape is taken
     assert parameters("--config", tmp_path / "models" / "base" / "config.json") == tiny
     (tmp_path / "params.yaml").write_text(
-        yaml.safe_dump(params | {"base": {"source": "path", "model": "models/base", "revision": None, "file": None}})
+        yaml.safe_dump(params | {"base": params["base"] | {"source": "path", "model": "models/base", "revision": None}})
     )
     assert parameters() == tiny
 

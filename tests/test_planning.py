@@ -20,7 +20,7 @@ from pipeline.planning.ladder import Setup, ladder, longest_rows
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.published import PUBLISHED, published_shape
 from pipeline.planning.shape import Shape, load_shape, read_shape
-from pipeline.sections import Train
+from pipeline.sections import Training
 
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
 QWEN_7B = published_shape("Qwen/Qwen2.5-7B-Instruct")
@@ -37,9 +37,9 @@ TINY = {
 VOCABULARY, TOKENS = 301, 48
 
 
-def settings(**changed: Any) -> Train:
+def settings(**changed: Any) -> Training:
     """The demo's `train` section with changes."""
-    return load_params(PROJECT / "recipes" / "demo.yaml").train.model_copy(update={"r": 4, **changed})
+    return load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update={"r": 4, **changed})
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         {},
         {"bnb_4bit_use_double_quant": False},
-        {"load_in_4bit": False},
+        {"quantization": "none"},
         {"bnb_4bit_compute_dtype": "float32", "target_modules": ["q_proj", "down_proj"]},
     ],
     ids=["nf4", "single", "16bit", "float32"],
@@ -136,7 +136,7 @@ def test_the_chunk_is_the_loss_own() -> None:
 
 
 def test_the_8_gb_recipe_has_the_known_figures() -> None:
-    train = RECIPE.train
+    train = RECIPE.training
     assert QWEN_7B.parameters == 7_615_616_512
     assert weights.lora_parameters(QWEN_7B, train) == 40_370_176
     assert weights.linear_bytes(QWEN_7B, train) * 8 / QWEN_7B.linear_weights == pytest.approx(4.127, abs=1e-3)
@@ -151,7 +151,7 @@ def test_the_8_gb_recipe_has_the_known_figures() -> None:
 
 def test_embeddings_in_main_memory_save_their_bytes_unless_the_head_is_the_same_table() -> None:
     def total(shape: Shape, on_cpu: bool) -> int:
-        return plan_memory(shape, RECIPE.train.model_copy(update={"embeddings_on_cpu": on_cpu}), 1024, "cuda", "liger").allocated
+        return plan_memory(shape, RECIPE.training.model_copy(update={"embeddings_on_cpu": on_cpu}), 1024, "cuda", "liger").allocated
 
     tied = published_shape("Qwen/Qwen2.5-0.5B")
     assert tied and total(tied, True) == total(tied, False)
@@ -235,7 +235,7 @@ def test_every_optimizer_that_can_be_set_can_be_planned() -> None:
 
 @given(room=st.integers(2 * GIB, 80 * GIB), batch=st.integers(1, 8), checkpointing=st.booleans(), length=st.integers(64, 8192))
 def test_the_longest_rows_fit_and_one_token_more_does_not(room: int, batch: int, checkpointing: bool, length: int) -> None:
-    train = RECIPE.train.model_copy(update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing})
+    train = RECIPE.training.model_copy(update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing})
     setup = Setup(QWEN_7B, train, length, "cuda", "liger")
     longest = longest_rows(setup, room)
     assert longest == 0 or setup.at(longest).plan().total <= room
@@ -244,7 +244,7 @@ def test_the_longest_rows_fit_and_one_token_more_does_not(room: int, batch: int,
 
 @given(room=st.integers(4 * GIB, 40 * GIB), batch=st.integers(1, 8), checkpointing=st.booleans(), length=st.integers(64, 8192))
 def test_the_ladder_says_the_truth(room: int, batch: int, checkpointing: bool, length: int) -> None:
-    train = RECIPE.train.model_copy(update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing})
+    train = RECIPE.training.model_copy(update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing})
     setup = Setup(QWEN_7B, train, length, "cuda", "liger")
     rungs, total = ladder(setup, room), setup.plan().total
     assert total > room or not rungs
@@ -255,45 +255,45 @@ def test_the_ladder_says_the_truth(room: int, batch: int, checkpointing: bool, l
 
 
 def test_the_ladder_goes_from_the_cheapest_change_on() -> None:
-    train = RECIPE.train.model_copy(update={"per_device_train_batch_size": 2, "gradient_checkpointing": False})
+    train = RECIPE.training.model_copy(update={"per_device_train_batch_size": 2, "gradient_checkpointing": False})
     keys = [rung.change.partition(":")[0] for rung in ladder(Setup(QWEN_7B, train, 4096, "cuda", "liger"), 5 * GIB)]
     assert keys == [
         "train.per_device_train_batch_size", "train.gradient_checkpointing", "train.embeddings_on_cpu", "preprocess.max_length", "train.r",
     ]  # fmt: skip
-    assert [rung.change for rung in ladder(Setup(QWEN_7B, RECIPE.train, 4096, "cuda", "liger"), 8 * GIB)] == ["preprocess.max_length: 3392"]
+    assert [rung.change for rung in ladder(Setup(QWEN_7B, RECIPE.training, 4096, "cuda", "liger"), 8 * GIB)] == ["preprocess.max_length: 3392"]
 
 
 # --- disk and time --------------------------------------------------------------------------------------------------------
 
 
 def test_disk_of_the_8_gb_recipe() -> None:
-    sizes = plan_disk(QWEN_7B, RECIPE.train, ["Q4_K_M", "Q5_K_M"])
+    sizes = plan_disk(QWEN_7B, RECIPE.training, ["Q4_K_M", "Q5_K_M"])
     assert sizes["F16 GGUF"] / 1e9 == pytest.approx(15.2, abs=0.05)
     assert sizes["Q4_K_M GGUF"] / 1e9 == pytest.approx(4.68, rel=0.01) and sizes["Q5_K_M GGUF"] / 1e9 == pytest.approx(5.44, rel=0.01)
     assert sizes["checkpoints"] == pytest.approx(4 * 40_370_176 * (4 + 2 + 8 / 256), rel=0.01)
     assert sizes[CACHE] == sum(sizes.values()) - sizes["checkpoints"] - sizes[CACHE]
     narrow = published_shape("smollm2-135m")
-    assert narrow and plan_disk(narrow, RECIPE.train, ["Q4_K_M"])["Q4_K_M GGUF"] == pytest.approx(
+    assert narrow and plan_disk(narrow, RECIPE.training, ["Q4_K_M"])["Q4_K_M GGUF"] == pytest.approx(
         105_455_008, rel=0.001
     )  # measured: rows of 576 fall back
 
 
 def test_steps_and_tokens_of_a_run() -> None:
-    assert run_of(RECIPE.train, 2891, 1_000_000).steps == 1086  # 3 epochs of 2,891 rows, accumulation 8
-    assert run_of(RECIPE.train, 2891, 1_000_000).tokens == 3_000_000
+    assert run_of(RECIPE.training, 2891, 1_000_000).steps == 1086  # 3 epochs of 2,891 rows, accumulation 8
+    assert run_of(RECIPE.training, 2891, 1_000_000).tokens == 3_000_000
     assert run_of(settings(max_steps=50), 100, 90_000) == run_of(settings(max_steps=50, num_train_epochs=9.0), 100, 90_000)
     assert run_of(settings(max_steps=50), 100, 90_000).tokens == 45_000
 
 
 @pytest.mark.parametrize("name", ["data/tokens/manifest.json", "reports/labels.json"])
 def test_work_is_read_from_what_preprocess_wrote(tmp_path: Path, name: str) -> None:
-    assert work_in(tmp_path, RECIPE.train) is None
+    assert work_in(tmp_path, RECIPE.training) is None
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text(json.dumps({"splits": {"train": {"packed_rows": 80, "tokens": 80_000}}}))
-    assert work_in(tmp_path, RECIPE.train) == run_of(RECIPE.train, 80, 80_000)
+    assert work_in(tmp_path, RECIPE.training) == run_of(RECIPE.training, 80, 80_000)
     (tmp_path / name).write_text("{}")
     with pytest.raises(DataError, match="doesn't say how many rows"):
-        work_in(tmp_path, RECIPE.train)
+        work_in(tmp_path, RECIPE.training)
 
 
 def test_a_card_that_is_not_known_has_no_assumed_speed() -> None:

@@ -16,17 +16,17 @@ from pipeline.planning.disk import CACHE
 from pipeline.planning.plan import make_plan
 from pipeline.planning.published import published_shape
 from pipeline.planning.shape import read_shape
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.training import preflight as checks
 from pipeline.training import probes
 
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
-DEMO = load_params(PROJECT / "recipes" / "demo.yaml").train
+DEMO = load_params(PROJECT / "recipes" / "demo.yaml").training
 CARD = Card("NVIDIA GeForce RTX 4060", 8188 << 20, "cuda")
 MEMORY = Card("main memory", 24 << 30, "cpu")
 
 
-def settings(**changed: Any) -> Train:
+def settings(**changed: Any) -> Training:
     return DEMO.model_copy(update=changed)
 
 
@@ -123,7 +123,7 @@ def test_the_base_must_be_whole(tiny_qwen2: Path, tmp_path: Path, damage: Any, s
 def test_the_memory_plan_against_the_card(card: Card, free: int, state: str, remedy: str) -> None:
     shape = published_shape(RECIPE.base.model)
     assert shape
-    train = RECIPE.train if card.device == "cuda" else RECIPE.train.model_copy(update={"loss": "auto"})
+    train = RECIPE.training if card.device == "cuda" else RECIPE.training.model_copy(update={"loss": "auto"})
     check = checks.memory_plan(make_plan(shape, train, 1024, ["Q4_K_M"], card), free)
     assert (check.state, check.error) == (state, MachineError if state != "ok" else ToolError)
     assert remedy in check.remedy
@@ -140,7 +140,7 @@ def test_disk_for_everything_that_follows(free: int, state: str) -> None:
 def test_nf4_round_trips_here() -> None:
     check = probes.bitsandbytes_works(settings())
     assert check.state == "ok" and "errs by 0.15" in check.finding
-    assert probes.bitsandbytes_works(settings(load_in_4bit=False)).finding.startswith("not used")
+    assert probes.bitsandbytes_works(settings(quantization="none")).finding.startswith("not used")
 
 
 def test_a_broken_bitsandbytes_fails_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
 @pytest.mark.parametrize(
     ("answer", "state", "finding"),
     [
-        ([], "ok", "5.50 of 8.59 GB to be had, nobody else is on it"),
+        ([], "ok", "5.12 GB of 8.00 GB to be had, nobody else is on it"),
         ([["7", "python", "300"]], "ok", "nobody else"),
         ([["7", "python", "300"], ["4242", "/usr/bin/llama-server", "3000"]], "warn", "llama-server (pid 4242) holds 3000 MiB"),
         (ToolError("nvidia-smi fails"), "not measured", "nvidia-smi fails"),
@@ -208,7 +208,7 @@ def test_linears_are_dequantised_with_their_own_scales(monkeypatch: pytest.Monke
                   "num_hidden_layers": 1, "vocab_size": 512}  # fmt: skip
         return [check.state for check in checks.nf4_widths(read_shape(config), settings(**changed), card)]
 
-    assert found(256) == found(96, CARD) == found(96, load_in_4bit=False) == []
+    assert found(256) == found(96, CARD) == found(96, quantization="none") == []
     assert found(500) == ["ok"]
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
         assert found(96) == ["fail"]

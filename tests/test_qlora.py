@@ -11,7 +11,7 @@ from transformers import Qwen2ForCausalLM
 
 from pipeline.errors import ConfigError, ToolError
 from pipeline.params import load_params
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.training.chunked import chunked_loss
 from pipeline.training.qlora import (
     check_adapter,
@@ -26,9 +26,9 @@ from pipeline.training.qlora import (
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
-def settings(**changes: Any) -> Train:
-    plain = load_params(RECIPES / "demo.yaml").train
-    return Train.model_validate(plain.model_dump() | {"r": 4, "lora_dropout": 0.0} | changes)
+def settings(**changes: Any) -> Training:
+    plain = load_params(RECIPES / "demo.yaml").training
+    return Training.model_validate(plain.model_dump() | {"r": 4, "lora_dropout": 0.0} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return untied_qwen2(tmp_path_factory.mktemp("untied"))
 
 
-def adapted(folder: Path, recipe: Train) -> Any:
+def adapted(folder: Path, recipe: Training) -> Any:
     """The base with an adapter whose deltas are not zero."""
     torch.manual_seed(1)
     model = get_peft_model(load_quantised(folder, recipe), lora_config(recipe))

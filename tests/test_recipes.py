@@ -46,7 +46,7 @@ def test_the_8_gb_recipe_is_the_production_run_value_by_value():
     params = load_params(RECIPES / "qwen2.5-7b-8gb.yaml")
     train, serve = params.train, params.serve
     assert (params.base.source, params.base.model) == ("hub", "Qwen/Qwen2.5-7B-Instruct")
-    assert (train.load_in_4bit, train.bnb_4bit_use_double_quant, train.bnb_4bit_compute_dtype) == (True, True, "bfloat16")
+    assert (params.base.quantization, train.bnb_4bit_use_double_quant, train.bnb_4bit_compute_dtype) == ("nf4", True, "bfloat16")
     assert (train.r, train.lora_alpha, train.lora_dropout) == (16, 32, 0.05)
     assert train.target_modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert (train.num_train_epochs, train.max_steps, train.per_device_train_batch_size, train.gradient_accumulation_steps) == (3.0, -1, 1, 8)

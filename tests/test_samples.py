@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.chat import IGNORED, load_tokenizer
 from pipeline.params import load_params
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.watching.samples import PROMPT_LETTERS, sample, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,12 +25,12 @@ def encoded(tokenizer: Any, parts: Sequence[tuple[str, bool]] = PARTS) -> tuple[
 
 
 @pytest.fixture(scope="module")
-def settings() -> Train:
-    return load_params(ROOT / "recipes" / "demo.yaml").train.model_copy(update={"r": 4, "lora_alpha": 8, "lora_dropout": 0.1})
+def settings() -> Training:
+    return load_params(ROOT / "recipes" / "demo.yaml").training.model_copy(update={"r": 4, "lora_alpha": 8, "lora_dropout": 0.1})
 
 
 @pytest.fixture
-def make(tiny_qwen2: Path, settings: Train) -> Callable[[], Any]:
+def make(tiny_qwen2: Path, settings: Training) -> Callable[[], Any]:
     """Makes the same NF4 model with an adapter as training has it, each time anew."""
 
     def made() -> Any:

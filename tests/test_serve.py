@@ -359,6 +359,30 @@ def test_the_printed_command_keeps_the_key_out_of_the_list_of_processes(server: 
         assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "he"
 
 
+def test_what_is_printed_about_adapters(tmp_path: Path) -> None:
+    def printed(*adapters: str) -> str:
+        return how_to_call("adapter", "http://127.0.0.1:1", tmp_path / "key", tmp_path / "log", adapters)
+
+    assert "adapters" not in printed()
+    one, two = printed("own"), printed("own", "a tone")
+    assert "quench adapters own=0 (off), own=0.5 (half)\n" in one
+    assert '"lora"' not in one  # what is kept of one adapter's prompts isn't cleared by a request's own scales
+    assert "quench adapters own=0 (off), 'a tone=0.5' (half)\n" in two
+    assert '"lora": [{"id": 0, "scale": 0.5}] in its JSON, the others are off in it (0 own, 1 a tone)\n  OpenAI clients' in two
+
+
+def test_the_command_names_its_adapters_and_keeps_no_prompts_of_several(tools: Toolchain, tmp_path: Path) -> None:
+    def command(*lora: tuple[Path, float], **more: str) -> dict[str, str]:
+        words = server_command(tools, tmp_path / "x.gguf", port=1, key_file=tmp_path / "key", ctx_size=1, parallel=1, threads=1, n_gpu_layers=0,
+                               lora=lora, **more)  # fmt: skip
+        return dict(zip(words, [*words[1:], ""], strict=True))
+
+    one = command((Path("a,b.gguf"), 1))
+    assert (one["--lora"], one["--alias"], one["--cache-ram"], "--no-cache-prompt" in one) == ('"a,b.gguf"', "x+a_b", "0", False)
+    two = command((Path("a.gguf"), 0), (Path("b.gguf"), 1), alias="named")
+    assert (two["--lora-scaled"], two["--lora"], two["--alias"], "--no-cache-prompt" in two) == ("a.gguf:0.000000", "b.gguf", "named", True)
+
+
 def test_port_in_use_is_one_sentence(served: Open, params: Params) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # earlier tests' connections linger

@@ -128,7 +128,7 @@ def test_before_a_model_is_made_it_is_computed(tmp_path: Path) -> None:
     assert "Q4_K_M 4.361 * 0.219 0.458 * 5.038" in words
     assert "Q5_K_M has the most bits of what fits; how good it is, only `snakemake` measures." in words
     assert "5.07 GB weights + 0.22 GB KV cache of 4,096 tokens + 10 % = 5.82 GB" in words
-    assert "1 GB is 2³⁰ bytes" in words
+    assert "1 GB of memory is 2³⁰ bytes" in words
     found = json.loads(plan(*EIGHT, "--json", "--root", tmp_path).stdout)
     assert found["best"] == "Q5_K_M"
     assert found["levels"]["F16"]["fits"] is False
@@ -232,3 +232,19 @@ def test_a_level_with_a_matrix_is_as_large_as_without(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     levels = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)["levels"]
     assert levels["Q4_K_M-imatrix"]["weights_bytes"] == levels["Q4_K_M"]["weights_bytes"]
+
+
+def test_a_base_with_its_adapter_is_served_as_the_two_files(tmp_path: Path) -> None:
+    params = yaml.safe_load((Path(__file__).parents[1] / "recipes" / "qwen2.5-7b-8gb.yaml").read_text())
+    params["base"] |= {"model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "file": "qwen2.5-7b-instruct-q4_k_m.gguf", "quantization": "gguf"}
+    params["evaluate"]["models"] = ["base", "adapter"]
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    found = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)
+    assert found["best"] == "adapter" and list(found["levels"]) == ["adapter"]
+    computed = found["levels"]["adapter"]
+    assert computed["weights_bytes"] == pytest.approx(4_683_073_536 + 2 * 40_370_176, rel=0.001) and computed["weights_from"] == "computed"
+    for folder, name, data in (("base", "model.gguf", tiny.tiny_gguf(tmp_path / "x.gguf").read_bytes()), ("gguf", "qwen2.5-7b-lora.gguf", b"x" * 9)):
+        (tmp_path / "models" / folder).mkdir(parents=True)
+        (tmp_path / "models" / folder / name).write_bytes(data)
+    made = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)["levels"]["adapter"]
+    assert (made["weights_bytes"], made["weights_from"]) == ((tmp_path / "x.gguf").stat().st_size + 9, "file")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.chat import load_tokenizer
 from pipeline.errors import ConfigError, DataError, GateError, ToolError
 from pipeline.params import load_params
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.train import CURVE, curve, make_trainer, train
 from pipeline.training.arguments import total_steps, training_arguments, warmup_steps
 from pipeline.training.callbacks import refuse_other_mean
@@ -25,9 +25,9 @@ from pipeline.watching.journal import Journal
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
-def settings(recipe: str = "demo", **changes: Any) -> Train:
-    plain = load_params(RECIPES / f"{recipe}.yaml").train
-    return Train.model_validate(plain.model_dump() | changes)
+def settings(recipe: str = "demo", **changes: Any) -> Training:
+    plain = load_params(RECIPES / f"{recipe}.yaml").training
+    return Training.model_validate(plain.model_dump() | changes)
 
 
 def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
@@ -40,10 +40,10 @@ def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def trainer(prepared: Path, tmp_path: Path) -> Callable[[Train], Any]:
+def trainer(prepared: Path, tmp_path: Path) -> Callable[[Training], Any]:
     """Makes the trainer for some settings, as `train` does."""
 
-    def make(recipe: Train) -> Any:
+    def make(recipe: Training) -> Any:
         journal = Journal(tmp_path / "checkpoints/steps.jsonl")
         base = prepared / "models/base"
         made, _ = make_trainer(prepared / "data/tokens", base, load_tokenizer(base), tmp_path / "checkpoints", tmp_path / "tensorboard", recipe,
@@ -56,7 +56,7 @@ def trainer(prepared: Path, tmp_path: Path) -> Callable[[Train], Any]:
 # --- the recipe -----------------------------------------------------------------------------------------------------
 
 WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the trainer that runs
-    "load_in_4bit": lambda made: made.model.config.quantization_config.load_in_4bit,
+    "quantization": lambda made: made.model.config.quantization_config.bnb_4bit_quant_type,
     "bnb_4bit_use_double_quant": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight.quant_state.nested,
     "bnb_4bit_compute_dtype": lambda made: str(made.model.config.quantization_config.bnb_4bit_compute_dtype).removeprefix("torch."),
     "r": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.lora_A["default"].weight.shape[0],
@@ -82,6 +82,10 @@ ELSEWHERE = {
     "warmup_ratio",
     "optim",
     "loss",
+    "method",
+    "heal_top_k",
+    "heal_sft_weight",
+    "packed",
     "embeddings_on_cpu",
     "early_stopping_patience",
     "sample_rows",
@@ -89,9 +93,9 @@ ELSEWHERE = {
 }  # tested below or beside their code
 
 
-def test_every_value_of_the_8gb_recipe_reaches_the_trainer(trainer: Callable[[Train], Any]) -> None:
+def test_every_value_of_the_8gb_recipe_reaches_the_trainer(trainer: Callable[[Training], Any]) -> None:
     recipe = settings("qwen2.5-7b-8gb", optim="adamw_torch", loss="chunked", neftune_noise_alpha=5.0)  # the two values that need a GPU are below
-    assert {*WHERE, *ELSEWHERE} == set(Train.model_fields)
+    assert {*WHERE, *ELSEWHERE} == set(Training.model_fields)
     made = trainer(recipe)
     for name, find in WHERE.items():
         wanted = getattr(recipe, name)
@@ -175,7 +179,7 @@ def test_eight_rows_at_once_are_eight_rows_one_by_one(prepared: Path, tmp_path: 
         report = train(
             tokens=tokens, base=prepared / "models/base", adapter=tmp_path / "adapter", checkpoints=tmp_path / "checkpoints",
             tensorboard=tmp_path / "tensorboard", resume=False,
-            settings=settings(load_in_4bit=False, bnb_4bit_compute_dtype="float32", lora_dropout=0.0, r=4, lora_alpha=8, max_steps=50, eval_steps=50,
+            settings=settings(quantization="none", bnb_4bit_compute_dtype="float32", lora_dropout=0.0, r=4, lora_alpha=8, max_steps=50, eval_steps=50,
                               save_steps=50, sample_rows=0, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation),
         )  # fmt: skip
         losses[batch] = [row["loss"] for row in report["journal"] if row["kind"] == "step"]

@@ -163,6 +163,14 @@ def tiny_params(base: Path) -> dict[str, Any]:
     return params
 
 
+def packed_params(gguf: Path) -> dict[str, Any]:
+    """`tiny_params` for the GGUF file `gguf` as a base that is trained on and served as it is, at Q4_K_M; a fresh dict each time."""
+    params = tiny_params(gguf)
+    params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_K_M"}
+    params["evaluate"] |= {"models": ["source", "base", "adapter"]}
+    return params
+
+
 def write_project(root: Path, params: dict[str, Any], rows: int = 40) -> Path:
     """A project folder: params.yaml and `rows` short conversations in data/raw/chats.jsonl; the folder."""
     raw = root / "data" / "raw"

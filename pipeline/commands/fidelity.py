@@ -25,7 +25,7 @@ from pipeline.params import Params
 from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.publish import write_json
 from pipeline.seams.seam import Seam
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.training.qlora import check_adapter, load_quantised, lora_config
 from pipeline.training.runtime import silence_libraries, use_all_cores
 
@@ -44,7 +44,7 @@ BUILT_IN = (
 SIXTEEN, NF4 = "16-bit LoRA", "NF4 QLoRA"
 
 
-def fidelity(*, base: Path, adapter: Path | None, rows: list[list[int]], settings: Train, shape: Shape | None) -> dict[str, Any]:
+def fidelity(*, base: Path, adapter: Path | None, rows: list[list[int]], settings: Training, shape: Shape | None) -> dict[str, Any]:
     """Every check on token ids `rows`: {"lines": {key: Seam}, "figures": of the logits, "memory": {model: {part: bytes}}}.
 
     `adapter` is a PEFT folder; without one, a fresh random adapter stands in. A number that is not finite raises `GateError`
@@ -52,7 +52,7 @@ def fidelity(*, base: Path, adapter: Path | None, rows: list[list[int]], setting
     """
     where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
     measured: dict[str, dict[str, int]] = {}
-    with loaded(base, settings.model_copy(update={"load_in_4bit": False}), room_for(base)) as bare:
+    with loaded(base, settings.model_copy(update={"quantization": "none"}), room_for(base)) as bare:
         model = with_adapter(bare, adapter, settings)
         reference = last_logits(model, rows)
         measured[SIXTEEN] = measure_training(model, rows, settings.learning_rate)
@@ -88,7 +88,7 @@ def counted(title: str, what: str, number: int) -> Seam:
 
 
 @contextmanager
-def loaded(base: Path, settings: Train, device: str | None = None) -> Iterator[Any]:
+def loaded(base: Path, settings: Training, device: str | None = None) -> Iterator[Any]:
     """The base as `load_quantised` gives it; its memory is free after the body, so long as the body's own names go."""
     import torch
 
@@ -98,7 +98,7 @@ def loaded(base: Path, settings: Train, device: str | None = None) -> Iterator[A
         torch.cuda.empty_cache()
 
 
-def with_adapter(bare: Any, adapter: Path | None, settings: Train) -> Any:
+def with_adapter(bare: Any, adapter: Path | None, settings: Training) -> Any:
     """`bare` with the trained adapter of the folder, ready to train on, or with a fresh random one; float32 either way."""
     from peft import PeftModel
 
@@ -107,7 +107,7 @@ def with_adapter(bare: Any, adapter: Path | None, settings: Train) -> Any:
     return PeftModel.from_pretrained(bare, adapter, is_trainable=True)
 
 
-def refuse_other_settings(adapter: Path, settings: Train) -> None:
+def refuse_other_settings(adapter: Path, settings: Training) -> None:
     """Raise `DataError` unless the adapter is there whole and has the rank and targets of `settings`."""
     try:
         known = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
@@ -145,20 +145,20 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
 
 def main(params: Params, root: Path, prompts: int, *, as_json: bool) -> None:
     """Measure, write the report, print it; `GateError` where a check failed."""
-    if not params.train.load_in_4bit:
-        raise ConfigError("train.load_in_4bit is off, so nothing is in NF4 that could be compared: set it to true")
+    if params.base.quantization != "nf4":
+        raise ConfigError(f"base.quantization is {params.base.quantization}, so nothing is in NF4 that could be compared: set it to nf4")
     base, adapter = root / "models/base", root / "models/adapter"
     if not (base / "config.json").is_file():
         raise DataError(f"{base} holds no model: run `snakemake base`")
     trained = adapter if (adapter / "adapter_config.json").is_file() else None
     if trained:
-        refuse_other_settings(trained, params.train)
+        refuse_other_settings(trained, params.training)
     silence_libraries()
     use_all_cores()
     known = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type") in KNOWN
     report = fidelity(
         base=base, adapter=trained,
-        rows=token_rows(base, root / "data/final/test.jsonl", prompts), settings=params.train.model_copy(update={"embeddings_on_cpu": False}),
+        rows=token_rows(base, root / "data/final/test.jsonl", prompts), settings=params.training.model_copy(update={"embeddings_on_cpu": False}),
         shape=load_shape(base / "config.json") if known else None,
     )  # fmt: skip
     failed = [line for line in report["lines"].values() if line.verdict == "fail"]

@@ -14,13 +14,18 @@ from pipeline.commands import plan_serving
 from pipeline.commands.recipes import RECIPES, recipe_names
 from pipeline.errors import ConfigError, MachineError
 from pipeline.params import load_params
+from pipeline.planning.base import find_packed, find_shape, level_name
 from pipeline.planning.card import card_of, first_gpu, main_memory, wants_gpu
 from pipeline.planning.disk import CACHE
 from pipeline.planning.duration import work_in
-from pipeline.planning.plan import Plan, find_shape, make_plan
+from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
+from pipeline.planning.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
+from pipeline.planning.ways import Way
+from pipeline.sections import Quantization
 
 WIDEST = 100  # columns
+NOT_TRAINABLE = "no such types"
 DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 
@@ -37,24 +42,23 @@ def main(
     shape = load_shape(config) if config else find_shape(params, root)
     card = card_of(vram) if vram else first_gpu()
     base = config.name if config else params.base.model
+    packed = find_packed(params, shape, root)
     if serve:
         serving = card or (None if params.serve.n_gpu_layers else main_memory())
         plan_serving.main(params, root, shape, serving, base=base, as_json=as_json)
         return
     if card is None and not wants_gpu(params.train):
         card = main_memory()
-    plan = make_plan(shape, params.train, params.preprocess.max_length, params.quantize.levels, card, work_in(root, params.train), tflops)
+    plan = make_plan(
+        shape, params.training, params.preprocess.max_length, params.quantize.levels, card, work_in(root, params.train), tflops,
+        packed=packed, level=level_name(params.base), lora=params.lora.type,
+    )  # fmt: skip
     if as_json:
         print(json.dumps(plan.as_json(), indent=2, ensure_ascii=False))
     else:
         show(plan, base, shutil.disk_usage(root).free)
     if plan.fits is False and plan.card:
-        raise MachineError(f"training needs {gb(plan.memory.total)} and {plan.card.name} has {gb(plan.card.memory)}: {plan.remedy}")
-
-
-def gb(size: float) -> str:
-    """Bytes as GB, 10⁹ bytes."""
-    return f"{size / 1e9:.2f} GB"
+        raise MachineError(f"training needs {memory_gb(plan.memory.total)} and does not fit {plan.card.words}: {plan.remedy}")
 
 
 def show(plan: Plan, base: str, free_disk: int) -> None:
@@ -79,24 +83,41 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
     write(f"{base}: {plan.shape.parameters:,} parameters, {memory.tokens:,} tokens in a forward, {memory.loss} loss, on the {DEVICES[memory.device]}")
     parts = table("part", "GB", "how", numbers=(1,))
     for part in memory.parts:
-        figure = f"{part.bytes / 1e9:.3f}"
+        figure = f"{part.bytes / MEMORY_GB:.3f}"
         parts.add_row(part.name, figure if part.at_peak else f"({figure})", part.source + ("" if part.at_peak else "; not at the peak"))
     parts.add_section()
-    parts.add_row("total", f"{memory.total / 1e9:.3f}", "the peak", style="bold")
+    parts.add_row("total", f"{memory.total / MEMORY_GB:.3f}", "the peak", style="bold")
     if card:
-        parts.add_row("there is", f"{card.memory / 1e9:.3f}", card.name)
+        parts.add_row("there is", f"{card.memory / MEMORY_GB:.3f}", card.name)
     console.print(parts)
     for line in verdict(plan):
         write(line)
     if plan.rungs:
         rungs = table("change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2))
         for rung in plan.rungs:
-            rungs.add_row(rung.change, f"{rung.saves / 1e9:.3f}", f"{rung.total / 1e9:.3f}", "yes" if rung.enough else "no")
+            rungs.add_row(rung.change, f"{rung.saves / MEMORY_GB:.3f}", f"{rung.total / MEMORY_GB:.3f}", "yes" if rung.enough else "no")
         console.print(rungs)
-    files = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in plan.disk.items() if name != CACHE)
+    if plan.ways:
+        shipping = table("ways to ship it (*: as set)", "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
+        for way in plan.ways:
+            shipping.add_row(*way_cells(way, plan.quantization), style="bold" if way.quantization == plan.quantization else None)
+        console.print(shipping)
+        alike = disk_gb(plan.disk["checkpoints"] + plan.disk["adapter"])
+        write(f"On disk are a way's base, merged model and GGUFs at once; checkpoints and adapter, {alike}, come with each. Training is memory.")
+    files = ", ".join(f"{name} {size / DISK_GB:.2f}" for name, size in plan.disk.items() if name != CACHE)
     own = sum(size for name, size in plan.disk.items() if name != CACHE)
-    write(f"Disk: {gb(own)} ({files}), and {gb(plan.disk[CACHE])} of {CACHE} unless the file system shares blocks; {gb(free_disk)} are free.")
+    copies = f"{disk_gb(plan.disk[CACHE])} of {CACHE} unless the file system shares blocks"
+    write(f"Disk: {disk_gb(own)} ({files}), and {copies}; {disk_gb(free_disk)} are free.")
     write(f"Time: {duration(plan)}.")
+    write(BOTH_UNITS)
+
+
+def way_cells(way: Way, quantization: Quantization) -> tuple[str, ...]:
+    """A way as its row: GB of disk but for the memory; a star before the one that is set."""
+    shipped = " + ".join(f"{size / DISK_GB:.2f}" for size in way.shipped)
+    memory = NOT_TRAINABLE if way.training is None else f"{way.training / MEMORY_GB:.2f}"
+    star = "* " if way.quantization == quantization else "  "
+    return star + way.name, f"{way.download / DISK_GB:.2f}", f"{way.on_disk / DISK_GB:.2f}", shipped, memory
 
 
 def verdict(plan: Plan) -> list[str]:
@@ -104,7 +125,7 @@ def verdict(plan: Plan) -> list[str]:
     if plan.card is None or plan.longest_row is None:
         return ["Whether it fits is not measured: there is no GPU here; name a card's memory with --vram GB."]
     spare = plan.card.memory - plan.memory.total
-    fits = f"It fits, with {gb(spare)} to spare." if spare >= 0 else f"It does not fit: {gb(-spare)} too much."
+    fits = f"It fits, with {memory_gb(spare)} to spare." if spare >= 0 else f"It does not fit: {memory_gb(-spare)} too much."
     limit = ", the most that the model has positions for" if plan.longest_row == plan.shape.positions else ""
     longest = f"The longest rows that fit are of {plan.longest_row:,} tokens{limit}." if plan.longest_row else "Not even rows of one token fit."
     return [f"{fits} {longest}"]

@@ -16,11 +16,15 @@ from typing import Any
 from pipeline.errors import ConfigError, DataError, MachineError
 from pipeline.llamacpp.gguf_file import kv_cache_bytes
 from pipeline.params import Params
+from pipeline.planning.base import find_packed
 from pipeline.planning.card import Card
-from pipeline.planning.serving import GB, LevelPlan, best_that_fits, cache_per_token, computed_weights, plan_level, prompt_cache
+from pipeline.planning.packed import MODEL_FILE
+from pipeline.planning.serving import LevelPlan, best_that_fits, cache_per_token, computed_weights, plan_level, prompt_cache
 from pipeline.planning.shape import Shape
+from pipeline.planning.units import MEMORY_GB, MEMORY_UNIT, memory_gb
+from pipeline.planning.ways import lora_bytes
 from pipeline.reporting.recommend import Recommendation, memory_of
-from pipeline.sections import Serve
+from pipeline.sections import ADAPTED, Serve
 
 WIDEST = 100  # columns
 NOT_KNOWN = "not known"
@@ -31,7 +35,7 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
     """Print the plan; `MachineError` where no level fits `card` (None: its memory is not known), `ConfigError` for too long a context."""
     reports = evaluations(params, root)
     plans = plan_levels(params, root, shape, card, reports)
-    advice = measured_advice(params, root, card) if card and reports else None
+    advice = measured_advice(params, root, card) if card and reports and params.graph == "merged" else None
     best = advice.model if advice else best_that_fits(plans)
     if as_json:
         value = {
@@ -47,24 +51,34 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
     if card and all(plan.fits is False for plan in plans.values()):
         least = min(plans.values(), key=lambda plan: plan.memory.total)
         remedy = f"serve at most {least.longest:,} tokens (serve.ctx_size)" if least.longest else "make a smaller level"
-        raise MachineError(f"no level fits {card.name}: {least.name}, the smallest, needs {gb(least.memory.total)} of {gb(card.memory)}: {remedy}")
+        needed = f"{least.name}, the smallest, needs {memory_gb(least.memory.total)} of {memory_gb(card.memory)}"
+        raise MachineError(f"no level fits {card.name}: {needed}: {remedy}")
 
 
 def plan_levels(params: Params, root: Path, shape: Shape, card: Card | None, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, LevelPlan]:
-    """The plan of each tuned level and of the 16-bit model, the smallest first."""
-    levels = [*params.quantize.tuned, params.convert.type]
-    computed, serve = computed_weights(shape, params.quantize.tuned), served_on(card, params.serve)
+    """The plan of each model that can be served, the smallest first."""
+    serve = served_on(card, params.serve)
     wanted = {"context": serve.ctx_size, "parallel": serve.parallel, "positions": shape.positions, "kept": prompt_cache(serve)}
     plans = []
-    for level in levels:
-        file = root / "models" / "gguf" / f"{params.convert.name}-{level}.gguf"
-        made = file.is_file()
+    for name, files, computed in models(params, root, shape):
+        made = all(file.is_file() for file in files)
+        sizes = [file.stat().st_size for file in files] if made else []
         # an evaluation of another file says nothing about this one
-        report = reports.get(level, {})
-        peak = memory_of(report, serve).peak if made and report.get("bytes") == file.stat().st_size else None
-        weights, per_token = (file.stat().st_size, kv_cache_bytes(file, 1)) if made else (computed[level], cache_per_token(shape))
-        plans.append(plan_level(level, weights, per_token, **wanted, room=card.memory if card else None, made=made, peak=peak))
+        report = reports.get(name, {})
+        peak = memory_of(report, serve).peak if made and report.get("bytes") in (sizes[0], sum(sizes)) else None
+        weights, per_token = (sum(sizes), kv_cache_bytes(files[0], 1)) if made else (computed, cache_per_token(shape))
+        plans.append(plan_level(name, weights, per_token, **wanted, room=card.memory if card else None, made=made, peak=peak))
     return {plan.name: plan for plan in sorted(plans, key=lambda plan: plan.memory.weights)}
+
+
+def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Path], int]]:
+    """(name, files, bytes as computed) of what can be served: the tuned levels and the 16-bit model, or the base's own GGUF with its adapter."""
+    name, ggufs = params.convert.name, root / "models" / "gguf"
+    if packed := find_packed(params, shape, root):
+        files = [root / "models" / "base" / MODEL_FILE, ggufs / f"{name}-lora.gguf"]
+        return [(ADAPTED, files, packed.file + lora_bytes(shape, params.train, params.lora.type))]
+    computed = computed_weights(shape, params.quantize.tuned)
+    return [(level, [ggufs / f"{name}-{level}.gguf"], computed[level]) for level in (*params.quantize.tuned, params.convert.type)]
 
 
 def served_on(card: Card | None, serve: Serve) -> Serve:
@@ -91,7 +105,7 @@ def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | 
         inputs = load_inputs(root, params.evaluate.models)
     except DataError:
         return None  # not all stages have run: the files alone decide
-    room = math.floor(card.memory / GB * 100) / 100  # never more than there is
+    room = math.floor(card.memory / MEMORY_GB * 100) / 100  # never more than there is
     return advise(inputs, params.report, served_on(card, params.serve), params.evaluate.seed, memory_gb=room)[0]
 
 
@@ -114,7 +128,7 @@ def show(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, *, b
     console = Console(highlight=False)
     console.width = min(WIDEST, max(80, console.width)) if console.is_terminal else WIDEST
     serve = params.serve
-    where = with_memory(card) if card else "a card whose memory is not known"
+    where = card.words if card else "a card whose memory is not known"
     slots = f"{serve.parallel} answers at once of " if serve.parallel > 1 else ""
     console.print(f"{base}, served with {slots}{serve.ctx_size:,} tokens on {where}", markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
@@ -126,9 +140,9 @@ def show(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, *, b
     for plan in plans.values():
         memory = plan.memory
         table.add_row(
-            plan.name, f"{memory.weights / GB:.3f}{'' if plan.made else ' *'}", figure(memory.kv_cache),
-            f"{memory.buffers / GB:.3f}{' *' if memory.peak is None else ''}",
-            *([figure(memory.prompt_cache)] if caches else []), f"{memory.total / GB:.3f}",
+            plan.name, f"{memory.weights / MEMORY_GB:.3f}{'' if plan.made else ' *'}", figure(memory.kv_cache),
+            f"{memory.buffers / MEMORY_GB:.3f}{' *' if memory.peak is None else ''}",
+            *([figure(memory.prompt_cache)] if caches else []), f"{memory.total / MEMORY_GB:.3f}",
             NOT_KNOWN if plan.longest is None else f"{plan.longest:,}", {True: "yes", False: "no", None: NOT_KNOWN}[plan.fits],
             style="bold" if plan.name == best else None,
         )  # fmt: skip
@@ -139,7 +153,7 @@ def show(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, *, b
 
 def closing(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, best: str | None, advice: Recommendation | None) -> list[str]:
     """What the table means, as lines."""
-    lines = ["1 GB is 2³⁰ bytes here, as cards are sold."]
+    lines = [f"{MEMORY_UNIT}."]
     if not all(plan.made and plan.memory.peak is not None for plan in plans.values()):
         lines.append(
             "* computed: weights from the types of the level's tensors, buffers as a tenth of weights and cache; `snakemake` makes and measures them."
@@ -157,14 +171,4 @@ def closing(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, b
 
 def figure(value: int | None) -> str:
     """Bytes as GB of 2³⁰ bytes with three digits."""
-    return NOT_KNOWN if value is None else f"{value / GB:.3f}"
-
-
-def gb(size: float) -> str:
-    """Bytes as GB of 2³⁰ bytes."""
-    return f"{size / GB:.2f} GB"
-
-
-def with_memory(card: Card) -> str:
-    """A card's name and its memory; that of `--vram` has it in its name."""
-    return card.name if f" {card.memory / GB:g} GB" in card.name else f"{card.name} of {gb(card.memory)}"
+    return NOT_KNOWN if value is None else f"{value / MEMORY_GB:.3f}"

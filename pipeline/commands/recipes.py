@@ -1,6 +1,6 @@
-"""Put a ready recipe in place as `params.yaml`, never over someone's edits: `quench use RECIPE`.
+"""Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over someone's edits: `quench use RECIPE`.
 
-Reads `recipes/`. Writes `params.yaml`. An edited file is one that equals no recipe byte for byte.
+Reads `recipes/` and `graphs/`. Writes `params.yaml` and `dvc.yaml`. An edited file is one that equals none of these byte for byte.
 """
 
 import difflib
@@ -8,7 +8,9 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError, MachineError
 from pipeline.llamacpp.tools import PROJECT
+from pipeline.params import load_params
 from pipeline.publish import publishing
+from pipeline.workflow.graphs import WORDS, put_graph
 
 RECIPES = PROJECT / "recipes"
 
@@ -35,11 +37,22 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
     edited = old is not None and all(old != (RECIPES / f"{name}.yaml").read_bytes() for name in names)
     if edited and not force:
         raise ConfigError(f"{target} has edits that are in no recipe: keep a copy, then `quench use {recipe} --force` replaces it:\n{changes}")
+    graph = load_params(RECIPES / f"{recipe}.yaml").graph
+    changed = (root / "dvc.yaml").is_file() and put_graph(root, graph, force=force)
     if old != new:
         with publishing(target) as aside:
             aside.write_bytes(new)
+    if changed:
+        print(f"{root / 'dvc.yaml'} is the graph of {WORDS[graph]} now")
     print(changes + f"{target} is recipe {recipe} now" if changes else f"{target} is recipe {recipe} already")
     return changes
+
+
+def graph(root: Path, force: bool = False) -> None:
+    """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` was changed by hand."""
+    needed = load_params(root / "params.yaml").graph
+    changed = put_graph(root, needed, force=force)
+    print(f"{root / 'dvc.yaml'} is the graph of {WORDS[needed]} {'now' if changed else 'already'}")
 
 
 def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str:

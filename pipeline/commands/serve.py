@@ -1,15 +1,15 @@
 """Serve one model with the pinned llama-server on 127.0.0.1, behind a key, with the recipe's flags.
 
-Reads one GGUF of `models/gguf/`, `reports/quants.json` (which level to take), section `serve` and, for the smoke test,
-`data/final/test.jsonl`. Writes `.quench/api-key` (once, readable by its owner only) and `logs/serve-MODEL.log` (anew).
+Reads one GGUF of `models/gguf/` (or `models/base/model.gguf`, where base.quantization is gguf) and its adapters, `reports/quants.json` (which level
+to take), section `serve` and, for the smoke test, `data/final/test.jsonl`. Writes `.quench/api-key` (once, readable by its owner only) and
+`logs/serve-MODEL.log` (anew).
 
-    quench serve [MODEL] [--lora [--adapter FILE]] [--smoke K]
+    quench serve [MODEL] [--lora] [--adapter FILE[=SCALE] ...] [--smoke K]
 """
 
 import errno
 import itertools
 import json
-import shlex
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -22,11 +22,15 @@ from typing import Any
 from pipeline.chat import Row, chat_request, chats
 from pipeline.errors import ConfigError, DataError, GateError, MachineError
 from pipeline.jsonl import read_rows
+from pipeline.llamacpp.lora import Lora
 from pipeline.llamacpp.server import Server, connect, server_command, start, wait_for_health
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.packed import MODEL_FILE
 from pipeline.params import Params
+from pipeline.sections import ADAPTED, BARE
 from pipeline.sections import Serve as ServeSettings
-from pipeline.serving.adapter import matching_adapter
+from pipeline.serving.adapter import Adapter, matching_adapters, parse_adapter
+from pipeline.serving.instructions import how_to_call
 from pipeline.serving.key import ensure_key, read_key
 from pipeline.serving.restarts import keep_serving
 
@@ -46,8 +50,13 @@ class Reply:
 def choose_model(params: Params, root: Path, asked: str | None) -> str:
     """The model to serve, spelt as in `params.yaml`: what was asked for (any case), else the recommended one, else the first level.
 
+    Where base.quantization is gguf there are two: "adapter" (the base's file with its adapter beside it) and "base" (the file alone).
     Raises `ConfigError` for a name that the recipe doesn't make.
     """
+    if params.graph == "adapter":
+        if (asked or ADAPTED).lower() not in (ADAPTED, BARE):
+            raise ConfigError(f"no model is called {asked!r}: with base.quantization gguf there are {ADAPTED} (the base with its adapter) and {BARE}")
+        return (asked or ADAPTED).lower()
     known = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, f"base-{params.convert.type}")}
     if asked is None:
         return known.get(_recommended(root).upper(), params.quantize.tuned[0])
@@ -57,12 +66,24 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
 
 
 def model_file(params: Params, root: Path, model: str) -> Path:
-    """The GGUF of a model; `DataError` names the stage that makes it where it is not there."""
+    """The GGUF of a model (without its adapter); `DataError` names the stage that makes it where it is not there."""
+    if params.graph == "adapter":
+        file = root / "models" / "base" / MODEL_FILE
+        if not file.exists():
+            raise DataError(f"{file} is not there: stage base makes it, so run `snakemake base`")
+        return file
     path = root / "models" / "gguf" / f"{params.convert.name}-{model}.gguf"
     if not path.exists():
         stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
         raise DataError(f"{path} is not there: stage {stage} makes it, so run `snakemake` (everything) or `python -m pipeline {stage}` (only that)")
     return path
+
+
+def chosen_adapters(params: Params, root: Path, model: str, *, lora: bool, given: Sequence[str]) -> list[Adapter]:
+    """The adapters to serve on `model`: the project's own where `lora` or the model says so, then the `given` ones (FILE or FILE=SCALE)."""
+    own = Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf")
+    with_own = lora or (params.graph == "adapter" and model == ADAPTED)
+    return [*([own] if with_own else []), *map(parse_adapter, given)]
 
 
 def need_port(port: int) -> None:
@@ -78,15 +99,16 @@ def need_port(port: int) -> None:
 
 
 @contextmanager
-def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings: ServeSettings, lora: Path | None = None) -> Iterator[Server]:
-    """A healthy server while the body runs, stopped after it; with `lora` (a GGUF) that adapter is applied.
+def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings: ServeSettings, lora: Sequence[Lora] = (),
+          alias: str | None = None) -> Iterator[Server]:  # fmt: skip
+    """A healthy server while the body runs, stopped after it; `lora` are adapters to apply, `alias` is what the server calls the model.
 
     Raises `MachineError` where the port is taken or `log` can't be written, `ToolError` where the server doesn't come up.
     """
     need_port(settings.port)
     command = server_command(
         tools, model, port=settings.port, key_file=key_file, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads,
-        n_gpu_layers=settings.n_gpu_layers, flash_attn=settings.flash_attn, n_predict=settings.n_predict, lora=lora,
+        n_gpu_layers=settings.n_gpu_layers, flash_attn=settings.flash_attn, n_predict=settings.n_predict, lora=lora, alias=alias,
     )  # fmt: skip
     with start(command, log) as process:
         url = f"http://127.0.0.1:{settings.port}"
@@ -135,24 +157,30 @@ def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:
     return prompts
 
 
-def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lora: bool = False, adapter: Path | None = None) -> None:
+def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lora: bool = False, adapters: Sequence[str] = ()) -> None:
     """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes; with `smoke_count` ask that many test prompts, then stop.
 
-    `lora` applies the project's adapter (or `adapter`, a GGUF) to a level of the untuned base.
+    `lora` applies the project's own adapter to a level of the untuned base, `adapters` (FILE or FILE=SCALE) further ones.
     """
     model = choose_model(params, root, asked)
     path = model_file(params, root, model)
-    with_lora = matching_adapter(path, adapter or root / "models" / "gguf" / f"{params.convert.name}-lora.gguf") if lora or adapter else None
+    applied = matching_adapters(path, chosen_adapters(params, root, model, lora=lora, given=adapters))
+    named = applied[1:] if params.graph == "adapter" and model == ADAPTED else applied  # the model's name says its own already
+    alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
     key_file, log = ensure_key(root), root / "logs" / f"serve-{model}.log"
     tools = find_toolchain(params.llamacpp.home)
     need_port(params.serve.port)  # before the log is taken away: it may be that of a server that runs
     with suppress(OSError):  # what is no file here is refused where the log is opened
         log.unlink()
-    title = f"{model} with {with_lora.name}" if with_lora else model
+    title = f"{model} with {', '.join(one.file.name + ('' if one.scale == 1 else f' × {one.scale:g}') for one in applied)}" if applied else model
 
     def server() -> AbstractContextManager[Server]:
-        return serve(tools=tools, model=path, key_file=key_file, log=log, settings=params.serve, lora=with_lora)
+        pairs = [(adapter.file, adapter.scale) for adapter in applied]
+        return serve(tools=tools, model=path, key_file=key_file, log=log, settings=params.serve, lora=pairs, alias=alias)
+
+    def ready(running: Server) -> None:
+        _tell(how_to_call(title, running.url, key_file, log, [adapter.name for adapter in applied]))
 
     with stopped_by_signals():
         if prompts:
@@ -160,7 +188,7 @@ def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lor
                 print(f"{title}: {judge(smoke(running, prompts))}")
             return
         try:
-            keep_serving(server, params.serve.max_restarts, lambda running: _tell(how_to_call(title, running.url, key_file, log)), _tell)
+            keep_serving(server, params.serve.max_restarts, ready, _tell)
         except KeyboardInterrupt:
             _tell("\nstopped")
 
@@ -177,19 +205,6 @@ def stopped_by_signals() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def how_to_call(model: str, url: str, key_file: Path, log: Path) -> str:
-    """What `quench serve` prints once the model is loaded; the key itself is never printed."""
-    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
-    header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"  # by a pipe: a command's arguments are everybody's to read
-    return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})
-  chat here:         quench chat
-  OpenAI clients:    base URL {url}/v1, API key: what {key_file} holds
-  curl:
-    {header} |
-    curl {url}/v1/chat/completions -H @- \\
-      -H "Content-Type: application/json" -d '{body}'"""
 
 
 def _recommended(root: Path) -> str:

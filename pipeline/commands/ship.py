@@ -1,6 +1,7 @@
 """Ship a level: are the reports about these files, does the gate let it pass, then the bundle.
 
 Reads `models/gguf/NAME-LEVEL.gguf`, the adapter, the merged model and every report. Writes `models/bundle/NAME-LEVEL/`.
+Where base.quantization is gguf the one thing to ship is `adapter`: the base's GGUF and the adapter's.
 
     quench ship Q4_K_M
     quench ship Q4_K_M --to /mnt/share --sign quench.key
@@ -11,14 +12,15 @@ from pathlib import Path
 
 from pipeline.commands.serve import model_file
 from pipeline.errors import ConfigError, GateError
+from pipeline.evaluation.files import model_files
 from pipeline.hashing import file_hash
 from pipeline.params import Params
 from pipeline.reporting.inputs import load_inputs
 from pipeline.reporting.ollama import chat_template
-from pipeline.sections import UNTUNED
+from pipeline.sections import ADAPTED, UNTUNED
 from pipeline.shipping.advice import advise
 from pipeline.shipping.bundle import Shipment, how_to_use, make_bundle
-from pipeline.shipping.evidence import mismatches
+from pipeline.shipping.evidence import adapter_mismatches, mismatches
 
 SPLITS = ("train", "val", "test")
 
@@ -45,6 +47,12 @@ def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | No
 
 def shippable(params: Params, asked: str) -> str:
     """The level as params.yaml spells it. Raises `ConfigError` for one that is not made, not tuned or not evaluated."""
+    if params.graph == "adapter":
+        if asked.lower() != ADAPTED:
+            raise ConfigError(
+                f"{asked} can't be shipped: with base.quantization gguf there is {ADAPTED}, the base's GGUF with the adapter's beside it"
+            )
+        return ADAPTED
     if asked.lower().startswith(UNTUNED):
         raise ConfigError(f"{asked} is the untuned base: ship a level of the tuned model ({', '.join(params.quantize.tuned)})")
     known = {name.upper(): name for name in (*params.quantize.tuned, params.convert.type)}
@@ -60,10 +68,15 @@ def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipmen
     """What the bundle would be made of, and why it may not be made."""
     inputs = load_inputs(root, params.evaluate.models)
     advice, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)
+    lora = model_files(params, root, level).lora
     final = {split: root / "data" / "final" / f"{split}.jsonl" for split in SPLITS}
     shipment = Shipment(
         gguf, params.convert.name, level, inputs, advice, verdicts[level], params.serve, chat_template(root / "models" / "adapter"),
-        tuple(params.curate.languages), {f"{split} rows": file_hash(path) for split, path in final.items() if path.is_file()},
+        tuple(params.curate.languages), {f"{split} rows": file_hash(path) for split, path in final.items() if path.is_file()}, lora,
     )  # fmt: skip
-    reasons = [*mismatches(gguf, level, root, inputs.evaluations, inputs.parity), *verdicts[level].reasons]
+    if lora:
+        other = adapter_mismatches(gguf, lora, root, inputs.evaluations, inputs.parity)
+    else:
+        other = mismatches(gguf, level, root, inputs.evaluations, inputs.parity)
+    reasons = [*other, *verdicts[level].reasons]
     return shipment, reasons

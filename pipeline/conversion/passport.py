@@ -17,6 +17,7 @@ from pipeline.publish import read_json
 OWN = "quench."
 IMATRIX = "quench.imatrix."  # what stage quantize adds, other in every level
 ADAPTER = "quench.adapter.sha256"
+BASE_FILE = "quench.base_gguf.sha256"  # in an adapter's GGUF: the very file that it was trained on
 MERGE = {"adapter_sha256": ADAPTER} | {key: f"quench.merge.{key}" for key in ("onto", "method", "dtype")}  # of merge.json
 STANDARD = ("general.name", "general.license", "general.base_model.")
 Fields = dict[str, str | int]

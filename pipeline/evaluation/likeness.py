@@ -55,11 +55,14 @@ class Comparison:
 NOTHING = Comparison(np.empty(0), np.empty(0), np.empty(0, np.bool_), np.empty(0))
 
 
-def likeness(model: GgufModel, reference: GgufModel, rows: Sequence[Row], label: str, *, itself: bool = False) -> dict[str, Any]:
+def likeness(
+    model: GgufModel, reference: GgufModel, rows: Sequence[Row], label: str, *, itself: bool = False, by_row: bool = False
+) -> dict[str, Any]:
     """The figures of `model` at the assistant's tokens, and the same at all tokens under `all_tokens`.
 
     With `itself`, `reference` is a second context of the same model: it is compared on the first `SELF_ROWS` rows, which prove that the
     divergence is 0 (`self_divergence`, the largest KL divergence found, in nats), and only its perplexity is measured on the others.
+    With `by_row` also what each compared row adds (`rows_summary`), from which the share of a damage that was healed gets its interval.
     Raises `DataError` where the models' vocabularies differ or logits are no finite numbers.
     """
     if model.vocabulary != reference.vocabulary:
@@ -97,7 +100,22 @@ def likeness(model: GgufModel, reference: GgufModel, rows: Sequence[Row], label:
         "perplexity_rows": len(rows), "perplexity_tokens": int(assistant.sum()), **summary(loss[assistant], comparison.at(at_both)),
         "all_tokens": {"tokens": len(loss), **summary(loss, comparison)},
         "self_divergence": float(comparison.kld.max()) if itself else None,
+        **({"by_row": rows_summary(comparisons, marked)} if by_row else {}),
     }  # fmt: skip
+
+
+def rows_summary(comparisons: Sequence[Comparison], marked: Sequence[np.ndarray[Any, np.dtype[np.bool_]]]) -> dict[str, dict[str, list[float]]]:
+    """Of each row the positions compared, the sum of their KLD (nats) and how often both choose the same: at the assistant's tokens and at all."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, parts in (
+        ("assistant", [one.at(chosen) for one, chosen in zip(comparisons, marked, strict=False)]),
+        ("all_tokens", list(comparisons)),
+    ):
+        found[name] = {
+            "tokens": [len(part.kld) for part in parts], "kld": [round(float(part.kld.sum()), 6) for part in parts],
+            "same": [int(part.same.sum()) for part in parts],
+        }  # fmt: skip
+    return found
 
 
 def summary(loss: Floats, comparison: Comparison) -> dict[str, float]:

@@ -15,8 +15,8 @@ from pipeline.sections import Serve
 ANSWER_TOKENS = 8
 
 
-def serving_figures(model: Path, settings: Serve, tools: Toolchain) -> dict[str, Any]:
-    """Start llama-server at the serving context, let it answer a prompt of a whole batch, and look at its process.
+def serving_figures(model: Path, settings: Serve, tools: Toolchain, lora: Path | None = None) -> dict[str, Any]:
+    """Start llama-server at the serving context (`lora` put on the model), let it answer a prompt of a whole batch, and look at its process.
 
     `load_seconds` is from its start until it is healthy, with the file in the page cache (it was just read); `peak_memory_bytes` is its largest
     resident memory, mapped weights included, where the system has /proc, and `gpu_memory_bytes` what the driver says it holds; else None.
@@ -26,7 +26,7 @@ def serving_figures(model: Path, settings: Serve, tools: Toolchain) -> dict[str,
     """
     up = serving(
         tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers,
-        flash_attn=settings.flash_attn,
+        flash_attn=settings.flash_attn, lora=lora,
     )  # fmt: skip
     begin = time.perf_counter()
     with up as server:

@@ -1,15 +1,23 @@
-"""How fast a GGUF reads prompts and writes answers, by `llama-bench`: the median of several runs and how far they lie apart."""
+"""How fast a GGUF reads prompts and writes answers: the median of several runs and how far they lie apart.
 
-from collections.abc import Mapping
+By `llama-bench`; where models with and without an adapter are to be compared in process, since llama-bench takes no adapter.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from pipeline.llamacpp.logits import GgufModel, open_gguf
 from pipeline.llamacpp.tools import Toolchain, bench
 from pipeline.progress import progress
 from pipeline.sections import Evaluate
 
 GENERATED = 32  # tokens written in each run
+IN_PROCESS = "llama.cpp in the measuring process"
 
 
 def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
@@ -29,8 +37,56 @@ def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
             for test in bench(tools, model, arguments, **load):
                 tests.append(test)
                 advance(1)
-    prompt = [{"tokens": test["n_prompt"], **runs(test)} for test in tests if test["n_prompt"]]
-    generation = [{"depth": test["n_depth"], "tokens": test["n_gen"], **runs(test)} for test in tests if test["n_gen"]]
+    return figures([test for test in tests if test["n_prompt"]], [test for test in tests if test["n_gen"]])
+
+
+def speed_in_process(model: Path, lora: Path | None, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
+    """The same figures through the binding, with the adapter `lora` on the model if given; `speed.by` says that llama-bench had no part in it.
+
+    As llama-bench does, it reads random tokens, writes tokens one by one, and throws a first run away. Raises `ToolError` where llama.cpp can't.
+    """
+    lengths, depths = dict.fromkeys(settings.prompt_lengths), dict.fromkeys(settings.generation_depths)
+    room = max([*lengths, *(depth + GENERATED for depth in depths)])
+    load = {"threads": settings.threads, "n_gpu_layers": settings.n_gpu_layers}
+    label = f"evaluate: {(lora or model).name}, speed"
+    with open_gguf(tools, model, ctx_size=room, lora=lora, **load) as loaded, progress(label, len(lengths) + len(depths)) as advance:
+        ids = np.random.default_rng(settings.seed).integers(0, loaded.vocabulary, room).tolist()
+        only(loaded, ids[: min(lengths)])
+        prompt, generation = [], []
+        for length in lengths:
+            prompt.append({"n_prompt": length, "samples_ts": [one_run(loaded, ids[:length], 0, length) for _ in range(settings.repetitions)]})
+            advance(1)
+        for depth in depths:
+            only(loaded, ids[:depth])
+            samples = [one_run(loaded, ids[: depth + GENERATED], depth, 1) for _ in range(settings.repetitions)]
+            generation.append({"n_depth": depth, "n_gen": GENERATED, "samples_ts": samples})
+            advance(1)
+    found = figures(prompt, generation)
+    return found | {"speed": found["speed"] | {"by": IN_PROCESS}}
+
+
+def only(model: GgufModel, ids: list[int]) -> None:
+    """Forget everything and read `ids`."""
+    model.keep(0)
+    if ids:
+        model.read(ids, 0, {len(ids) - 1})
+
+
+def one_run(model: GgufModel, ids: list[int], start: int, together: int) -> float:
+    """Tokens per second of reading `ids` behind the first `start` of them, which stand there already, so many `together`."""
+    if model.keep(start) < start:  # the architecture forgets all or nothing
+        only(model, ids[:start])
+    begin = time.perf_counter()
+    for place in range(start, len(ids), together):
+        some = ids[place : place + together]
+        model.read(some, place, {len(some) - 1})
+    return (len(ids) - start) / (time.perf_counter() - begin)
+
+
+def figures(prompts: Sequence[Mapping[str, Any]], generations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The stage's figures of tests as llama-bench describes them."""
+    prompt = [{"tokens": test["n_prompt"], **runs(test)} for test in prompts]
+    generation = [{"depth": test["n_depth"], "tokens": test["n_gen"], **runs(test)} for test in generations]
     longest = max(prompt, key=lambda one: one["tokens"])
     return {
         "speed": {"prompt": prompt, "generation": generation},

@@ -32,7 +32,24 @@ def adapter_is_finite(model: Any) -> int:
 
 def finite_record(model: Any) -> dict[str, int]:
     """What was proven finite, for the record of a run."""
-    return {"nf4_linears_finite": dequantisation_is_finite(model), "adapter_matrices_finite": adapter_is_finite(model)}
+    return {
+        "nf4_linears_finite": dequantisation_is_finite(model), "packed_tensors_finite": packed_is_finite(model),
+        "adapter_matrices_finite": adapter_is_finite(model),
+    }  # fmt: skip
+
+
+def packed_is_finite(model: Any) -> int:
+    """How many packed linears and tables there are, each proven finite block by block; `GateError` names the first that isn't."""
+    from pipeline.packed.dequantise import dequantise
+    from pipeline.packed.linear import row_blocks
+
+    packed = {id(module.weight): (name, module) for name, module in model.named_modules() if hasattr(module, "logical")}  # a tied head once
+    for name, module in packed.values():
+        rows = module.weight.shape[0]
+        for first, last in row_blocks(rows, module.logical // rows):
+            if not dequantise(module.weight[first:last], module.kind).isfinite().all():
+                raise GateError(f"{name} holds weights that are not finite once dequantised: run stage base again, its file or this copy is damaged")
+    return len(packed)
 
 
 def nf4_linears(model: Any) -> dict[str, Any]:

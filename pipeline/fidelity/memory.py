@@ -6,7 +6,7 @@ from pipeline.planning.published import published_shape
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import ELEMENT, linear_bytes, lora_parameters, optimizer_bytes, small_bytes, table_bytes
 from pipeline.seams.seam import Seam
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.training.tensors import frozen_tensors, tensor_bytes
 
 PARTS = ("weights", "adapter", "gradients", "adam")
@@ -38,7 +38,7 @@ def measure_training(model: Any, rows: list[list[int]], learning_rate: float) ->
     }
 
 
-def planned_training(shape: Shape, train: Train) -> dict[str, int]:
+def planned_training(shape: Shape, train: Training) -> dict[str, int]:
     """The same bytes by the planner's formulas, with Adam in 32 bit as measured here."""
     adapter = ELEMENT["float32"] * lora_parameters(shape, train)
     weights = linear_bytes(shape, train) + table_bytes(shape, train) + small_bytes(shape, train)
@@ -46,17 +46,17 @@ def planned_training(shape: Shape, train: Train) -> dict[str, int]:
     return {"weights": weights, "adapter": adapter, "gradients": adapter, "adam": adam}
 
 
-def memory_table(measured: dict[str, dict[str, int]], train: Train) -> dict[str, dict[str, int]]:
+def memory_table(measured: dict[str, dict[str, int]], train: Training) -> dict[str, dict[str, int]]:
     """`measured` ("16-bit LoRA", "NF4 QLoRA") with totals, and both at 7B by formula."""
     shape = published_shape(MODEL)
     if shape is None:
         raise AssertionError(f"the planner doesn't know {MODEL}")
-    sixteen = train.model_copy(update={"load_in_4bit": False})
+    sixteen = train.model_copy(update={"quantization": "none"})
     table = {**measured, f"{MODEL}, 16-bit LoRA": planned_training(shape, sixteen), f"{MODEL}, NF4 QLoRA": planned_training(shape, train)}
     return {name: {**parts, "total": sum(parts[part] for part in PARTS)} for name, parts in table.items()}
 
 
-def memory_line(measured: dict[str, int], shape: Shape | None, train: Train) -> Seam:
+def memory_line(measured: dict[str, int], shape: Shape | None, train: Training) -> Seam:
     """NF4's measured bytes against the planner's: what is said about 7B rests on these formulas."""
     title, what = "Memory that stays while training, NF4 QLoRA", "difference between the tensors and the planner's formulas"
     if shape is None:

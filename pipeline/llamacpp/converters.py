@@ -1,6 +1,6 @@
 """From a Hugging Face folder to a GGUF, from an adapter to a GGUF, from a GGUF to a level: each published only when it reads back whole."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -10,6 +10,7 @@ from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.llamacpp.tensor_types import check_tensor_types, prove_tensor_types
 from pipeline.llamacpp.tools import Toolchain, run_converter, run_tool
 from pipeline.publish import need_disk, publishing
+from pipeline.sections import LoraType
 
 FloatType = Literal["F16", "BF16"]
 Fields = Mapping[str, str | int]  # GGUF metadata; a number is written as uint32
@@ -28,24 +29,32 @@ def to_gguf(tools: Toolchain, folder: Path, target: Path, type: FloatType, name:
         run_converter(tools, "convert_hf_to_gguf.py", [folder, "--outtype", type.lower(), "--model-name", name, "--outfile", aside], pre, fields)
 
 
-def lora_to_gguf(tools: Toolchain, adapter: Path, base: Path, target: Path, type: FloatType, fields: Fields = NO_FIELDS) -> None:
-    """Write the adapter of the model in `base` as `target`, for `llama-server --lora`. Raises `ToolError` where the converter fails."""
-    with publishing(target, check_gguf) as aside:
+def lora_to_gguf(tools: Toolchain, adapter: Path, base: Path, target: Path, type: FloatType | LoraType, fields: Fields = NO_FIELDS,
+                 check: Callable[[Path], object] = check_gguf) -> None:  # fmt: skip
+    """Write the adapter of the model in `base` as `target`, for `llama-server --lora`, published where `check` lets it pass.
+
+    Raises `ToolError` where the converter fails.
+    """
+    with publishing(target, check) as aside:
         run_converter(tools, "convert_lora_to_gguf.py", [adapter, "--base", base, "--outtype", type.lower(), "--outfile", aside], None, fields)
 
 
 def quantise_gguf(tools: Toolchain, source: Path, target: Path, level: str, nthreads: int, imatrix: Path | None = None,
-                  tensor_types: Mapping[str, str] = NO_TYPES) -> None:  # fmt: skip
+                  tensor_types: Mapping[str, str] = NO_TYPES, requantise: bool = False) -> None:  # fmt: skip
     """Write `source` at `level` (llama.cpp's name) to `target`; the same bytes for any number of threads.
 
     `imatrix` is an importance matrix's GGUF. `tensor_types` maps patterns (searched in tensor names, the first match
-    wins) to types that replace the level's. Raises `ConfigError` where a pattern or type can't be, `DataError` where
-    `source` is not whole, `ToolError` where llama-quantize fails.
+    wins) to types that replace the level's. `requantise` allows a `source` that is quantised already.
+
+    Raises `ConfigError` where a pattern or type can't be, `DataError` where `source` is not whole, `ToolError` where llama-quantize fails.
     """
     check_gguf(source)
-    need_disk(target.parent, source.stat().st_size)  # an upper bound: no level is larger than 16-bit floats
+    # an upper bound: no level is larger than 16-bit floats; of a file that is quantised already, some are larger than it
+    need_disk(target.parent, source.stat().st_size * (2 if requantise else 1))
     flags = [word for pattern, kind in tensor_types.items() for word in ("--tensor-type", f"{pattern}={kind}")]
     check_tensor_types(source, tensor_types, imatrix is not None)
+    if requantise:
+        flags.append("--allow-requantize")
     if imatrix:
         # the name that is given is written into the level: no folder of this machine in it
         flags += ["--imatrix", imatrix.name, "--override-kv", f"quench.imatrix.sha256=str:{file_hash(imatrix)}"]

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from pipeline.errors import ToolError
+from pipeline.llamacpp.lora import Lora, lora_arguments
 from pipeline.llamacpp.server_log import LogPump, open_log
 from pipeline.llamacpp.server_process import environment, guarded
 from pipeline.llamacpp.tools import Toolchain
@@ -56,22 +57,34 @@ class Server:
 
 
 def server_command(tools: Toolchain, model: Path, *, port: int, key_file: Path, ctx_size: int, parallel: int, threads: int, n_gpu_layers: int,
-                   flash_attn: str = "auto", n_predict: int = -1, lora: Path | None = None,
+                   flash_attn: str = "auto", n_predict: int = -1, lora: Sequence[Lora] = (), alias: str | None = None,
                    idle_seconds: int = IDLE_SECONDS) -> list[str]:  # fmt: skip
     """The hardened command line: loopback only, key from a file, no web page, no slot view, nothing fetched, the model's own template.
 
     No web page may read an answer: the one origin that is allowed is the server's own, where no page is. `ctx_size` is per slot, in tokens;
-    llama-server divides its context among `parallel` slots. `lora` is the GGUF of an adapter to apply.
+    llama-server divides its context among `parallel` slots. `lora` are adapters to apply, `alias` is the model's name (else of the files' names).
+    Raises `ConfigError` for an adapter that can't be said there.
     """
+    name = alias or "+".join([model.stem, *(file.stem for file, _ in lora)])
     return [
-        str(tools.tool("llama-server")), "--model", str(model), "--alias", f"{model.stem}+{lora.stem}" if lora else model.stem,
-        *(["--lora", str(lora)] if lora else []),
+        str(tools.tool("llama-server")), "--model", str(model), "--alias", name.replace(",", "_"),  # a comma would make two names of it
+        *lora_arguments(lora), *cache_arguments(len(lora)),
         "--host", "127.0.0.1", "--port", str(port), "--api-key-file", str(key_file),
         "--cors-origins", f"http://127.0.0.1:{port}", "--no-cors-credentials", "--timeout", str(idle_seconds),
         "--no-webui", "--no-slots", "--offline", "--jinja", "--ctx-size", str(ctx_size * parallel), "--parallel", str(parallel),
         "--threads", str(threads), "--n-gpu-layers", str(n_gpu_layers), "--flash-attn", flash_attn, "--n-predict", str(n_predict), "--cont-batching",
-        "--batch-size", str(BATCH_TOKENS), "--cache-ram", str(PROMPT_CACHE_MIB),
+        "--batch-size", str(BATCH_TOKENS),
     ]  # fmt: skip
+
+
+def cache_arguments(adapters: int) -> list[str]:
+    """How prompts are kept between requests, by the number of adapters that a request can switch.
+
+    llama-server keeps what it computed of a prompt when an adapter's scale changes, and then answers from one adapter's keys with another's weights
+    (llama.cpp's issue 26207). So nothing is kept of several adapters, and of one only what a slot holds, which `pipeline.serving.switching` makes it
+    forget.
+    """
+    return ["--cache-ram", str(0 if adapters else PROMPT_CACHE_MIB), *(["--no-cache-prompt"] if adapters > 1 else [])]
 
 
 class LoggedProcess(subprocess.Popen[bytes]):
@@ -96,14 +109,15 @@ class LoggedProcess(subprocess.Popen[bytes]):
 
 @contextmanager
 def serving(tools: Toolchain, model: Path, *, ctx_size: int, parallel: int = 1, threads: int, n_gpu_layers: int = 0,
-            flash_attn: str = "auto") -> Iterator[Server]:  # fmt: skip
-    """Serve `model` on a free port while the body runs. Raises `ToolError` where it doesn't come up."""
+            flash_attn: str = "auto", lora: Path | None = None) -> Iterator[Server]:  # fmt: skip
+    """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises `ToolError` where it doesn't come up."""
     with tempfile.TemporaryDirectory(prefix="quench-server-") as folder:
         key = secrets.token_urlsafe(24)
         key_file = write_key(Path(folder) / "key", key)
         port = free_port()
         command = server_command(tools, model, port=port, key_file=key_file, ctx_size=ctx_size, parallel=parallel,
-                                 threads=threads, n_gpu_layers=n_gpu_layers, flash_attn=flash_attn, idle_seconds=ASK_SECONDS)  # fmt: skip
+                                 threads=threads, n_gpu_layers=n_gpu_layers, flash_attn=flash_attn,
+                                 lora=[(lora, 1.0)] if lora else [], idle_seconds=ASK_SECONDS)  # fmt: skip
         log = Path(folder) / "log"
         with start(command, log) as process:
             url = f"http://127.0.0.1:{port}"

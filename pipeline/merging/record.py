@@ -27,7 +27,7 @@ def read_run(adapter: Path) -> dict[str, Any]:
 def trained_nf4(run: dict[str, Any]) -> Nf4 | None:
     """How training quantised the base, None where it did not or where nobody knows."""
     settings = run.get("settings", {})
-    if not settings.get("load_in_4bit"):
+    if settings.get("quantization") != "nf4":
         return None
     return Nf4(settings["bnb_4bit_compute_dtype"], settings["bnb_4bit_use_double_quant"])
 

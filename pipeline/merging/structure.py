@@ -11,7 +11,7 @@ class Structure:
     """A model without its numbers; weights go by transformers' names, in the order in which modules declare them."""
 
     shapes: dict[str, tuple[int, ...]]
-    quantised: frozenset[str]  # weights that are in 4 bit while training with load_in_4bit
+    quantised: frozenset[str]  # weights that are in 4 bit while training with base.quantization nf4
     transposed: frozenset[str]  # weights stored (in, out)
     embedding: str
     head: str

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from pipeline.planning.packed import PackedBase
 from pipeline.planning.shape import Linear, Shape
 from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters
-from pipeline.sections import Train
+from pipeline.sections import Training
 
 Device = Literal["cuda", "cpu"]
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
 CHUNK_LOGITS = 5 << 20  # `pipeline.training.chunked`'s, which imports torch; a test keeps them equal
 LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
+BLOCK_WEIGHTS, BLOCK_HEAD = 32 << 20, 8 << 20  # `pipeline.packed`'s, which import torch too: dense at a time of a linear, of the head
 CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
 
 
@@ -25,7 +27,7 @@ class Step:
     """What the bytes of a step depend on: model, settings, device, loss, and tokens in a sequence."""
 
     shape: Shape
-    train: Train
+    train: Training
     device: Device
     loss: Loss
     tokens: int
@@ -44,6 +46,11 @@ class Step:
     def dropout_mask(self) -> int:
         """Bytes that dropout keeps per element: a bool on CUDA, on the CPU the noise itself."""
         return 1 if self.device == "cuda" else self.lora_element
+
+    @property
+    def packed(self) -> bool:
+        """Whether linears, embeddings and head stay as the GGUF packs them."""
+        return self.train.quantization == "gguf" and self.train.packed
 
     @property
     def liger(self) -> bool:
@@ -135,10 +142,12 @@ def loss_bytes(step: Step) -> int:
 
     Plain and chunked: log-softmax and two gradients in float32; plain keeps the logits too. Liger (arXiv:2410.10989,
     `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its gradient; rows in it are T ÷ ⌈V/h⌉ rounded
-    up to a power of two.
+    up to a power of two. Packed: `packed_head_bytes`.
     """
     shape = step.shape
     states = 2 * step.tokens * shape.hidden * step.element
+    if step.packed:
+        return states + packed_head_bytes(step)
     if step.liger:
         rows = min(step.tokens, 1 << (ceil(step.tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length())
         return states + rows * shape.vocabulary * step.element + step.tokens * FLOAT
@@ -147,10 +156,29 @@ def loss_bytes(step: Step) -> int:
     return states + min(step.tokens, max(1, CHUNK_LOGITS // shape.vocabulary)) * shape.vocabulary * LOSS_BYTES
 
 
-def workspace_bytes(step: Step) -> int:
-    """The largest linear dequantised, with its scales in float32 twice, and cuBLAS's own workspace."""
+def packed_head_bytes(step: Step) -> int:
+    """Bytes that the loss of a packed head adds, besides the last hidden states (`pipeline.packed.head`; arXiv:2411.09009).
+
+    A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD` elements; gradients summed up in float32,
+    with the block's part. After the blocks these are there twice more, for the targets' own rows.
+    """
+    shape = step.shape
+    gradient = step.tokens * shape.hidden
+    head, logits = min(shape.table_weights, BLOCK_HEAD), min(step.tokens * shape.vocabulary, BLOCK_HEAD)
+    return max(head * step.element + logits * LOSS_BYTES + gradient * (FLOAT + step.element), 3 * gradient * FLOAT)
+
+
+def workspace_bytes(step: Step, packed: PackedBase | None = None) -> int:
+    """What linears take while they run, and cuBLAS's own workspace.
+
+    NF4: the largest one dequantised, with its scales in float32 twice. Packed: rows of at most `BLOCK_WEIGHTS` weights of the largest one
+    (`pipeline.packed.linear`), and what the dequantiser takes beside.
+    """
     cublas = CUBLAS_WORKSPACE if step.device == "cuda" else 0
-    if not step.train.load_in_4bit:
+    if packed and step.packed:
+        block = max(min(linear.outputs, max(1, BLOCK_WEIGHTS // linear.inputs)) * linear.inputs for linear in step.shape.linears)
+        return cublas + block * step.element + packed.scratch(step.device, block)
+    if step.train.quantization != "nf4":
         return cublas
     largest: Linear = max(step.shape.linears, key=lambda linear: linear.weights)
     return cublas + largest.weights * step.element + 2 * ceil(largest.weights / NF4_BLOCK) * FLOAT

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from pipeline.errors import ToolError
 from pipeline.planning.activations import Device, Loss
+from pipeline.planning.units import MEMORY_GB, memory_gb
 from pipeline.sections import Train
 from pipeline.training.arguments import needs_gpu
-
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -21,10 +20,15 @@ class Card:
     memory: int
     device: Device
 
+    @property
+    def words(self) -> str:
+        """Its name and its memory; that of `--vram` has it in its name."""
+        return self.name if f" {self.memory / MEMORY_GB:g} GB" in self.name else f"{self.name} of {memory_gb(self.memory)}"
+
 
 def card_of(gigabytes: float) -> Card:
     """A card of that many GB as cards are sold: 8 is 8 GiB."""
-    return Card(f"a card of {gigabytes:g} GB", int(gigabytes * GIB), "cuda")
+    return Card(f"a card of {gigabytes:g} GB", int(gigabytes * MEMORY_GB), "cuda")
 
 
 def query(*what: str) -> list[list[str]]:

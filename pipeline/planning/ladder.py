@@ -6,8 +6,9 @@ from typing import Any
 
 from pipeline.planning.activations import Device, Loss
 from pipeline.planning.memory import MemoryPlan, plan_memory
+from pipeline.planning.packed import PackedBase
 from pipeline.planning.shape import Shape
-from pipeline.sections import Train
+from pipeline.sections import Training
 
 STEP = 64  # rows are shortened to a multiple of this
 SHORTEST = 512  # no advice below: chats would hardly fit
@@ -19,18 +20,19 @@ class Setup:
     """What a plan is made for."""
 
     shape: Shape
-    train: Train
+    train: Training
     max_length: int
     device: Device
     loss: Loss
+    packed: PackedBase | None = None  # of a base that stays in its GGUF's blocks
 
     def plan(self) -> MemoryPlan:
         """Its memory plan."""
-        return plan_memory(self.shape, self.train, self.max_length, self.device, self.loss)
+        return plan_memory(self.shape, self.train, self.max_length, self.device, self.loss, self.packed)
 
     def at(self, max_length: int, **changes: Any) -> "Setup":
         """The same with rows of `max_length` tokens and other values for keys of `train`."""
-        return Setup(self.shape, self.train.model_copy(update=changes), max_length, self.device, self.loss)
+        return Setup(self.shape, self.train.model_copy(update=changes), max_length, self.device, self.loss, self.packed)
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ def longest_rows(setup: Setup, room: int) -> int:
 def ladder(setup: Setup, room: int) -> list[Rung]:
     """The changes that help, cheapest first, down to the first that is enough or to the end; none where the plan fits already.
 
-    Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, shorter rows where that is enough,
-    embeddings in main memory, else shorter rows, a smaller rank.
+    Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, a GGUF's linears left packed, shorter
+    rows where that is enough, embeddings in main memory, else shorter rows, a smaller rank.
     """
     rungs: list[Rung] = []
     total = setup.plan().total
@@ -85,15 +87,18 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     if not train.gradient_checkpointing:
         setup = setup.at(setup.max_length, gradient_checkpointing=True)
         yield "train.gradient_checkpointing: true", setup
+    if train.quantization == "gguf" and not train.packed:
+        setup = setup.at(setup.max_length, packed=True)
+        yield "train.packed: true", setup
     shortening = _shortened(setup, room)
     if shortening.max_length > SHORTEST:
         setup = shortening
         yield f"preprocess.max_length: {setup.max_length}", setup
-    if not train.embeddings_on_cpu:
+    if not train.embeddings_on_cpu and train.quantization != "gguf":
         setup = setup.at(setup.max_length, embeddings_on_cpu=True)
         yield "train.embeddings_on_cpu: true", setup
-        setup = _shortened(setup, room)
-        yield f"preprocess.max_length: {setup.max_length}", setup
+    setup = _shortened(setup, room)
+    yield f"preprocess.max_length: {setup.max_length}", setup
     if train.r > SMALL_RANK:
         yield f"train.r: {SMALL_RANK}", setup.at(setup.max_length, r=SMALL_RANK)
 

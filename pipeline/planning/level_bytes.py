@@ -11,10 +11,10 @@ from pipeline.planning.shape import Shape
 HEADER_PER_TOKEN = 36  # of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens
 # ggml type: (weights in a block, its bytes), ggml/src/ggml-common.h
 TYPES = {
-    "F16": (1, 2), "BF16": (1, 2), "Q1_0": (128, 18), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
-    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ1_S": (256, 50), "IQ1_M": (256, 56),
-    "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110), "IQ4_NL": (32, 18),
-    "IQ4_XS": (256, 136), "TQ1_0": (256, 54), "TQ2_0": (256, 66),
+    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q1_0": (128, 18), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24),
+    "Q8_0": (32, 34), "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "IQ1_S": (256, 50), "IQ1_M": (256, 56), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110),
+    "IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "TQ1_0": (256, 54), "TQ2_0": (256, 66),
 }  # fmt: skip
 # the type of a level whose name is not its type's, with _S, _M or _L behind it
 BASE_TYPES = {"IQ3_XS": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S", "IQ1_S": "IQ1_S", "IQ1_M": "IQ1_M", "IQ3_S": "IQ3_S", "IQ3_M": "IQ3_S",
@@ -58,14 +58,13 @@ RULES: dict[str, Rules] = {
 
 def level_bytes(shape: Shape, level: str) -> int:
     """Bytes of the GGUF of `level` as `quantize.levels` spells it, or of a 16-bit type: quantised tensors, float32 norms and biases, the header."""
-    stored = sum(columns * rows // weights * size for columns, rows, (weights, size) in _tensors(shape, level))
-    return stored + 4 * shape.small_weights + HEADER_PER_TOKEN * shape.vocabulary
+    return sum(size for *_, size in matrices(shape, level)) + 4 * shape.small_weights + HEADER_PER_TOKEN * shape.vocabulary
 
 
 def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int = 0) -> str:
     """The ggml type that `tensor` (attn_v, token_embd, …; rows of `columns` weights) gets."""
     name, with_matrix = split_level(level)
-    if name in ("F16", "BF16"):
+    if name in ("F32", "F16", "BF16"):
         return name
     base = BASE_TYPES.get(name) or (name if name in TYPES else name.rpartition("_")[0])
     is_output = tensor == "output" or (tensor == "token_embd" and shape.tied)  # a tied embedding is the output matrix as well
@@ -76,12 +75,19 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
     return _packed(next((kind for where, kind in mine if _holds(where, shape, layer)), base), columns)
 
 
-def _tensors(shape: Shape, level: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
+def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
+    """(its name without the layer, ggml type, bytes) of every matrix in the GGUF of `level`: token_embd, output (none where it is tied), attn_q, …"""
+
+    def stored(tensor: str, columns: int, rows: int, layer: int = 0) -> tuple[str, str, int]:
+        kind = tensor_type(shape, level, tensor, columns, layer)
+        weights, size = TYPES[kind]
+        return tensor, kind, columns * rows // weights * size
+
     for table in ("token_embd",) if shape.tied else ("token_embd", "output"):
-        yield shape.hidden, shape.vocabulary, TYPES[tensor_type(shape, level, table, shape.hidden)]
+        yield stored(table, shape.hidden, shape.vocabulary)
     for linear in shape.linears:
         for layer in range(shape.layers):
-            yield linear.inputs, linear.outputs, TYPES[tensor_type(shape, level, NAMES[linear.name], linear.inputs, layer)]
+            yield stored(NAMES[linear.name], linear.inputs, linear.outputs, layer)
 
 
 def _packed(kind: str, columns: int) -> str:

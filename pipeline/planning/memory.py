@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from pipeline.planning import activations, weights
 from pipeline.planning.activations import Device, Loss, Step
+from pipeline.planning.packed import PackedBase
 from pipeline.planning.shape import Shape
-from pipeline.sections import Train
+from pipeline.planning.weights import held_packed
+from pipeline.sections import Training
 
 CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included
@@ -42,22 +44,23 @@ class MemoryPlan:
         return sum(part.bytes for part in self.parts if part.at_peak and part.name not in ASSUMED)
 
 
+LOGITS: dict[Loss, str] = {"liger": "one chunk of logits", "chunked": "one chunk of logits", "plain": "all logits"}
 ASSUMED = ("CUDA context", "allocator slack", "Python and libraries")
 
 
-def plan_memory(shape: Shape, train: Train, max_length: int, device: Device, loss: Loss) -> MemoryPlan:
+def plan_memory(shape: Shape, train: Training, max_length: int, device: Device, loss: Loss, packed: PackedBase | None = None) -> MemoryPlan:
     """The parts for training rows of `max_length` tokens, in packed micro batches of `train.per_device_train_batch_size`.
 
     Two moments can be the peak: the loss, and the backward of the layer that comes first there. The smaller one's own bytes
-    don't count. Raises `ConfigError` for targets or an optimizer that can't be planned.
+    don't count. `packed` is what a base takes that stays in its GGUF's blocks (`train.quantization` gguf, `train.packed`).
+    Raises `ConfigError` for targets or an optimizer that can't be planned.
     """
     tokens = max_length * train.per_device_train_batch_size
     step = Step(shape, train, device, loss, tokens)
     adapter = 4 * weights.lora_parameters(shape, train)
-    table = weights.table_bytes(shape, train)
-    off_card = 0
-    if train.embeddings_on_cpu and device == "cuda" and not shape.tied:
-        off_card = table // 2
+    held = held_packed(train, packed)
+    table = weights.table_bytes(shape, train, packed)
+    off_card = table // 2 if train.embeddings_on_cpu and device == "cuda" and not shape.tied and train.quantization != "gguf" else 0
     in_layer = activations.gradients_in_flight(step)
     if train.gradient_checkpointing:
         inputs = activations.inputs_kept(step) + activations.mask_bytes(step)
@@ -69,20 +72,20 @@ def plan_memory(shape: Shape, train: Train, max_length: int, device: Device, los
         outputs = activations.all_kept(step) + activations.mask_bytes(step) + activations.autocast_copies(step)
         kept = Part("activations kept", outputs, "what all layers' forwards keep")
         layer_name, layer_source, at_loss = "gradients in flight", "of one layer's activations", 0
-    workspace = activations.workspace_bytes(step)
+    workspace = activations.workspace_bytes(step, held)
     loss_peak = activations.loss_bytes(step) + at_loss
     in_backward = in_layer + workspace >= loss_peak
     parts = [
-        Part("linears in NF4" if train.load_in_4bit else "linears", weights.linear_bytes(shape, train), _precision(train)),
-        Part("embeddings and head", table - off_card, _tables(shape, train, off_card)),
+        _linears(train, held, weights.linear_bytes(shape, train, packed)),
+        Part("embeddings and head", table - off_card, _tables(shape, train, held, off_card)),
         Part("norms and biases", weights.small_bytes(shape, train), train.bnb_4bit_compute_dtype),
         Part("LoRA", adapter, f"{adapter // 4:,} parameters, float32"),
         Part("gradients", adapter, "float32"),
         Part("optimizer", weights.optimizer_bytes(shape, train), train.optim),
         kept,
         Part(layer_name, in_layer, layer_source, in_backward),
-        Part("workspace", workspace, _workspace(train, device), in_backward),
-        Part("loss", loss_peak, {"liger": "one chunk of logits", "chunked": "one chunk of logits", "plain": "all logits"}[loss], not in_backward),
+        Part("workspace", workspace, _workspace(train, held, device), in_backward),
+        Part("loss", loss_peak, "a block of the vocabulary" if held else LOGITS[loss], not in_backward),
     ]
     if device == "cuda":
         tensors = sum(part.bytes for part in parts if part.at_peak)
@@ -95,16 +98,19 @@ def plan_memory(shape: Shape, train: Train, max_length: int, device: Device, los
     return MemoryPlan(tuple(parts), device, loss, tokens)
 
 
-def _precision(train: Train) -> str:
-    if not train.load_in_4bit:
-        return train.bnb_4bit_compute_dtype
-    return "scales quantised too" if train.bnb_4bit_use_double_quant else "scales in float32"
+def _linears(train: Training, held: PackedBase | None, size: int) -> Part:
+    if held:
+        return Part("packed linears", size, held.source)
+    if train.quantization == "nf4":
+        return Part("linears in NF4", size, "scales quantised too" if train.bnb_4bit_use_double_quant else "scales in float32")
+    return Part("linears", size, train.bnb_4bit_compute_dtype)
 
 
-def _workspace(train: Train, device: Device) -> str:
-    return ", ".join(["the largest linear dequantised"] * train.load_in_4bit + ["cuBLAS"] * (device == "cuda")) or "none"
+def _workspace(train: Training, held: PackedBase | None, device: Device) -> str:
+    dequantised = "a block of linears dequantised" if held else "the largest linear dequantised" if train.quantization == "nf4" else ""
+    return ", ".join(filter(None, (dequantised, "cuBLAS" if device == "cuda" else ""))) or "none"
 
 
-def _tables(shape: Shape, train: Train, off_card: int) -> str:
+def _tables(shape: Shape, train: Training, held: PackedBase | None, off_card: int) -> str:
     tied = ", one table for both" if shape.tied else ""
-    return f"{train.bnb_4bit_compute_dtype}{tied}{', embeddings in main memory' if off_card else ''}"
+    return f"{'packed too' if held else train.bnb_4bit_compute_dtype}{tied}{', embeddings in main memory' if off_card else ''}"

@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.params import Params
 from pipeline.planning.card import Card, loss_on
 from pipeline.planning.disk import plan_disk
 from pipeline.planning.duration import Work, assumed_tflops, flops_per_token
 from pipeline.planning.ladder import Rung, Setup, ladder, longest_rows
 from pipeline.planning.memory import MemoryPlan
-from pipeline.planning.published import published_shape
-from pipeline.planning.shape import Shape, load_shape
-from pipeline.sections import Train
+from pipeline.planning.packed import PackedBase
+from pipeline.planning.shape import Shape
+from pipeline.planning.ways import Way, ways
+from pipeline.sections import UNTUNED, LoraType, Quantization, Training
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,8 @@ class Plan:
     flops_per_token: float
     tflops: float | None
     tflops_assumed: bool
+    ways: tuple[Way, ...]  # to ship the level
+    quantization: Quantization
 
     @property
     def fits(self) -> bool | None:
@@ -46,9 +46,10 @@ class Plan:
     def remedy(self) -> str:
         """What to change where the plan doesn't fit, in half a sentence."""
         changes = ", ".join(rung.change for rung in self.rungs)
+        smaller = "a smaller level, or base" if self.quantization == "gguf" else "a smaller base"
         if self.rungs and self.rungs[-1].enough:
             return f"set {changes}"
-        return f"even with {changes} it would not fit, so take a smaller base" if changes else "take a smaller base"
+        return f"even with {changes} it would not fit, so take {smaller}" if changes else f"take {smaller}"
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values; bytes, tokens, seconds."""
@@ -59,52 +60,25 @@ class Plan:
             "card": asdict(self.card) if self.card else None, "fits": self.fits, "longest_row": self.longest_row,
             "ladder": [asdict(rung) for rung in self.rungs], "disk": self.disk, "work": asdict(self.work) if self.work else None,
             "flops_per_token": self.flops_per_token, "tflops": self.tflops, "tflops_assumed": self.tflops_assumed, "seconds": self.seconds,
+            "quantization": self.quantization, "ways": [asdict(way) for way in self.ways],
         }  # fmt: skip
 
 
 def make_plan(
-    shape: Shape, train: Train, max_length: int, levels: Sequence[str], card: Card | None, work: Work | None = None, tflops: float | None = None
-) -> Plan:
+    shape: Shape, train: Training, max_length: int, levels: Sequence[str], card: Card | None, work: Work | None = None, tflops: float | None = None,
+    packed: PackedBase | None = None, level: str | None = None, lora: LoraType = "F16",
+) -> Plan:  # fmt: skip
     """The plan of training on `card`; without one, for a GPU whose memory isn't known. `tflops` is what the card reaches.
 
-    Raises `ConfigError` for targets or an optimizer that can't be planned.
+    `levels` are `quantize.levels`. Where the base is trained on as a GGUF, `packed` is what that takes, `level` what it is called and `lora` the
+    adapter's type in its own. Raises `ConfigError` for targets or an optimizer that can't be planned.
     """
     device = card.device if card else "cuda"
-    setup = Setup(shape, train, max_length, device, loss_on(device, train))
+    setup = Setup(shape, train, max_length, device, loss_on(device, train), packed)
     assumed = assumed_tflops(card.name) if card and tflops is None else None
+    shipped = level or next((name for name in levels if not name.startswith(UNTUNED)), None)
     return Plan(
         shape, setup.plan(), card, longest_rows(setup, card.memory) if card else None, tuple(ladder(setup, card.memory)) if card else (),
-        plan_disk(shape, train, levels), work, flops_per_token(shape, train, max_length), tflops or assumed, assumed is not None,
+        plan_disk(shape, train, levels, lora), work, flops_per_token(shape, train, max_length), tflops or assumed, assumed is not None,
+        tuple(ways(setup, shipped, lora)) if shipped else (), train.quantization,
     )  # fmt: skip
-
-
-def find_shape(params: Params, root: Path) -> Shape:
-    """The shape of the base that `params` names: from its config.json where it is here, else a published one.
-
-    Raises `ConfigError` where neither is known, `DataError` for a config.json that can't be read.
-    """
-    base = params.base
-    if base.source == "path":
-        return load_shape(root / Path(base.model).expanduser() / "config.json")
-    if _base_here(root) == (base.model, base.revision):
-        return load_shape(root / "models" / "base" / "config.json")
-    shape = published_shape(base.model, base.file)
-    if shape is None:
-        raise ConfigError(
-            f"the base {base.model} is not here and its shape is not known: run `snakemake base`, or name its config.json with --config"
-        )
-    return shape
-
-
-def _base_here(root: Path) -> tuple[str, str | None] | None:
-    """(model, revision) of models/base; None where there is none."""
-    import json
-
-    record = root / "models" / "base.json"
-    if not (record.is_file() and (root / "models" / "base" / "config.json").is_file()):
-        return None
-    try:
-        facts = json.loads(record.read_text(encoding="utf-8"))
-        return facts["model"], facts["revision"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{record} is not what stage base wrote: run `snakemake --force base`") from error

@@ -5,6 +5,7 @@ Numbers from each model's config.json on the Hugging Face Hub; the tests compare
 
 import re
 
+from pipeline.planning.packed import LEVEL_NAMES
 from pipeline.planning.shape import Shape, read_shape
 
 KEYS = (
@@ -36,7 +37,8 @@ PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
 def published_shape(model: str, file: str | None = None) -> Shape | None:
     """The shape of the model that `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name means; None for an unknown one."""
     for name in (file or "", model):
-        plain = re.sub(r"-(instruct|base)\b|\.q\d\w*\.gguf$", "", name.rpartition("/")[2].lower())
+        last = name.rpartition("/")[2].lower().removesuffix(".gguf").removesuffix("-gguf")
+        plain = re.sub(rf"-(instruct|base)\b|[-.](?:{LEVEL_NAMES.lower()}|fp16)$", "", last)
         if plain in PUBLISHED:
             kind, values = PUBLISHED[plain]
             return read_shape({"model_type": kind, **dict(zip(KEYS, values, strict=True))}, model)

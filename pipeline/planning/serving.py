@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pipeline.llamacpp.server import PROMPT_CACHE_MIB
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
+from pipeline.planning.units import MEMORY_GB, memory_gb
 from pipeline.sections import Serve
 
 BUFFERS = 0.1  # assumed where it was not measured: a tenth on top of weights and KV cache, for compute buffers and the process itself
 CACHE_BYTES = 2  # of a number in a float16 KV cache
-GB = 1 << 30  # as cards are sold: one of 8 GB has 8 × 2³⁰ bytes
+GB = MEMORY_GB
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,13 @@ class ServingMemory:
 
     def __str__(self) -> str:
         tokens = "" if self.context is None else f" of {self.context:,} tokens"
-        cache = "KV cache not measured" if self.kv_cache is None else f"{self.kv_cache / GB:.2f} GB KV cache{tokens}"
-        buffers = f"{BUFFERS:.0%}".replace("%", " %") if self.peak is None else f"{self.buffers / GB:.2f} GB buffers (measured)"
+        cache = "KV cache not measured" if self.kv_cache is None else f"{memory_gb(self.kv_cache)} KV cache{tokens}"
+        buffers = f"{BUFFERS:.0%}".replace("%", " %") if self.peak is None else f"{memory_gb(self.buffers)} buffers (measured)"
         if self.kv_cache is None and self.peak is not None:
-            cache, buffers = "", f"{self.buffers / GB:.2f} GB KV cache{tokens} and buffers (measured)"
-        kept = f"{self.prompt_cache / GB:.2f} GB prompt cache" if self.prompt_cache else ""
-        parts = " + ".join(part for part in (f"{self.weights / GB:.2f} GB weights", cache, buffers, kept) if part)
-        return f"{parts} = {'' if self.known else 'at least '}{self.total / GB:.2f} GB"
+            cache, buffers = "", f"{memory_gb(self.buffers)} KV cache{tokens} and buffers (measured)"
+        kept = f"{memory_gb(self.prompt_cache)} prompt cache" if self.prompt_cache else ""
+        parts = " + ".join(part for part in (f"{memory_gb(self.weights)} weights", cache, buffers, kept) if part)
+        return f"{parts} = {'' if self.known else 'at least '}{memory_gb(self.total)}"
 
 
 @dataclass(frozen=True)

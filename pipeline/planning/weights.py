@@ -3,8 +3,9 @@
 from math import ceil
 
 from pipeline.errors import ConfigError
+from pipeline.planning.packed import PackedBase
 from pipeline.planning.shape import Shape
-from pipeline.sections import Train
+from pipeline.sections import Train, Training
 
 FLOAT = 4  # bytes of a float32
 ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of what train.bnb_4bit_compute_dtype names
@@ -34,15 +35,28 @@ def nf4_bytes(weights: int, double_quant: bool) -> int:
     return packed + (scales + ceil(scales / SCALE_BLOCK) * FLOAT + OFFSET + SCALE_CODE if double_quant else scales * FLOAT)
 
 
-def linear_bytes(shape: Shape, train: Train) -> int:
-    """Bytes of all linears' weights but the head's: NF4, or as they are where `train.load_in_4bit` is off."""
-    if not train.load_in_4bit:
+def held_packed(train: Training, packed: PackedBase | None) -> PackedBase | None:
+    """`packed` where the base stays as its GGUF packs it, None where it doesn't. Raises `AssertionError` where its bytes are then missing."""
+    if train.quantization != "gguf" or not train.packed:
+        return None
+    if packed is None:
+        raise AssertionError("base.quantization is gguf, and nobody has said how many bytes its GGUF has")
+    return packed
+
+
+def linear_bytes(shape: Shape, train: Training, packed: PackedBase | None = None) -> int:
+    """Bytes of all linears' weights but the head's: NF4, the GGUF's own, or dense in the compute type."""
+    if held := held_packed(train, packed):
+        return held.linears
+    if train.quantization != "nf4":
         return shape.linear_weights * ELEMENT[train.bnb_4bit_compute_dtype]
     return shape.layers * sum(nf4_bytes(linear.weights, train.bnb_4bit_use_double_quant) for linear in shape.linears)
 
 
-def table_bytes(shape: Shape, train: Train) -> int:
-    """Bytes of embedding and head, which are never quantised; a tied head has none of its own."""
+def table_bytes(shape: Shape, train: Training, packed: PackedBase | None = None) -> int:
+    """Bytes of embedding and head, which NF4 leaves as they are and a GGUF packs too; a tied head has none of its own."""
+    if held := held_packed(train, packed):
+        return held.tables
     return shape.table_weights * (1 if shape.tied else 2) * ELEMENT[train.bnb_4bit_compute_dtype]
 
 

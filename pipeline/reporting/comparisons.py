@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.reporting.formats import p_value, signed
 from pipeline.reporting.recommend import is_base
-from pipeline.sections import UNTUNED
+from pipeline.sections import ADAPTED, BARE, SOURCE, UNTUNED
 from pipeline.shipping.gate import CHANCE
 
 if TYPE_CHECKING:
@@ -72,15 +72,18 @@ def general_scores(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, li
 
 
 def against_reference(scores: Mapping[str, Sequence[float | None]], reference: str, seed: int) -> list[Comparison]:
-    """Each level against the 16-bit model that it is made from: tuned against tuned, base against base."""
-    pairs = [(UNTUNED + reference if is_base(model) else reference, model) for model in scores]
+    """Each level against the 16-bit model that it is made from: tuned against tuned, base against base.
+
+    Where nothing is merged (`reference` is the base's file): that file, alone and with the adapter, against the one that it was made from.
+    """
+    pairs = [(SOURCE if reference == BARE else UNTUNED + reference if is_base(model) else reference, model) for model in scores]
     found = [compare(first, second, scores, seed) for first, second in pairs if first != second]
     return [one for one in found if one]
 
 
 def against_base(scores: Mapping[str, Sequence[float | None]], seed: int) -> list[Comparison]:
-    """Each tuned model against the untuned base at the same level, where both were measured."""
-    found = [compare(UNTUNED + model, model, scores, seed) for model in scores if not is_base(model)]
+    """Each tuned model against the untuned base at the same level, where both were measured; the adapter against the base's file alone."""
+    found = [compare(BARE if model == ADAPTED else UNTUNED + model, model, scores, seed) for model in scores if not is_base(model)]
     return [one for one in found if one]
 
 

@@ -1,22 +1,22 @@
-"""General ability before and after fine-tuning: every tuned model against the untuned 16-bit base on the same questions, and by subject."""
+"""General ability before and after fine-tuning: every tuned model against the untuned base (at 16 bit, or the file that was
+trained on) on the same questions, and by subject."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.reporting.comparisons import Comparison, compare, general_scores
 from pipeline.reporting.formats import signed
-from pipeline.reporting.recommend import is_base
-from pipeline.sections import UNTUNED
+from pipeline.reporting.recommend import is_base, untuned_name
 
 Evaluations = Mapping[str, Mapping[str, Any]]
 
 
-def forgetting_values(evaluations: Evaluations, reference: str, seed: int) -> dict[str, Any] | None:
+def forgetting_values(evaluations: Evaluations, seed: int) -> dict[str, Any] | None:
     """What the section's template needs; None where no model was asked."""
     asked = {model: found["general"] for model, found in evaluations.items() if found.get("general")}
     if not asked:
         return None
-    scores, base = general_scores(evaluations), UNTUNED + reference
+    scores, base = general_scores(evaluations), untuned_name(evaluations)
     against = {model: compare(base, model, scores, seed) for model in asked if not is_base(model)}
     subjects = list(dict.fromkeys(subject for found in asked.values() for subject in found.get("subjects") or {}))
     return {
@@ -27,9 +27,9 @@ def forgetting_values(evaluations: Evaluations, reference: str, seed: int) -> di
     }  # fmt: skip
 
 
-def forgotten(evaluations: Evaluations, reference: str, seed: int) -> dict[str, str]:
+def forgotten(evaluations: Evaluations, seed: int) -> dict[str, str]:
     """A warning for each tuned model that lost more than noise."""
-    values = forgetting_values(evaluations, reference, seed)
+    values = forgetting_values(evaluations, seed)
     return {one.second: warning(one) for one in values["against"].values() if one and one.verdict == "worse"} if values else {}
 
 

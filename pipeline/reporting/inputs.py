@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.errors import DataError
 from pipeline.jsonl import read_rows
+from pipeline.sections import ADAPTED
 from pipeline.watching.journal import Journal
 
 # each input: the stage that makes it, and what the report can't do without
@@ -17,16 +18,18 @@ NEEDED = {
     "reports/labels.json": ("preprocess", ("splits",)),
     "reports/train.json": ("train", ("steps", "loss_first", "loss_last")),
     "reports/merge.json": ("merge", ("onto", "reason", "dtype", "tensors", "adapted")),
+    "reports/ways.json": ("compare", ("seeds",)),
     "reports/parity.json": ("parity", ("verdict", "seams")),
     "models/base.json": ("base", ("source", "model", "architecture", "files")),
 }
+ONLY_MERGED = ("merge", "compare")  # stages of the graph of merged models
 
 
 @dataclass(frozen=True)
 class Inputs:
     """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `journal` as those of train.jsonl.
 
-    Evaluations and answers are by model.
+    Evaluations and answers are by model. Where nothing is merged there is no report of it, nor of the ways to ship: `merge` and `ways` are None.
     """
 
     data: Mapping[str, Any]
@@ -34,7 +37,8 @@ class Inputs:
     train: Mapping[str, Any]
     log: Sequence[Mapping[str, Any]]
     journal: Sequence[Mapping[str, Any]]
-    merge: Mapping[str, Any]
+    merge: Mapping[str, Any] | None
+    ways: Mapping[str, Any] | None
     parity: Mapping[str, Any]
     base: Mapping[str, Any]
     evaluations: Mapping[str, Mapping[str, Any]]
@@ -43,7 +47,8 @@ class Inputs:
 
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
     """Every input below `root`. Raises `DataError` with the file and the stage that makes it where one is missing or not whole."""
-    found = {Path(file).stem: read_report(root / file, stage, keys) for file, (stage, keys) in NEEDED.items()}
+    needed = {file: what for file, what in NEEDED.items() if what[0] not in ONLY_MERGED or ADAPTED not in models}
+    found = {Path(file).stem: read_report(root / file, stage, keys) for file, (stage, keys) in needed.items()}
     log = root / "reports" / "train.csv"
     if not log.is_file():
         raise DataError(f"{log} is missing: run `python -m pipeline train`, which makes it")
@@ -57,8 +62,8 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
             remedy = f"run `python -m pipeline evaluate@{model}` again"
             raise DataError(f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: {remedy}")
     journal = Journal(root / "reports" / "train.jsonl").rows()  # runs of older versions have none: what it holds is then not measured
-    return Inputs(data=found["data"], labels=found["labels"], train=found["train"], log=rows, journal=journal, merge=found["merge"],
-                  parity=found["parity"], base=found["base"], evaluations=evaluations, answers=answers)  # fmt: skip
+    return Inputs(data=found["data"], labels=found["labels"], train=found["train"], log=rows, journal=journal, merge=found.get("merge"),
+                  ways=found.get("ways"), parity=found["parity"], base=found["base"], evaluations=evaluations, answers=answers)  # fmt: skip
 
 
 def read_report(path: Path, stage: str, keys: Sequence[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.reporting.formats import count, number, percent, points, size
 from pipeline.reporting.recommend import Recommendation, is_base
 from pipeline.reporting.task_scores import scored_rows
+from pipeline.sections import ADAPTED, BARE, SOURCE
 from pipeline.shipping.gate import REFERENCES, Verdict
 
 Found = Mapping[str, Any]
@@ -37,6 +38,11 @@ def _cell(show: Callable[..., str], key: str, *digits: int, spread: str = "") ->
         return Cell(value, show(value, *digits), f"± {number(error, *digits)}" if error is not None else "")
 
     return cell
+
+
+def _size(found: Found) -> Cell:
+    lora = found.get("lora")
+    return Cell(found.get("bytes"), size(found.get("bytes")), f"{size(lora['bytes'])} of it LoRA" if lora else "")
 
 
 def _fallback(found: Found) -> Cell:
@@ -83,13 +89,18 @@ def _likeness(show: Callable[..., str], key: str, *digits: int) -> Callable[[Fou
 
 
 def across(found: Found) -> bool:
-    """Whether an untuned model's likeness is to a tuned one: what fine-tuning changed, where its own levels' is what rounding did."""
+    """Whether an untuned model's likeness is to a tuned one: what fine-tuning changed, where its own levels' is what rounding did.
+
+    Without a merge every likeness is to another kind of model, and which one is always said.
+    """
+    if found.get("model") in (ADAPTED, BARE):
+        return found.get("reference") not in (None, found["model"])
     return is_base(found.get("model", "")) and "reference" in found and not is_base(found["reference"])
 
 
 GROUPS: Mapping[str, Sequence[Column]] = {
     "File": (
-        Column("size", _cell(size, "bytes")),
+        Column("size", _size),
         Column("bits per weight", _cell(number, "bits_per_weight")),
         Column("fallback tensors", _fallback),
     ),
@@ -125,4 +136,6 @@ def tag_of(model: str, advice: Recommendation) -> str:
     """What a model is, in a word or two."""
     if model == advice.model:
         return "recommended"
+    if model in (BARE, SOURCE):
+        return "base alone" if model == BARE else "original"
     return "untuned base" if is_base(model) else "reference" if model in REFERENCES else ""

@@ -16,6 +16,8 @@ from pipeline.reporting.commands import anchor, command_list
 from pipeline.reporting.comparisons import against_base, against_reference, differences_plot, task_scores
 from pipeline.reporting.forgetting import forgetting_values
 from pipeline.reporting.formats import FILTERS
+from pipeline.reporting.healing import healing, is_healing
+from pipeline.reporting.healing import sentence as healed_sentence
 from pipeline.reporting.inputs import Inputs
 from pipeline.reporting.level_table import GROUPS, level_rows
 from pipeline.reporting.merge_section import merge_values
@@ -23,7 +25,8 @@ from pipeline.reporting.parity_words import code, counts, grouped
 from pipeline.reporting.quantising import HEALED, PARTLY, WORSE, quantising_values
 from pipeline.reporting.recommend import Recommendation, is_base, reference_name
 from pipeline.reporting.verdict import headline
-from pipeline.sections import UNTUNED
+from pipeline.reporting.ways_section import ways_values
+from pipeline.sections import ADAPTED, BARE, SOURCE, UNTUNED
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -62,10 +65,10 @@ def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "
     from pipeline.reporting.quality_plot import quality_plot
     from pipeline.reporting.training_plots import training_plots
 
-    reference = reference_name(inputs.evaluations)
+    reference, unmerged = reference_name(inputs.evaluations), ADAPTED in inputs.evaluations
     scores = task_scores(inputs.answers)
     levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
-    tuned = [one for one in levels if not is_base(one.second)]
+    tuned = levels if unmerged else [one for one in levels if not is_base(one.second)]
     curves = training_plots(inputs.log, inputs.journal, inputs.train.get("eval_loss"))
     values = {
         "inputs": inputs, "advice": advice, "verdicts": verdicts, "untuned": UNTUNED,
@@ -74,16 +77,20 @@ def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "
         "against": {one.second: one for one in levels}, "gained": {one.second: one for one in gains},
         "groups": GROUPS, "rows": level_rows(inputs.evaluations, verdicts, advice),
         "quality": drawing(quality_plot(inputs.evaluations, advice.model)),
-        "levels_drawn": drawing(differences_plot(tuned, "levels-drawn", "Levels against the 16-bit model")),
-        "gains_drawn": drawing(differences_plot(gains, "gains-drawn", "Tuned models against the untuned base at the same level")),
+        "levels_drawn": drawing(differences_plot(tuned, "levels-drawn", f"Against {SOURCE}" if unmerged else "Levels against the 16-bit model")),
+        "gains_drawn": drawing(differences_plot(gains, "gains-drawn", "The adapter against the base alone" if unmerged
+                                                else "Tuned models against the untuned base at the same level")),
         "curves": {name: drawing(plot) for name, plot in curves.items()},
         "domains": domain_rows(inputs.evaluations, inputs.answers),
-        "quantising": quantising_values(inputs.evaluations, scores, reference, seed),
+        "unmerged": unmerged, "BARE": BARE, "SOURCE": SOURCE, "lora": (inputs.evaluations.get(ADAPTED) or {}).get("lora"),
+        "healing": healing(inputs.evaluations, seed), "heals": is_healing(inputs.evaluations), "healed_sentence": healed_sentence,
+        "quantising": None if unmerged else quantising_values(inputs.evaluations, scores, reference, seed),
         "thresholds": {"HEALED": HEALED, "PARTLY": PARTLY, "WORSE": WORSE},
-        "forgetting": forgetting_values(inputs.evaluations, reference, seed),
+        "forgetting": forgetting_values(inputs.evaluations, seed),
         "browser": browser_values(inputs.answers),
         "questions": samples_over_time(inputs.journal),
-        "merged": merge_values(inputs.merge, inputs.parity, inputs.evaluations, reference),
+        "ways": ways_values(inputs.ways) if inputs.ways else None,
+        "merged": merge_values(inputs.merge, inputs.parity, inputs.evaluations, reference) if inputs.merge else None,
         "seam_groups": grouped(inputs.parity["seams"]), "seam_counts": counts(inputs.parity["seams"]), "code": code,
         "base_files": sorted(inputs.base["files"].items()),
         "commands": command_list(inputs.evaluations),
@@ -97,11 +104,13 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
     """The page's sections in their order; one that has nothing to say is left out."""
     inputs, evaluate = values["inputs"], [f"evaluate@{model}" for model in values["inputs"].evaluations]
     each = "; each model's figures by its own `evaluate`, linked from its name"
+    unmerged = values["unmerged"]
     found = [
-        Section("levels", "Levels", ["report"], each),
+        Section("levels", "Models" if unmerged else "Levels", ["report"], each),
         Section("gate", "The gate", ["parity", "report"], each),
         Section("task", "Task quality", ["report"], each),
-        Section("quantising", "What quantising costs, and what heals it", ["report"], each),
+        Section("quantising", "What quantising costs, and what heals it", ["report"], each) if not unmerged else None,
+        Section("healing", "Healing", ["report"], each) if values["heals"] else None,
         Section("general", "General ability: what was forgotten", ["report"], each),
         Section("harness", "lm-evaluation-harness", evaluate) if any(one.get("harness") for one in inputs.evaluations.values()) else None,
         Section("answers", "Answers side by side", evaluate) if values["browser"] else None,
@@ -109,7 +118,8 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("training", "Training", ["train"]),
         Section("seams", "Seams", ["parity"]),
         Section("data", "Data", ["curate", "preprocess"]),
-        Section("merge", "Merge", ["merge", "parity"]),
+        Section("ways", "Ways to ship", ["compare"]) if values["ways"] else None,
+        Section("merge", "Merge", ["merge", "parity"]) if values["merged"] else None,
         Section("serve", "Serve it", ["report"]),
         Section("lineage", "Lineage", ["base"], each),
         Section("commands", "Commands", []),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.reporting.parity_words import LORA, MARKS, MERGED, SIXTEEN, Seams, figure, gravest, grouped, place_of
+from pipeline.reporting.parity_words import BASE, LORA, MARKS, MERGED, SERVED, SIXTEEN, Seams, figure, gravest, grouped, place_of
 from pipeline.reporting.svg import short, svg, text
 
 Row = Mapping[str, Any]  # a seam with its key and verdict
@@ -17,7 +17,7 @@ SOURCES = {"outputs_sixteen": ", 16-bit base", "outputs_trained": ", NF4 base"} 
 KINDS = {"pass": "seam-pass", "fail": "seam-fail", "not measured": "seam-open"}
 # the chain, in units of its viewBox: boxes of BOX × HIGH, their left edges in columns, their middles from FIRST on PITCH apart
 BOX, HIGH, FIRST, PITCH = 126.0, 46.0, 92.0, 68.0
-TRAINED, MERGE, GGUF, LEVEL, SERVED = 2.0, 326.0, 606.0, 906.0, 1126.0
+TRAINED, MERGE, GGUF, LEVEL, SERVER = 2.0, 326.0, 606.0, 906.0, 1126.0
 ABOVE = 30.0  # the strand of text and tokens
 TURN = 20.0  # from a box to where its lines to several others part
 # the chart: names end left of AXIS, the scale ends at END, the figures stand behind it
@@ -69,8 +69,8 @@ def chain(seams: Seams) -> str:
         drawing.hand_over([(start + BOX, FIRST), (end, FIRST)], words, *_checked(stored, place), (start + BOX + 10, FIRST))
     bottom = _levels(drawing, stored, levels, FIRST)
     for number, level in enumerate(levels):
-        y, end = FIRST + number * PITCH, SERVED - TURN
-        way = [(LEVEL + BOX, y), (end, y), (end, FIRST), (SERVED, FIRST)] if number else [(LEVEL + BOX, y), (SERVED, y)]
+        y, end = FIRST + number * PITCH, SERVER - TURN
+        way = [(LEVEL + BOX, y), (end, y), (end, FIRST), (SERVER, FIRST)] if number else [(LEVEL + BOX, y), (SERVER, y)]
         asked = [row for row in rows.get("Behaviour", ()) if row["place"] in ("", level)]
         drawing.hand_over(way, f"{level} to served", asked, [_counted(asked)], (LEVEL + BOX + 8, y))
     for x, name, words in (
@@ -80,14 +80,41 @@ def chain(seams: Seams) -> str:
     ):
         drawing.box((x, FIRST), name, words)
     if levels:
-        drawing.box((SERVED, FIRST), "Served", "in llama-server")
+        drawing.box((SERVER, FIRST), "Served", "in llama-server")
     if loras:
         y = bottom + PITCH
         way = [(TRAINED + BOX / 2, FIRST + HIGH / 2), (TRAINED + BOX / 2, y), (GGUF, y)]
         drawing.hand_over(way, "adapter as a GGUF on the base's", *_checked(stored, SIXTEEN + LORA), (MERGE + BOX + 10, y))
         bottom = _levels(drawing, stored, [lora for lora in loras if lora != SIXTEEN + LORA], y)
         drawing.box((GGUF, y), "16-bit GGUF", "base with LoRA")
-    size = (SERVED + BOX + 2, bottom + HIGH / 2 + 12)
+    size = (SERVER + BOX + 2, bottom + HIGH / 2 + 12)
+    return svg("chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.told) + ".", drawing.parts)
+
+
+def unmerged_chain(seams: Seams) -> str:
+    """Where nothing is merged: trained → base GGUF with LoRA GGUF → served; text and tokens above, below it the base alone, one file in both. SVG."""
+    rows = {name: [{**row, "place": place_of(row["key"])} for row in found] for name, found in grouped(seams).items()}
+    stored = [row for group in ("Weights", "Outputs") for row in rows.get(group, ())]
+    drawing, bottom = _Drawing(), FIRST + PITCH * 1.5
+    over = [(TRAINED + BOX / 2, FIRST - HIGH / 2), (TRAINED + BOX / 2, ABOVE), (GGUF + BOX / 2, ABOVE), (GGUF + BOX / 2, FIRST - HIGH / 2)]
+    texts = [row for name in ("Text", "Tokens") for row in rows.get(name, ())]
+    labels = [_counted(rows.get(name, []), name.lower()) for name in ("Text", "Tokens")]
+    drawing.hand_over(over, "text and tokens", texts, labels, (over[1][0] + 12, ABOVE))
+    drawing.hand_over([(TRAINED + BOX, FIRST), (GGUF, FIRST)], f"trained to {SERVED}", *_checked(stored, SERVED), (TRAINED + BOX + 110, FIRST))
+    drawing.hand_over(
+        [(TRAINED + BOX, bottom), (GGUF, bottom)], f"the base in training to {BASE}", *_checked(stored, BASE), (TRAINED + BOX + 110, bottom)
+    )
+    asked = rows.get("Behaviour", [])
+    drawing.hand_over([(GGUF + BOX, FIRST), (LEVEL, FIRST)], f"{SERVED} to served", asked, [_counted(asked)], (GGUF + BOX + 30, FIRST))
+    for at, name, words in (
+        ((TRAINED, FIRST), "Trained", "base with adapter"),
+        ((GGUF, FIRST), "Base + LoRA", "two GGUFs"),
+        ((LEVEL, FIRST), "Served", "in llama-server"),
+        ((TRAINED, bottom), "Base", "in training"),
+        ((GGUF, bottom), "Base GGUF", "the same file, alone"),
+    ):
+        drawing.box(at, name, words)
+    size = (LEVEL + BOX + 2, bottom + HIGH / 2 + 12)
     return svg("chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.told) + ".", drawing.parts)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.reporting.data_words import percent
-from pipeline.reporting.parity_drawings import chain, divergences
-from pipeline.reporting.parity_words import LORA, MERGED, code, counts, figure, gravest, grouped, place_of, sentence, title
+from pipeline.reporting.parity_drawings import chain, divergences, unmerged_chain
+from pipeline.reporting.parity_words import LORA, MERGED, UNMERGED, code, counts, figure, gravest, grouped, place_of, sentence, title
 from pipeline.reporting.templating import fill
 
 # what a group of seams compares
@@ -23,6 +23,7 @@ TELLS = {
 SHARES = ("same_top",)  # figures that are a share of 1
 NAMES = {"kld_max": "largest KLD", "kld_trained": "KLD from the trained model", "nmse": "NMSE", "same_top": "same top token",
          "rmse_mean": "mean relative RMSE", "rmse_worst": "worst relative RMSE"}  # fmt: skip
+UNMERGED_WORDS = "Nothing was merged: the base's own GGUF was trained on and is served as it is, with the adapter's GGUF on it."
 ONTO = {"w16": "the base's 16-bit weights", "nf4": "the base as NF4 rounds it, which is what training saw"}
 
 
@@ -30,14 +31,15 @@ def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | Non
     """The page as one string of HTML; `merge` is reports/merge.json, None where there is none."""
     from markupsafe import Markup
 
-    seams = report["seams"]
+    seams, unmerged = report["seams"], bool(UNMERGED.keys() & report["seams"].keys())
     groups = {name: [_shown(row) for row in rows] for name, rows in grouped(seams).items()}
     open_seams = [row for rows in groups.values() for row in rows if row["verdict"] == "not measured"]
     return fill(
         "parity.html.jinja", title=title(report), verdict=code(sentence(report)), counts=counts(seams), depth=report.get("depth"), code=code,
-        groups=groups, tells=TELLS, open_seams=open_seams, models=_models(groups), merged=_merged(merge),
+        groups=groups, tells=TELLS, open_seams=open_seams, models=_models(groups),
+        merged=UNMERGED_WORDS if unmerged else _merged(merge),
         failed=[row for rows in groups.values() for row in rows if row["verdict"] == "fail"],
-        chain=Markup(chain(seams)), divergences=Markup(divergences(seams)),  # noqa: S704 (our own; the drawings escape their texts)
+        chain=Markup((unmerged_chain if unmerged else chain)(seams)), divergences=Markup(divergences(seams)),  # noqa: S704 (our own; the drawings escape their texts)
     )  # fmt: skip
 
 

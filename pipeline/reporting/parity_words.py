@@ -18,6 +18,9 @@ VERDICTS = ("fail", "not measured", "pass")  # the gravest first
 MARKS = {"pass": "✓", "fail": "✕", "not measured": "○"}
 MERGED = "merged"  # both what training had and the 16-bit base with its adapter are handed over to the merged model
 SIXTEEN = "16-bit GGUF"
+# where nothing is merged: the file that is trained on and served, and the same with the adapter's GGUF on it
+BASE, SERVED = "base GGUF", "base GGUF + LoRA"
+UNMERGED = {"weights_file": BASE, "outputs_bare": BASE, "weights_lora": SERVED, "outputs_served": SERVED}
 LORA = "+lora"  # behind a GGUF's name: that GGUF of the base, with the adapter put on it as a GGUF of its own
 PLACES = {"merged": MERGED, "sixteen": MERGED, "trained": MERGED, "gguf": SIXTEEN, "f16": SIXTEEN, "bf16": SIXTEEN}
 LEVEL = re.compile(r"(?:^|_)((?:iq|tq|q)\d(?:_[a-z0-9]+)*|mxfp4(?:_moe)?)$", re.IGNORECASE)
@@ -29,7 +32,10 @@ def group_of(key: str) -> str:
 
 
 def place_of(key: str) -> str:
-    """What a seam judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix), one of these two with `LORA` behind it, or ""."""
+    """What a seam judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix), one of these two with `LORA` behind it, or "";
+    where nothing is merged `BASE` or `SERVED`."""
+    if key in UNMERGED:
+        return UNMERGED[key]
     words = key.lower().replace("-", "_").split("_")[1:]
     lora = LORA if "lora" in words else ""
     left = [word for word in words if word not in ("imatrix", "lora")]

@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.reporting.plots import ACCENT, CARD, INK, MUTED, panels_of, svg_of
 from pipeline.reporting.recommend import is_base
 from pipeline.reporting.task_scores import task_score
+from pipeline.sections import ADAPTED
 
 INCHES = (7.6, 4.1)
 BREAK = 0.4  # of the whole range: a gap as large breaks the scale
@@ -35,7 +36,8 @@ def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str 
     places = _places(evaluations, scored)
     if not places:
         return ""
-    label = "task score, points" if scored else "same top token as the 16-bit model, %"
+    likeness = f"same top token as {'what it was made from' if ADAPTED in evaluations else 'the 16-bit model'}, %"
+    label = "task score, points" if scored else likeness
     unit, divisor = ("GB", 1e9) if max(place.size for place in places) >= 1e9 else ("MB", 1e6)
     places = [Place(one.model, one.size / divisor, one.value, one.low, one.high) for one in places]
     ranges = _ranges(places)

@@ -29,6 +29,8 @@ def flat_figures(evaluation: Mapping[str, Any], verdict: "Verdict | None" = None
         flat |= {f"{name}_{key}": (evaluation.get(name) or {}).get(key) for key in keys}
     flat |= {f"prompt_{one['tokens']}_tok_s": one["median"] for one in speed.get("prompt") or ()}
     flat |= {f"generation_at_{one['depth']}_tok_s": one["median"] for one in speed.get("generation") or ()}
+    if lora := evaluation.get("lora"):
+        flat["lora_bytes"] = lora["bytes"]  # of `bytes`
     scores = task.get("scores") or {}
     flat["task_measured"] = (scores.get(task.get("scorer")) or {}).get("measured")  # of task_rows: a judge's mark may not be readable
     for scorer, found in scores.items():

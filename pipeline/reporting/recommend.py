@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 from pipeline.reporting.task_scores import Evaluation, Evidence, Standing, scored_rows, task_score
-from pipeline.sections import UNTUNED, Serve
+from pipeline.sections import ADAPTED, BARE, SOURCE, UNTUNED, Serve
 from pipeline.shipping.gate import REFERENCES, Answers
 
 MIN_SAME_TOP = 0.9  # share of positions, used where no task score was measured
@@ -58,7 +58,7 @@ def recommend(
     tuned = {name: found for name, found in evaluations.items() if not is_base(name)}
     memory = {name: memory_of(found, serve) for name, found in tuned.items()}
     name_16, room = reference_name(evaluations), f"{memory_gb:g} GB"
-    gains = tuple(_gain(name, evidence, UNTUNED + name_16) for name in tuned)
+    gains = tuple(gain_over(name, evidence, UNTUNED + name_16) for name in tuned)
     arithmetic = {name: str(needed) for name, needed in memory.items()}
     refusals = [f"The gate refuses {name}: {refused[name]}" for name in tuned if name in refused]
     fitting = [name for name in tuned if memory[name].total <= memory_gb * GB]
@@ -95,13 +95,18 @@ def recommend(
 
 
 def reference_name(evaluations: Mapping[str, Evaluation]) -> str:
-    """Which of `REFERENCES` was evaluated."""
-    return next(name for name in REFERENCES if name in evaluations)
+    """The model that the tuned ones are compared with: which of `REFERENCES` was evaluated, without a merge the base's file alone."""
+    return BARE if ADAPTED in evaluations else next(name for name in REFERENCES if name in evaluations)
+
+
+def untuned_name(evaluations: Mapping[str, Evaluation]) -> str:
+    """The untuned model that what was forgotten is measured from."""
+    return BARE if ADAPTED in evaluations else UNTUNED + reference_name(evaluations)
 
 
 def is_base(model: str) -> bool:
-    """Whether a model of `evaluate.models` is the untuned base."""
-    return model.startswith(UNTUNED)
+    """Whether a model of `evaluate.models` is untuned."""
+    return model.startswith(UNTUNED) or model in (BARE, SOURCE)
 
 
 def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
@@ -111,7 +116,8 @@ def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     scaled = round(cache * context / evaluation["ctx_size"]) if cache is not None and "ctx_size" in evaluation else None
     at_this = all(measured.get(key) == getattr(serve, key) for key in ("ctx_size", "parallel", "n_gpu_layers"))
     peak = measured.get("gpu_memory_bytes" if serve.n_gpu_layers else "peak_memory_bytes") if at_this else None
-    return ServingMemory(evaluation["bytes"], scaled, context, peak, prompt_cache(serve))
+    kept = 0 if evaluation.get("lora") else prompt_cache(serve)  # llama-server is told to keep nothing of an adapter's (`cache_arguments`)
+    return ServingMemory(evaluation["bytes"], scaled, context, peak, kept)
 
 
 def _fits(memory: ServingMemory) -> str:
@@ -155,7 +161,8 @@ def _resolution(reference: Evaluation, max_task_drop: float) -> list[str]:
     return [f"{coarse}: raise evaluate.task_rows for a firmer choice."]
 
 
-def _gain(name: str, evidence: Evidence, untuned: str) -> Gain:
+def gain_over(name: str, evidence: Evidence, untuned: str) -> Gain:
+    """What the tuned model `name` scores above the model `untuned`, by perplexity where there are no scores."""
     found, base = evidence.evaluations[name], evidence.evaluations.get(untuned)
     if base is None:
         return Gain(name, None, None, f"Not measured: evaluate.models does not name {untuned}.")

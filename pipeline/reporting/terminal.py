@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.reporting.formats import number, percent, points, size
 from pipeline.reporting.level_table import across
 from pipeline.reporting.recommend import Recommendation
+from pipeline.sections import ADAPTED
 
 if TYPE_CHECKING:
     from pipeline.shipping.gate import Verdict
@@ -33,9 +34,17 @@ def show(evaluations: Mapping[str, Mapping[str, Any]], advice: Recommendation, v
         )  # fmt: skip
     console = Console(highlight=False, width=max(80, Console().width))  # a narrower terminal wraps the table rather than losing figures
     console.print(table)
-    if afar:
+    if afar and ADAPTED in evaluations:
+        pairs = [f"{model} against {evaluations[model]['reference']}" for model in afar]
+        console.print(f"* {', '.join(pairs)}.")
+    elif afar:
         console.print(f"* {', '.join(afar)} against the tuned {evaluations[afar[0]]['reference']}: what fine-tuning changed.")
+    nothing = "nothing" if ADAPTED in evaluations else "no level"
     passed = [model for model, verdict in verdicts.items() if verdict.verdict == "pass"]
-    for line in (advice.reason, *(f"Beware: {warning}" for warning in advice.warnings), f"The gate passes {', '.join(passed) or 'no level'}."):
+    for line in (
+        advice.reason,
+        *(f"Beware: {warning}" for warning in advice.warnings),
+        f"The gate passes {', '.join(passed) or nothing}.",
+    ):
         console.print(line, markup=False)
     console.print(f"The page: {page}", markup=False, soft_wrap=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.reporting.parity_words import counts
 from pipeline.reporting.recommend import Recommendation
+from pipeline.sections import ADAPTED
 
 if TYPE_CHECKING:
     from pipeline.shipping.gate import Verdict
@@ -17,7 +18,8 @@ def headline(parity: Mapping[str, Any], advice: Recommendation, verdicts: Mappin
         return "Ship nothing: parity failed"
     if advice.model is None:
         refused = verdicts and all(verdict.verdict == "fail" for verdict in verdicts.values())
-        return "Ship nothing: the gate refuses every level" if refused else "No level fits"
+        what = ("the adapter", "The model does not fit") if ADAPTED in verdicts else ("every level", "No level fits")
+        return f"Ship nothing: the gate refuses {what[0]}" if refused else what[1]
     if any(gain.model == advice.model and gain.beats is False for gain in advice.gains):
         return f"{advice.model}, but no better than the base"
     return f"{advice.model}, below the standard" if advice.below_standard else f"Ship {advice.model}"

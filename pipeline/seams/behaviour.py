@@ -45,15 +45,16 @@ class Behaved:
 
 
 def behaviour_seams(
-    models: list[Path], rows: Iterable[Row], tokenizer: Any, *, prompts: int, ctx_size: int, threads: int, n_gpu_layers: int, tools: Toolchain
-) -> dict[str, Seam]:
-    """Four seams over all of `models`, the 16-bit one first: each is served and asked the first `prompts` held-out questions."""
+    models: list[Path], rows: Iterable[Row], tokenizer: Any, *, prompts: int, ctx_size: int, threads: int, n_gpu_layers: int, tools: Toolchain,
+    lora: Path | None = None,
+) -> dict[str, Seam]:  # fmt: skip
+    """Four seams over all of `models`, the 16-bit one first: each is served, with `lora` on it, and asked the first `prompts` held-out questions."""
     asked, budget = questions(rows, tokenizer, prompts, ctx_size)
     on_cpu = not load_binding(tools).llama_supports_gpu_offload()  # a build for a GPU holds more, and elsewhere
     found = []
     for model in models:
-        with serving(tools, model, ctx_size=ctx_size, threads=threads, n_gpu_layers=n_gpu_layers) as server:
-            found.append(behaved(server, model, asked, budget, ctx_size if on_cpu else None))
+        with serving(tools, model, ctx_size=ctx_size, threads=threads, n_gpu_layers=n_gpu_layers, lora=lora) as server:
+            found.append(behaved(server, model, asked, budget, ctx_size if on_cpu else None, lora))
     return {
         "behaviour_answers_end": answers_end(found, budget),
         "behaviour_no_markers": no_markers(found, tokenizer),
@@ -80,10 +81,12 @@ def questions(rows: Iterable[Row], tokenizer: Any, count: int, ctx_size: int) ->
     return asked, min(2 * longest + ROOM, ctx_size // 2)
 
 
-def behaved(server: Server, model: Path, asked: list[dict[str, Any]], budget: int, ctx_size: int | None) -> Behaved:
+def behaved(server: Server, model: Path, asked: list[dict[str, Any]], budget: int, ctx_size: int | None, lora: Path | None = None) -> Behaved:
     """Ask a running server every question, one after the other; without `ctx_size` no memory is planned."""
     answers = [answer(server, request, budget) for request in asked]
     planned = planned_bytes(model, ctx_size, sum(one.total_tokens for one in answers)) if ctx_size else None
+    if planned and lora:
+        planned += lora.stat().st_size
     return Behaved(model, answers, peak_memory(server.process.pid), planned)
 
 
@@ -114,7 +117,7 @@ def answers_end(found: list[Behaved], budget: int) -> Seam:
         why = (
             "no question was asked"
             if not count
-            else "the 16-bit model ends none of its answers, so it was trained too little to compare levels by it"
+            else f"{found[0].model.name} ends none of its answers, so it was trained too little" + (" to compare levels by it" if found[1:] else "")
         )
         return Seam(title, what, None, None, "", "not measured", f"{detail}; {why}", figures=figures)
     silent = [name for name, number in ended.items() if not number]

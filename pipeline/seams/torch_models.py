@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import DataError
 from pipeline.seams.divergence import Prompt, Reference, Speaker, kept_logits
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.training.qlora import load_quantised
 from pipeline.training.runtime import silence_libraries
 
@@ -20,26 +20,31 @@ def trained_logits(*, base: Path, adapter: Path, prompts: list[Prompt], scratch:
 
 
 @contextmanager
-def trained_model(base: Path, adapter: Path, *, float32: bool = False) -> Iterator[Speaker]:
-    """The base as training quantised it (`run.json` says how), with the trained adapter, on the GPU if there is one.
+def trained_model(base: Path, adapter: Path | None, *, float32: bool = False, settings_of: Path | None = None) -> Iterator[Speaker]:
+    """The base as training held it (`run.json` says how), with the trained adapter, on the GPU if there is one.
 
-    It computes in training's own type, or with `float32` in float32 on the same NF4 weights: the difference is the rounding
-    of training's arithmetic, which no merge can keep. Raises `DataError` where the adapter has no record of its run.
+    Without an adapter it is the base alone, held as the run of `settings_of` did. It computes in training's own type, or with `float32` in
+    float32 on the same weights: the difference is the rounding of training's arithmetic. Raises `DataError` where the adapter has no
+    record of its run.
     """
     silence_libraries()
     from peft import PeftModel
 
-    settings = run_settings(adapter).model_copy(update={"embeddings_on_cpu": False})  # where the table lies changes no number
-    model = PeftModel.from_pretrained(load_quantised(base, settings), adapter)
+    recorded = adapter or settings_of
+    if recorded is None:
+        raise AssertionError("a base alone needs the settings of a run")
+    settings = run_settings(recorded).model_copy(update={"embeddings_on_cpu": False})  # where the table lies changes no number
+    bare = load_quantised(base, settings)
+    model = PeftModel.from_pretrained(bare, adapter) if adapter else bare
     yield speaker_of(in_float32(model) if float32 else model)
     del model
     gc.collect()
 
 
-def run_settings(adapter: Path) -> Train:
+def run_settings(adapter: Path) -> Training:
     """Training's settings as the adapter's own record has them. Raises `DataError` where it has none."""
     try:
-        return Train.model_validate(json.loads((adapter / "run.json").read_text(encoding="utf-8"))["settings"])
+        return Training.model_validate(json.loads((adapter / "run.json").read_text(encoding="utf-8"))["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{adapter}/run.json doesn't say how the adapter was trained ({type(error).__name__}): run `snakemake --force train`"

@@ -1,7 +1,8 @@
-"""A level as a folder that can leave: GGUF, card, Modelfile, serve script, systemd unit, checksums, bill of materials, evidence, signature.
+"""A model as a folder that can leave: GGUF, card, Modelfile, serve script, systemd unit, checksums, bill of materials, evidence, signature.
 
-The GGUF is a copy, not a hard link: what leaves must not change when something writes into models/gguf in place (`cp` over a file does, and so do
-tools that set metadata), and DVC's cache may hold the same inode. The folder appears whole or not at all.
+Of an adapter there are two GGUFs, its base's and its own. A GGUF is a copy, not a hard link: what leaves must not change when something writes
+into models/gguf in place (`cp` over a file does, and so do tools that set metadata), and DVC's cache may hold the same inode. The folder appears
+whole or not at all.
 
     quench ship Q4_K_M
 """
@@ -34,7 +35,7 @@ SERVER = "/usr/local/bin/llama-server"
 
 @dataclass(frozen=True)
 class Shipment:
-    """What a bundle is made of: the level's file, what was measured, the gate's verdict, how it is served."""
+    """What a bundle is made of: the level's file (or the base's and the adapter's), what was measured, the gate's verdict, how it is served."""
 
     gguf: Path
     name: str  # of all the project's GGUFs
@@ -46,6 +47,7 @@ class Shipment:
     jinja: str | None  # the base's chat template
     languages: tuple[str, ...]
     datasets: Mapping[str, str]  # sha256 by name
+    lora: Path | None = None  # the adapter's GGUF, where `gguf` is the base's
 
     @property
     def title(self) -> str:
@@ -62,15 +64,17 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
     target = parent / shipment.title
     if target.exists():
         need_untouched(target)
-    need_disk(parent, shipment.gguf.stat().st_size)
+    files = [shipment.gguf, *([shipment.lora] if shipment.lora else [])]
+    need_disk(parent, sum(file.stat().st_size for file in files))
     with publishing(target, check=check_sums) as aside:
         aside.mkdir()
-        copy = aside / shipment.gguf.name
-        shutil.copyfile(shipment.gguf, copy)
-        sha256 = file_hash(copy)
-        if sha256 != shipment.inputs.evaluations[shipment.level]["sha256"]:
-            raise MachineError(f"the copy of {shipment.gguf} has other bytes than what was measured: check the disk, then run again")
-        write_texts(shipment, aside, copy, sha256)
+        measured = shipment.inputs.evaluations[shipment.level]
+        for file, sha256 in zip(files, (measured["sha256"], (measured.get("lora") or {}).get("sha256")), strict=False):
+            copy = aside / file.name
+            shutil.copyfile(file, copy)
+            if file_hash(copy) != sha256:
+                raise MachineError(f"the copy of {file} has other bytes than what was measured: check the disk, then run again")
+        write_texts(shipment, aside)
         names = sorted(plain_files(aside))
         (aside / SUMS).write_text("".join(f"{file_hash(aside / name)}  {name}\n" for name in names), encoding="utf-8")
         if key:
@@ -78,10 +82,12 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
     return target
 
 
-def write_texts(shipment: Shipment, folder: Path, gguf: Path, sha256: str) -> None:
-    """Everything but the GGUF and what covers the whole folder."""
+def write_texts(shipment: Shipment, folder: Path) -> None:
+    """Everything but the GGUFs and what covers the whole folder."""
     inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
-    found, evaluation = passport(gguf), inputs.evaluations[level]
+    gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
+    own = lora or gguf  # what was made, and says where it comes from
+    found, sha256 = passport(folder / own.name), evaluation["sha256"]
     values = text_values(
         inputs, shipment.advice, name=shipment.name, level=level, serve=serve, jinja=shipment.jinja, languages=shipment.languages
     ) | {
@@ -94,10 +100,11 @@ def write_texts(shipment: Shipment, folder: Path, gguf: Path, sha256: str) -> No
     texts = {
         CARD: fill("card.md.jinja", **values),
         "Modelfile": fill("Modelfile.jinja", **values),
-        SCRIPT: serve_script(gguf.name, serve),
+        SCRIPT: serve_script(gguf.name, serve, lora.name if lora else None),
         UNIT: fill("quench.service.jinja", **unit),
-        BILL: bill(name=shipment.title, file=gguf.name, sha256=sha256, base=inputs.base, passport=found, datasets=shipment.datasets,
-                   versions=inputs.train.get("run", {}).get("versions", {})),
+        BILL: bill(name=shipment.title, file=own.name, sha256=evaluation["lora"]["sha256"] if lora else sha256, base=inputs.base, passport=found,
+                   datasets=shipment.datasets, versions=inputs.train.get("run", {}).get("versions", {}),
+                   beside={gguf.name: sha256} if lora else None),
     }  # fmt: skip
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ from pipeline.reporting.formats import FILTERS
 from pipeline.reporting.inputs import Inputs
 from pipeline.reporting.ollama import ollama_template
 from pipeline.reporting.recommend import Recommendation, reference_name
-from pipeline.sections import Serve
+from pipeline.sections import ADAPTED, SOURCE, Serve
 from pipeline.shipping.gate import REFERENCES
 
 TEMPLATES = Path(__file__).parents[1] / "reporting" / "templates"
@@ -57,6 +57,7 @@ def text_values(
         "inputs": inputs, "advice": advice, "name": name, "level": level, "serve": serve, "ollama": ollama_template(jinja), "version": __version__,
         "front_matter": front_matter(inputs.base, level, languages), "reference": reference_name(inputs.evaluations),
         "chosen": inputs.evaluations.get(level), "seams": seams, "architecture": ", ".join(kinds), "bundle": None,
+        "unmerged": level == ADAPTED, "lora": (inputs.evaluations.get(level) or {}).get("lora"), "SOURCE": SOURCE,
     }  # fmt: skip
 
 
@@ -66,7 +67,10 @@ def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[s
     if languages:
         values["language"] = list(languages)
     if base["source"] == "hub":
-        values |= {"base_model": base["model"], "base_model_relation": "finetune" if level in REFERENCES else "quantized"}
+        values |= {
+            "base_model": base["model"],
+            "base_model_relation": "adapter" if level == ADAPTED else "finetune" if level in REFERENCES else "quantized",
+        }
     return yaml.safe_dump(values | {"pipeline_tag": "text-generation", "tags": ["gguf", "llama.cpp", "lora", "quench"]}, sort_keys=False).rstrip()
 
 
@@ -80,13 +84,24 @@ def claimed(card: str) -> dict[str, Any]:
     return {key: json.loads(value) for key, value in CLAIM.findall(card)}
 
 
-def serve_script(file: str, serve: Serve) -> str:
-    """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it, in an environment and with limits like those of `server_process`."""
+def served_as(lora: Path) -> str:
+    """What `quench serve` calls the base with this project's adapter, NAME-adapter, so that `quench chat` knows it."""
+    return f"{lora.stem.removesuffix('-lora')}-{ADAPTED}"
+
+
+def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
+    """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it, in an environment and with limits like those of `server_process`.
+
+    `lora` is an adapter's GGUF beside it, which is put on it.
+    """
     command = server_command(
         PrintedTools(Path(), Path()), Path(file), port=serve.port, key_file=Path(KEY), ctx_size=serve.ctx_size, parallel=serve.parallel,
         threads=serve.threads, n_gpu_layers=serve.n_gpu_layers, flash_attn=serve.flash_attn, n_predict=serve.n_predict,
+        lora=[(Path(lora), 1.0)] if lora else [], alias=served_as(Path(lora)) if lora else None,
     )  # fmt: skip
     words = {file: '"$here"/' + shlex.quote(file), KEY: '"$key"'}
+    if lora:
+        words[lora] = f'"\\"$csv/{lora}\\""'  # llama-server takes it as a row of CSV, so a comma in the folder's name would part it
     arguments = " ".join(words.get(word, shlex.quote(word)) for word in command[1:])
     kept = "|".join([*sorted(KEPT), *(f"{prefix}*" for prefix in KEPT_PREFIXES)])
-    return fill("serve.sh.jinja", arguments=arguments, kept=kept, stack_kib=STACK_BYTES // 1024, port=serve.port)
+    return fill("serve.sh.jinja", arguments=arguments, kept=kept, stack_kib=STACK_BYTES // 1024, port=serve.port, csv=lora is not None)

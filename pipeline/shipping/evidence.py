@@ -1,16 +1,18 @@
 """Are the reports about these very files? A report of yesterday's model says nothing about today's.
 
 The level, the 16-bit model that it is compared with and the untuned one that forgetting is measured from: of each the GGUF and its answers.
-Reads `models/gguf/`, `models/adapter/`, `models/merged/`, `reports/eval/` and `reports/parity.json`. Writes nothing.
+Without a merge: the base's GGUF and the adapter's, and the answers with and without the adapter.
+Reads `models/gguf/`, `models/adapter/`, `models/merged/` or `models/base/`, `reports/eval/` and `reports/parity.json`. Writes nothing.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.conversion.passport import IMATRIX, adapter_fields, folder_fields, passport
+from pipeline.conversion.passport import BASE_FILE, IMATRIX, adapter_fields, folder_fields, passport
 from pipeline.hashing import file_hash
-from pipeline.sections import UNTUNED
+from pipeline.publish import read_json
+from pipeline.sections import ADAPTED, BARE, UNTUNED
 from pipeline.shipping.gate import REFERENCES
 
 Hashes = dict[str, str]  # sha256 by file name
@@ -44,6 +46,39 @@ def mismatches(gguf: Path, model: str, root: Path, evaluations: Mapping[str, Map
     yield from _lineage(own, gguf.name, root)
     if sixteen in hashes and sixteen != model and _common(own) != _common(passport(files[sixteen])):
         yield f"{gguf.name} comes from another model than {files[sixteen].name} (their passports differ): run `snakemake --force quantize`."
+
+
+def adapter_mismatches(gguf: Path, lora: Path, root: Path, evaluations: Mapping[str, Mapping[str, Any]], parity: Mapping[str, Any]) -> Iterator[str]:
+    """The same of the model "adapter": a sentence for each report or record below `root` that is about other files than `gguf` and `lora`.
+
+    Raises `DataError` where a GGUF is not whole, or models/base.json can't be read.
+    """
+    if lacking := [file for file in (gguf, lora) if not file.is_file()]:
+        yield f"{' and '.join(file.name for file in lacking)} is not there: run `snakemake`, or pull it (`dvc pull`)."
+        return
+    hashes: Hashes = {file.name: file_hash(file) for file in (gguf, lora)}
+    for one in (model for model in (ADAPTED, BARE) if model in evaluations):
+        again, found = f"run `python -m pipeline evaluate@{one}` again", evaluations[one]
+        told = {gguf.name: found.get("sha256")} | ({lora.name: (found.get("lora") or {}).get("sha256")} if one == ADAPTED else {})
+        if other := [name for name, sha256 in told.items() if sha256 != hashes[name]]:
+            yield f"reports/eval/{one}.json is about another file than {' and '.join(other)}: {again}."
+        answers = root / f"reports/eval/{one}.answers.jsonl"
+        if found.get("answers_sha256") != (file_hash(answers) if answers.is_file() else None):
+            yield f"reports/eval/{one}.answers.jsonl are not the answers that reports/eval/{one}.json sums up: {again}."
+    measured = parity.get("files") or {}
+    if other := [name for name, sha256 in hashes.items() if measured.get(name) != sha256]:
+        yield f"reports/parity.json is about another file than {' and '.join(other)}: run `snakemake --force parity`."
+    recorded = read_json(root / "models/base.json", "run `snakemake base`").get("files") or {}
+    if recorded.get(gguf.name) != hashes[gguf.name]:
+        yield f"models/base.json names another {gguf.name} than the one that is there: run `snakemake --force base`."
+    own, adapter = passport(lora), root / "models/adapter"
+    if own.get(BASE_FILE) != hashes[gguf.name]:
+        yield f"{lora.name} was made for another file than {gguf.name}: run `snakemake --force lora`."
+    expected = adapter_fields(adapter) if (adapter / "adapter_model.safetensors").is_file() else {}
+    if not expected:
+        yield f"models/adapter is not here, so nothing says which training {lora.name} comes from: run `snakemake`, or pull it (`dvc pull`)."
+    elif differ := [key for key, value in expected.items() if own.get(key) != value]:
+        yield f"{lora.name}'s passport differs from models/adapter ({', '.join(differ)}): run `snakemake` again."
 
 
 def _lineage(found: Mapping[str, Any], name: str, root: Path) -> Iterator[str]:

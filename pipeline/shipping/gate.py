@@ -68,11 +68,11 @@ def judge_level(model: str, evaluations: Mapping[str, Evaluation], answers: Answ
     if limits.min_same_top is not None:
         findings.append(_same_top(model, found, against, limits.min_same_top))
     if limits.max_task_drop is not None:
-        findings.append(_task_drop(model, against, evaluations, answers, limits.max_task_drop, seed))
+        findings.append(task_drop(model, against, evaluations, answers, limits.max_task_drop, seed))
     if limits.min_stopped is not None:
-        findings.append(_stopped(model, found, evaluations.get(against, found), limits.min_stopped))
+        findings.append(stopped(model, found, evaluations.get(against, found), limits.min_stopped))
     if limits.max_forgetting is not None:
-        findings.append(_forgetting(model, found, f"{UNTUNED}{sixteen}", evaluations, limits.max_forgetting, seed))
+        findings.append(forgetting(model, found, f"{UNTUNED}{sixteen}", evaluations, limits.max_forgetting, seed))
     return Verdict(model, "fail" if any(finding.verdict == "fail" for finding in findings) else "pass", tuple(findings))
 
 
@@ -83,6 +83,12 @@ def _sixteen(model: str, evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def _seams(model: str, sixteen: str, parity: Mapping[str, Any]) -> Finding:
+    own = "weights_gguf" if model == sixteen else level_key("weights", model)
+    return seams_hold(parity, {} if model.startswith(UNTUNED) else {own: f"the weights of {model}"})
+
+
+def seams_hold(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Finding:
+    """Whether no seam failed, and each that is `needed` (its key, and what it measures) was measured."""
     title, seams = "Seams", parity["seams"]
     failed = [seam["title"] for seam in seams.values() if seam["verdict"] == "fail"]
     if failed:
@@ -90,19 +96,18 @@ def _seams(model: str, sixteen: str, parity: Mapping[str, Any]) -> Finding:
         return Finding("parity", title, float(len(failed)), 0.0, "fail", sentence)
     if parity["verdict"] != "pass":
         return Finding("parity", title, None, 0.0, "fail", f"Parity's verdict is {parity['verdict']!r}, not pass: run `snakemake --force parity`.")
-    own = "weights_gguf" if model == sixteen else level_key("weights", model)
-    if seams.get(own, {}).get("verdict") != "pass" and not model.startswith(UNTUNED):
-        sentence = f"Parity has not measured the weights of {model}: run `snakemake parity`."
-        return Finding("parity", title, None, 0.0, "fail", sentence)
+    lacking = [what for key, what in needed.items() if seams.get(key, {}).get("verdict") != "pass"]
+    if lacking:
+        return Finding("parity", title, None, 0.0, "fail", f"Parity has not measured {' and '.join(lacking)}: run `snakemake parity`.")
     measured = sum(seam["verdict"] == "pass" for seam in seams.values())
     return Finding("parity", title, 0.0, 0.0, "pass", f"{measured} of {len(seams)} seams were measured, and none failed.")
 
 
 # the worse of the assistant's tokens and all: answers known by heart survive damage that the rest of the text shows
 def _divergence(model: str, found: Evaluation, against: str, limit: float) -> Finding:
-    answers, everywhere, title = _figure(found, "kld_mean"), _figure(found.get("all_tokens"), "kld_mean"), "Divergence"
+    answers, everywhere, title = figure_of(found, "kld_mean"), figure_of(found.get("all_tokens"), "kld_mean"), "Divergence"
     if answers is None or everywhere is None:
-        return _missing("kld", title, limit, f"{model}'s divergence from {against} is not in its report", f"evaluate@{model}")
+        return missing("kld", title, limit, f"{model}'s divergence from {against} is not in its report", f"evaluate@{model}")
     figure = max(answers, everywhere)
     where = f" over all tokens, {answers:.4f} at the assistant's" if everywhere > answers else ""
     sentence = f"{model}'s mean KL divergence from {against} is {figure:.4f} nats{where}; at most {limit:g} are allowed."
@@ -110,52 +115,52 @@ def _divergence(model: str, found: Evaluation, against: str, limit: float) -> Fi
 
 
 def _same_top(model: str, found: Evaluation, against: str, limit: float) -> Finding:
-    answers, everywhere, title = _figure(found, "same_top"), _figure(found.get("all_tokens"), "same_top"), "Same first choice"
+    answers, everywhere, title = figure_of(found, "same_top"), figure_of(found.get("all_tokens"), "same_top"), "Same first choice"
     if answers is None or everywhere is None or max(answers, everywhere) > 1:
-        return _missing("same_top", title, limit, f"how often {model} ranks {against}'s token first is not in its report", f"evaluate@{model}")
+        return missing("same_top", title, limit, f"how often {model} ranks {against}'s token first is not in its report", f"evaluate@{model}")
     figure = min(answers, everywhere)
-    where = f"all positions, {_percent(answers)} of the assistant's" if everywhere < answers else "the positions"
-    sentence = f"{model} ranks {against}'s token first at {_percent(figure)} of {where}; at least {_percent(limit)} are wanted."
+    where = f"all positions, {share_text(answers)} of the assistant's" if everywhere < answers else "the positions"
+    sentence = f"{model} ranks {against}'s token first at {share_text(figure)} of {where}; at least {share_text(limit)} are wanted."
     return Finding("same_top", title, figure, limit, "pass" if figure >= limit else "fail", sentence)
 
 
-def _task_drop(model: str, against: str, evaluations: Mapping[str, Evaluation], answers: Answers, limit: float, seed: int) -> Finding:
+def task_drop(model: str, against: str, evaluations: Mapping[str, Evaluation], answers: Answers, limit: float, seed: int) -> Finding:
     rule, title = "task_drop", "Task"
     if model == against:
         return Finding(rule, title, 0.0, limit, "pass", f"{model} is the model that the levels are compared with.")
     mine, theirs = (bool((evaluations.get(name) or {}).get("task")) for name in (model, against))
     if mine != theirs:
-        return _missing(rule, title, limit, f"only one of {model} and {against} has a task score", f"evaluate@{against if mine else model}")
+        return missing(rule, title, limit, f"only one of {model} and {against} has a task score", f"evaluate@{against if mine else model}")
     if not mine:
         return Finding(rule, title, None, limit, "not measured", f"The task drop of {model} was not measured: evaluate.scorers is empty.")
     if (spelt := evaluations[model]["task"].get("scorer")) != (other := evaluations[against]["task"].get("scorer")):
-        return _missing(rule, title, limit, f"{model} is scored by {spelt} and {against} by {other}", f"evaluate@{model}")
+        return missing(rule, title, limit, f"{model} is scored by {spelt} and {against} by {other}", f"evaluate@{model}")
     if not (answers.get(against) and _ids(answers, model) == _ids(answers, against)):
-        return _missing(rule, title, limit, f"{model} and {against} answered other questions, so they can't be compared", f"evaluate@{model}")
+        return missing(rule, title, limit, f"{model} and {against} answered other questions, so they can't be compared", f"evaluate@{model}")
     scores = paired_scores(answers, against, model)
     scored = sum(row["score"] is not None for row in answers[against])
     if scores is None or len(scores[0]) < (1 - UNSCORED) * scored:
         compared = len(scores[0]) if scores else 0
         what = f"only {compared} of {model}'s answers have a score where {scored} of {against}'s have one"
-        return _missing(rule, title, limit, what, f"evaluate@{model}")
+        return missing(rule, title, limit, what, f"evaluate@{model}")
     return _drop(rule, title, f"{model} scores", *scores, against, limit, seed)
 
 
-def _stopped(model: str, found: Evaluation, reference: Evaluation, limit: float) -> Finding:
+def stopped(model: str, found: Evaluation, reference: Evaluation, limit: float) -> Finding:
     rule, title, task = "stopped", "Ends its answers", found.get("task") or {}
     figure = task.get("stopped")
     if figure is None and (reference.get("task") or task):
-        return _missing(rule, title, limit, f"how many answers {model} ends by itself is not in its report", f"evaluate@{model}")
+        return missing(rule, title, limit, f"how many answers {model} ends by itself is not in its report", f"evaluate@{model}")
     if figure is None:
         return Finding(rule, title, None, limit, "not measured", f"Whether {model} ends its answers was not measured: evaluate.scorers is empty.")
     remedy = (
         "" if figure >= limit else " Where right answers are longer than evaluate.max_new_tokens, raise that; else the end of turn was not learnt."
     )
-    sentence = f"{model} ends {_percent(figure)} of its {task['rows']} answers by itself; at least {_percent(limit)} are wanted.{remedy}"
+    sentence = f"{model} ends {share_text(figure)} of its {task['rows']} answers by itself; at least {share_text(limit)} are wanted.{remedy}"
     return Finding(rule, title, figure, limit, "fail" if remedy else "pass", sentence)
 
 
-def _forgetting(model: str, found: Evaluation, base: str, evaluations: Mapping[str, Evaluation], limit: float, seed: int) -> Finding:
+def forgetting(model: str, found: Evaluation, base: str, evaluations: Mapping[str, Evaluation], limit: float, seed: int) -> Finding:
     rule, title = "forgetting", "General ability"
     if base not in evaluations:
         return Finding(rule, title, None, limit, "not measured", f"What {model} forgot was not measured: evaluate.models does not name {base}.")
@@ -163,9 +168,9 @@ def _forgetting(model: str, found: Evaluation, base: str, evaluations: Mapping[s
     if not before and not after:
         return Finding(rule, title, None, limit, "not measured", f"What {model} forgot was not measured: evaluate.general is none.")
     if not before or not after:
-        return _missing(rule, title, limit, f"only one of {model} and {base} has a general ability", f"evaluate@{base if after else model}")
+        return missing(rule, title, limit, f"only one of {model} and {base} has a general ability", f"evaluate@{base if after else model}")
     if (before["file"], before.get("sha256"), len(before["right"])) != (after["file"], after.get("sha256"), len(after["right"])):
-        return _missing(rule, title, limit, f"{model} and {base} answered other general questions, so they can't be compared", f"evaluate@{model}")
+        return missing(rule, title, limit, f"{model} and {base} answered other general questions, so they can't be compared", f"evaluate@{model}")
     return _drop(rule, title, f"{model} answers general questions", before["right"], after["right"], base, limit, seed)
 
 
@@ -182,7 +187,7 @@ def _ids(answers: Answers, model: str) -> list[str]:
     return [row["id"] for row in answers.get(model) or ()]
 
 
-def _figure(of: Evaluation | None, key: str) -> float | None:
+def figure_of(of: Evaluation | None, key: str) -> float | None:
     """A figure that measures something: finite and not negative; None where it is not there."""
     value = (of or {}).get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0 else None
@@ -205,11 +210,11 @@ def _drop(rule: str, title: str, subject: str, before: Sequence[float], after: S
     return Finding(rule, title, drop, limit, "fail" if certain else "pass", sentence)
 
 
-def _percent(share: float) -> str:
+def share_text(share: float) -> str:
     """As many digits as tell a figure from its limit: 84.98% is below 85%."""
     return f"{share * 100:.6g}%"
 
 
-def _missing(rule: str, title: str, limit: float, what: str, stage: str) -> Finding:
+def missing(rule: str, title: str, limit: float, what: str, stage: str) -> Finding:
     """What should have been measured and was not refuses."""
     return Finding(rule, title, None, limit, "fail", f"{what[0].upper()}{what[1:]}, which refuses: run `python -m pipeline {stage}` again.")

@@ -25,9 +25,11 @@ def bill(
     passport: Mapping[str, Any],
     datasets: Mapping[str, str],
     versions: Mapping[str, Any],
+    beside: Mapping[str, str] | None = None,
 ) -> str:
     """The bill as JSON text.
 
+    `beside` are further files that the model consists of, sha256 by name: the base's GGUF, where `file` is an adapter's.
     `base` is models/base.json, `passport` the GGUF's own, `datasets` sha256 by name, `versions` the training run's packages (None: not installed).
     """
     from cyclonedx.model.bom import Bom, BomMetaData
@@ -41,6 +43,8 @@ def bill(
     model = Component(
         name=name, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=file, version=sha256[:12], hashes=[_hash(sha256)], licenses=_licence(base),
         pedigree=Pedigree(ancestors=[ancestor]), properties=_properties(passport),
+        components=[Component(name=one, type=ComponentType.FILE, bom_ref=f"beside/{one}", hashes=[_hash(digest)])
+                    for one, digest in sorted((beside or {}).items())],
     )  # fmt: skip
     llama = Component(
         name="llama.cpp", type=ComponentType.APPLICATION, bom_ref=LLAMA_REF, version=str(passport.get("quench.llama_cpp.commit", "unknown")),
@@ -73,6 +77,16 @@ def subject_hash(text: str) -> str | None:
         hashes = value["metadata"]["component"]["hashes"]
         return next((str(one["content"]) for one in hashes if one["alg"] == "SHA-256"), None)
     except (KeyError, TypeError) as error:
+        raise ValueError(f"it has no {error}") from error
+
+
+def hashes_beside(text: str) -> dict[str, str]:
+    """sha256 by name of the further files that the model of a bill consists of. Raises `ValueError` where the text is no such JSON."""
+    value = json.loads(text)
+    try:
+        parts = value["metadata"]["component"].get("components") or []
+        return {str(one["name"]): str(one["hashes"][0]["content"]) for one in parts}
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"it has no {error}") from error
 
 

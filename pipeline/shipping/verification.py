@@ -1,5 +1,6 @@
 """Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's passport and the card, the bill, the evidence, the signature.
 
+Of an adapter there are two GGUFs: its own, and that of the base it was trained on.
 A bundle may come from anyone: nothing is executed, followed out of the folder or waited for, and the large file is read only once everything small
 agrees.
 """
@@ -9,14 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.conversion.passport import passport
+from pipeline.conversion.passport import BASE_FILE, passport
 from pipeline.errors import DataError
+from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.shipping.bundle import BILL, CARD, EVALUATION, GATE, PARITY, SCRIPT, SUMS, UNIT
 from pipeline.shipping.card import claimed
 from pipeline.shipping.listing import MAX_SMALL, Hostile, checksums, hash_plain, plain_files, read_small
-from pipeline.shipping.sbom import subject_hash
+from pipeline.shipping.sbom import hashes_beside, subject_hash
 from pipeline.shipping.signature import SIGNATURE, signature_fault
 
+ADAPTER = "-lora.gguf"  # how the name of an adapter's GGUF ends; the base's file is beside it
 NEEDED = (CARD, BILL, SCRIPT, UNIT, "Modelfile", EVALUATION, PARITY, GATE, SUMS)
 
 
@@ -46,8 +49,9 @@ def _faults(folder: Path, key: Path | None) -> Iterator[str]:
         yield f"Listed in {SUMS} and not there: {', '.join(missing)}." if missing else f"Not listed in {SUMS}: {', '.join(extra)}."
         return
     ggufs = [name for name in listed if name.endswith(".gguf")]
-    if len(ggufs) != 1:
-        yield f"There are {len(ggufs)} GGUFs where one belongs."
+    ggufs.sort(key=lambda name: not name.endswith(ADAPTER))
+    if len(ggufs) != 1 and [name.endswith(ADAPTER) for name in ggufs] != [True, False]:
+        yield f"There are {len(ggufs)} GGUFs where one belongs, or an adapter's and its base's."
         return
     if foreign := sorted(set(listed) - {*NEEDED, *ggufs}):
         yield f"These files belong into no bundle: {', '.join(foreign)}."
@@ -59,13 +63,13 @@ def _faults(folder: Path, key: Path | None) -> Iterator[str]:
     yield from small
     if small:
         return
-    about = list(_claims(folder, ggufs[0], sizes[ggufs[0]], listed[ggufs[0]]))
+    about = list(_claims(folder, {name: sizes[name] for name in ggufs}, {name: listed[name] for name in ggufs}))
     yield from about
     if about:
         return
-    large_file = list(_altered(folder, {ggufs[0]: listed[ggufs[0]]}))
-    yield from large_file
-    if key and not large_file and (fault := signature_fault(folder, key)):
+    large_files = list(_altered(folder, {name: listed[name] for name in ggufs}))
+    yield from large_files
+    if key and not large_files and (fault := signature_fault(folder, key)):
         yield f"The signature does not vouch for it: {fault.rstrip('.')}."
 
 
@@ -75,34 +79,48 @@ def _altered(folder: Path, listed: dict[str, str]) -> Iterator[str]:
             yield f"{name} is not the file that {SUMS} lists: its sha256 differs."
 
 
-def _claims(folder: Path, gguf: str, size: int, sha256: str) -> Iterator[str]:
-    """Whether card, bill and evidence speak of this GGUF, by what the checksums say of it and by its own passport."""
-    card = read_small(folder / CARD)
+def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iterator[str]:
+    """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's), by the checksums and the first's passport."""
+    card, (made, *beside) = read_small(folder / CARD), hashes
+    gguf = beside[0] if beside else made  # the one that `evaluation.json` calls its file
     try:
         evaluation, parity, gate = (_object(folder / name) for name in (EVALUATION, PARITY, GATE))
-        subject, said = subject_hash(read_small(folder / BILL)), claimed(card)
+        bill = read_small(folder / BILL)
+        subject, parts, said = subject_hash(bill), hashes_beside(bill), claimed(card)
     except (ValueError, RecursionError) as error:  # deep brackets end the decoder
         yield f"The bundle's JSON can't be read ({error})."
         return
-    for name, found in ((BILL, subject), (EVALUATION, evaluation.get("sha256"))):
-        if found != sha256:
-            yield f"{name} is about another file than {gguf} (sha256 {str(found)[:12]!a}…)."
-    if evaluation.get("bytes") != size:
-        yield f"{gguf} has {size:,} bytes, {EVALUATION} speaks of {str(evaluation.get('bytes'))[:20]!a}."
+    lora = evaluation.get("lora") if isinstance(evaluation.get("lora"), dict) else {}
+    told = [(BILL, made, subject), (EVALUATION, gguf, evaluation.get("sha256"))]
+    told += [(BILL, gguf, parts.get(gguf)), (EVALUATION, made, (lora or {}).get("sha256"))] if beside else []
+    for name, file, found in told:
+        if found != hashes[file]:
+            yield f"{name} is about another file than {file} (sha256 {str(found)[:12]!a}…)."
+    if not beside and (lora or parts):
+        yield f"{EVALUATION} or {BILL} speaks of a second GGUF, which is not there."
+    if evaluation.get("bytes") != sum(sizes.values()):
+        yield f"{' and '.join(hashes)} has {sum(sizes.values()):,} bytes, {EVALUATION} speaks of {str(evaluation.get('bytes'))[:20]!a}."
         return
-    if f"| {gguf} | `{sha256}` |" not in card:
-        yield f"{CARD} does not name {gguf} with its sha256."
+    for file, sha256 in hashes.items():
+        if f"| {file} | `{sha256}` |" not in card:
+            yield f"{CARD} does not name {file} with its sha256."
     if gate.get("model") != evaluation.get("model") or not _passed(gate):
         yield f"{GATE} does not say that this level passed the gate."
-    if parity.get("verdict") != "pass" or (parity.get("files") or {}).get(gguf) != sha256:
-        yield f"{PARITY} does not say that this file passed every seam."
+    files = parity.get("files")
+    proven = files if isinstance(files, dict) else {}
+    if parity.get("verdict") != "pass" or any(proven.get(file) != sha256 for file, sha256 in hashes.items()):
+        yield f"{PARITY} does not say that {'these files' if beside else 'this file'} passed every seam."
     try:
-        own = passport(folder / gguf)
+        for file in beside:
+            check_gguf(folder / file)
+        own = passport(folder / made)
     except DataError as error:
-        yield f"{gguf} is not a whole GGUF ({' '.join(str(error).split())[:200]})."
+        yield f"{made if not beside else ' or '.join(hashes)} is not a whole GGUF ({' '.join(str(error).split())[:200]})."
         return
+    if beside and own.get(BASE_FILE) != hashes[gguf]:
+        yield f"{made} was trained on another file than {gguf} (sha256 {str(own.get(BASE_FILE))[:12]!a}…)."
     if differ := sorted(key for key in own.keys() | said.keys() if own.get(key) != said.get(key)):
-        yield f"{CARD} says otherwise than the passport in {gguf}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}."
+        yield f"{CARD} says otherwise than the passport in {made}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}."
 
 
 def _passed(gate: dict[str, Any]) -> bool:

@@ -26,13 +26,14 @@ def checked_header(file: Path) -> Header:
     fields, architecture = header.fields, header.fields.get("general.architecture")
     if not isinstance(architecture, str) or not header.tensors:
         raise DataError(f"{file} holds no language model (architecture {architecture!r}, {len(header.tensors)} tensors): choose another GGUF")
-    if fields.get("split.count", 1) != 1:
+    if fields.get("split.count", 1) > 1:  # 0 is what joining leaves
         raise DataError(f"{file} is one of {fields['split.count']} parts: join them with `llama-gguf-split --merge`, then name the result")
     blocks = fields.get(f"{architecture}.block_count")
     if not isinstance(blocks, int) or not 0 < blocks <= len(header.tensors):
         raise DataError(f"{file} announces {blocks!r} layers but has {len(header.tensors)} tensors: fetch it again")
     scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling != "none" or "rope_freqs.weight" in header.tensors:
+    factors = [fields.get(f"{architecture}.rope.{key}", 1) for key in ("scaling.factor", "scale_linear")]  # llama.cpp takes either for linear scaling
+    if scaling != "none" or "rope_freqs.weight" in header.tensors or any(factor not in (0, 1) for factor in factors):
         raise DataError(f"{file} has scaled rotary positions, which transformers would drop in silence: take this model from the hub instead")
     if not fields.get("tokenizer.chat_template"):
         raise DataError(f"{file} has no chat template: choose an instruct model as base")
@@ -52,13 +53,9 @@ def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> N
     """
     from transformers import GenerationConfig
 
-    tokenizer, model = load_gguf(file, header)
+    tokenizer, model = load_tokenizer_of(file, header), load_gguf(file, header)
     check_weights(model, header, file)
-    set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
-    tokenizer.chat_template = header.fields["tokenizer.chat_template"]
-    if tokenizer.eos_token_id is None:
-        raise DataError(f"{file} names no end-of-turn token (tokenizer.ggml.eos_token_id): take another file of this model")
-    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    special = special_ids(tokenizer)
     for name, value in special.items():
         setattr(model.config, name, value)
     model.generation_config = GenerationConfig(**special)
@@ -68,11 +65,39 @@ def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> N
     same_ids_as_llama_cpp(file, folder, tools)
 
 
-def load_gguf(file: Path, header: Header) -> tuple[Any, Any]:
-    """The tokenizer and the model, dequantised to 16 bit. Raises `DataError` where transformers can't, or leaves out or makes up a tensor."""
+def special_ids(tokenizer: Any) -> dict[str, int | None]:
+    """The ids of the control tokens that a configuration names too."""
+    return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+def load_tokenizer_of(file: Path, header: Header) -> Any:
+    """The tokenizer of a GGUF with its template, as transformers reads it. Raises `DataError` where it can't, or no end of turn is named."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(io.StringIO()):
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
+        raise _unreadable(file, header, error) from error
+    set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
+    tokenizer.chat_template = header.fields["tokenizer.chat_template"]
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"{file} names no end-of-turn token (tokenizer.ggml.eos_token_id): take another file of this model")
+    return tokenizer
+
+
+def _unreadable(file: Path, header: Header, error: Exception) -> DataError:
+    reason, architecture = " ".join(str(error).split())[:300], header.fields["general.architecture"]
+    return DataError(f"transformers can't read {file} (architecture {architecture}): {reason}: take another model")
+
+
+def load_gguf(file: Path, header: Header) -> Any:
+    """The model, dequantised to 16 bit. Raises `DataError` where transformers can't, or leaves out or makes up a tensor."""
     import torch
     from gguf import GGMLQuantizationType
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -80,19 +105,16 @@ def load_gguf(file: Path, header: Header) -> tuple[Any, Any]:
     dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
     try:
         with redirect_stderr(io.StringIO()):  # progress bars come from several hands, some deaf to logging's switch
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False)
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, dtype=dtype,
                 quantization_config=GgufConfig(dequantize=True), output_loading_info=True,
             )  # fmt: skip
     except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
-        reason = " ".join(str(error).split())[:300]
-        architecture = header.fields["general.architecture"]
-        raise DataError(f"transformers can't read {file} (architecture {architecture}): {reason}: take another model") from error
+        raise _unreadable(file, header, error) from error
     odd = [f"{len(names)} {kind}" for kind, names in loaded.items() if names]
     if odd:
         raise DataError(f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model from the hub instead")
-    return tokenizer, model
+    return model
 
 
 def check_weights(model: Any, header: Header, file: Path) -> None:

@@ -4,6 +4,7 @@ import fnmatch
 import hashlib
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import yaml
 from pipeline.chat import load_tokenizer
 from pipeline.errors import DataError, QuenchError
 from pipeline.hashing import file_hash
+from pipeline.llamacpp.gguf_file import check_gguf
+from pipeline.packed import MODEL_FILE
 
 # everything a model needs and nothing that runs: no pickles, no Python
 KEPT = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -43,6 +46,22 @@ def choose_files(names: list[str], source: str) -> list[str]:
         if name not in kept:
             raise DataError(f"{source} has no {name}: choose a complete Hugging Face model with a fast tokenizer")
     return kept
+
+
+def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
+    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises `DataError` where one is missing."""
+    parts = gguf_parts(file)
+    if missing := [part for part in parts if part not in names or "/" in part]:
+        file = missing[0]
+        there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
+        raise DataError(f"{source} has no file {file!r} (its GGUF files: {there}): mend base.file in params.yaml")
+    return [*parts, *sorted(name for name in names if "/" not in name and matches(name, ("LICENSE*", "NOTICE*", "README.md")))]
+
+
+def gguf_parts(file: str) -> list[str]:
+    """The names of all parts of a GGUF by its first one's (llama-gguf-split: NAME-00001-of-00002.gguf); of any other file, itself."""
+    match = re.fullmatch(r"(.*-)00001-of-(\d{5})\.gguf", file)
+    return [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)] if match else [file]
 
 
 def check_config(config: dict[str, Any], source: str) -> None:
@@ -78,7 +97,8 @@ def examine(folder: Path) -> dict[str, Any]:
     if len(tokenizer) > text_config.vocab_size:
         raise DataError(f"{folder} has {len(tokenizer)} tokens for {text_config.vocab_size} rows of embeddings: its tokenizer is another model's")
     agree_on_end_of_turn(folder, tokenizer, config)
-    parameters, dtype = count_parameters(folder, tied=bool(text_config.tie_word_embeddings))
+    packed = folder / MODEL_FILE
+    parameters, dtype = count_packed(packed) if packed.is_file() else count_parameters(folder, tied=bool(text_config.tie_word_embeddings))
     return {
         "architecture": {"model_type": config["model_type"], "architectures": config.get("architectures")},
         "license": read_license(folder / "README.md"),
@@ -132,6 +152,16 @@ def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
             raise DataError(f"{file} is no whole safetensors file ({error}): fetch it again") from error
     usual = counts.most_common(1)[0][0]
     return counts.total(), DTYPES.get(usual, usual)
+
+
+def count_packed(file: Path) -> tuple[int, str]:
+    """Parameters in a GGUF (a tied head is in it once) and its level, as its own header names it."""
+    from gguf import LlamaFileType
+
+    header = check_gguf(file)
+    level = header.fields.get("general.file_type")
+    known = level in {kind.value for kind in LlamaFileType}
+    return sum(math.prod(shape) for shape, _ in header.tensors.values()), LlamaFileType(level).name.removeprefix("MOSTLY_") if known else "mixed"
 
 
 def read_license(readme: Path) -> str | None:

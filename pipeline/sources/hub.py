@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 from pipeline.errors import ConfigError, DataError, MachineError
 from pipeline.hashing import file_hash
 from pipeline.publish import need_disk
-from pipeline.sources.hf_folder import check_config, choose_files, read_object
+from pipeline.sources.hf_folder import check_config, choose_files, choose_gguf, read_object
 
 
-def download(repo: str, commit: str, cache: Path, folder: Path) -> None:
-    """Put the model `repo` at `commit` (40 hexadecimal digits) into `folder`; HF_ENDPOINT may name another hub.
+def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None = None) -> None:
+    """Put the model `repo` at `commit` (40 hexadecimal digits) into `folder`, or its one file `gguf`; HF_ENDPOINT may name another hub.
 
     What has arrived stays in `cache`, a folder on the same disk, so that a broken download goes on where it stopped.
     Raises `DataError` (no such model or commit, no right to it, unsafe or damaged files), `ConfigError` (no repository
@@ -29,11 +29,13 @@ def download(repo: str, commit: str, cache: Path, folder: Path) -> None:
         disable_progress_bars()
     try:
         listing = HfApi().model_info(repo, revision=commit, files_metadata=True).siblings or []
-        names = choose_files([file.rfilename for file in listing], f"{repo} at {commit}")
+        listed, where = [file.rfilename for file in listing], f"{repo} at {commit}"
+        names = choose_gguf(listed, gguf, where) if gguf else choose_files(listed, where)
         wanted = sorted((file for file in listing if file.rfilename in names), key=lambda file: file.size or 0)
         cache.mkdir(parents=True, exist_ok=True)
-        fetch_file(repo, commit, next(file for file in wanted if file.rfilename == "config.json"), cache)
-        check_config(read_object(cache / "config.json"), repo)
+        if not gguf:
+            fetch_file(repo, commit, next(file for file in wanted if file.rfilename == "config.json"), cache)
+            check_config(read_object(cache / "config.json"), repo)
         missing = sum(file.size or 0 for file in wanted) - sum(path.stat().st_size for path in cache.iterdir())
         need_disk(cache, missing)
         print(f"base: fetching {len(wanted)} files of {repo}, {missing / 1e9:.2f} GB to go", flush=True)

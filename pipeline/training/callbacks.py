@@ -17,6 +17,11 @@ from pipeline.watching.tensorboard import Board
 SAME_LOSS = 1e-4  # relative; float32 sums in another order
 
 
+def in_words(loss: float) -> str:
+    """Three decimals, of what is smaller three digits: a level that heals is hundredths of a nat from its original."""
+    return f"{loss:.3f}" if loss >= 0.1 else f"{loss:.3g}"
+
+
 class Watch(TrainerCallback):  # type: ignore[misc]
     """Writes every step and evaluation down, and stops the run where a health rule fails. Set `trainer` once it is made."""
 
@@ -55,7 +60,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         if args.disable_tqdm and (state.global_step % tenth == 0 or state.global_step == 1):
             left = (state.max_steps - state.global_step) * seconds
             print(
-                f"train: step {state.global_step} of {state.max_steps}, loss {row['loss']:.3f}, learning rate {row['learning_rate']:.1e}, "
+                f"train: step {state.global_step} of {state.max_steps}, loss {in_words(row['loss'])}, learning rate {row['learning_rate']:.1e}, "
                 f"{row['tokens_per_second']:.0f} tokens/s, about {left:.0f} s left",
                 flush=True,
             )
@@ -67,7 +72,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.board.evaluation(row)
         self.judge(row)
         if args.disable_tqdm:
-            print(f"train: step {state.global_step} of {state.max_steps}, loss on the held-out rows {row['eval_loss']:.3f}", flush=True)
+            print(f"train: step {state.global_step} of {state.max_steps}, loss on the held-out rows {in_words(row['eval_loss'])}", flush=True)
 
     def judge(self, row: dict[str, Any]) -> None:
         """Print what the health rules say of a row. Raises `GateError` where one fails."""

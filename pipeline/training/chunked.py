@@ -16,8 +16,12 @@ def chunked_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
 
     `model` is the causal model below PEFT, `inputs` what the collator gives: `labels` (B, S), -100 where nothing is
     trained, and the forward's own arguments. Logits have the head's type and the softmax is in float32, as in
-    transformers' own loss.
+    transformers' own loss. A packed head has a loss of its own, `pipeline.packed.head`.
     """
+    from pipeline.packed.head import has_packed_head, packed_loss
+
+    if has_packed_head(model):
+        return packed_loss(model, inputs, tokens)
     states, targets = trained_states(model, inputs)
     divisor = max(len(targets), 1) if tokens is None else tokens
     return ChunkedLoss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]

@@ -55,11 +55,17 @@ def check_liger(model: Any) -> None:
 
 
 def fused_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
-    """`chunked_loss` by Liger's fused linear cross entropy (arXiv:2410.10989): the same number, and gradients, from one kernel."""
+    """`chunked_loss` by Liger's fused linear cross entropy (arXiv:2410.10989): the same number, and gradients, from one kernel.
+
+    Liger's kernel needs the whole head dense, so a packed one has a loss of its own, `pipeline.packed.head`.
+    """
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
+    from pipeline.packed.head import has_packed_head, packed_loss
     from pipeline.training.chunked import logit_rule, trained_states
 
+    if has_packed_head(model):
+        return packed_loss(model, inputs, tokens)
     states, targets = trained_states(model, inputs)
     factor, softcap = logit_rule(model.config)
     head = model.lm_head

@@ -10,29 +10,34 @@ from pathlib import Path
 
 from pipeline.checks import Check, State
 from pipeline.errors import ConfigError, DataError, MachineError
+from pipeline.llamacpp.gguf_header import NotGguf, read_header
+from pipeline.packed import MODEL_FILE
 from pipeline.planning.card import Card
 from pipeline.planning.disk import CACHE
+from pipeline.planning.packed import packed_in
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import Shape, load_shape
+from pipeline.planning.units import disk_gb, memory_gb
 from pipeline.publish import DISK_MARGIN
-from pipeline.sections import Train
+from pipeline.sections import LoraType, Training
 from pipeline.training.probes import bitsandbytes_works, gpu, room, this_card, triton_works
 
-GB = 1e9
 NF4_BLOCK = 64  # weights that share a scale
 
 
-def preflight(*, tokens: Path, base: Path, disk: Path, settings: Train, max_length: int, levels: Sequence[str]) -> list[Check]:
+def preflight(
+    *, tokens: Path, base: Path, disk: Path, settings: Training, max_length: int, levels: Sequence[str], lora: LoraType = "F16"
+) -> list[Check]:
     """Every check, in the order in which training would meet them; `disk` is a folder on the disk that takes the artifacts.
 
-    `max_length` and `levels` are `preprocess.max_length` and `quantize.levels`. `pipeline.checks.refuse` raises what failed.
+    `max_length`, `levels` and `lora` are `preprocess.max_length`, `quantize.levels` and `lora.type`. `pipeline.checks.refuse` raises what failed.
     """
     card = this_card()
     checks = [data(tokens), whole_base(base), *gpu(card), bitsandbytes_works(settings), triton_works(card, settings)]
     try:
         shape = load_shape(base / "config.json")
         checks += nf4_widths(shape, settings, card)
-        plan = make_plan(shape, settings, max_length, levels, card)
+        plan = make_plan(shape, settings, max_length, levels, card, packed=packed_in(base, settings), lora=lora)
     except (ConfigError, DataError) as error:
         unplanned = [Check(name, "not measured", str(error)) for name in ("memory plan", "disk")]
         return [*checks, *unplanned]
@@ -67,6 +72,8 @@ def data(tokens: Path) -> Check:
 def whole_base(base: Path) -> Check:
     """Configuration, tokenizer and every shard of weights are there, and each shard is as long as its header says."""
     missing = [name for name in ("config.json", "tokenizer.json") if not (base / name).is_file()]
+    if (packed := base / MODEL_FILE).is_file():
+        return packed_base(packed, missing)
     try:
         index = base / "model.safetensors.index.json"
         names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}) if index.is_file() else ["model.safetensors"]
@@ -78,7 +85,18 @@ def whole_base(base: Path) -> Check:
         finding = "; ".join(f"{', '.join(which)} {what}" for which, what in ((missing, "missing"), (torn, "cut short")) if which)
         return Check("base", "fail", finding, "run `snakemake --force base`", DataError)
     size = sum((base / name).stat().st_size for name in names)
-    return Check("base", "ok", f"{size / GB:.2f} GB of weights in {len(names)} file{'s' if len(names) > 1 else ''}")
+    return Check("base", "ok", f"{disk_gb(size)} of weights in {len(names)} file{'s' if len(names) > 1 else ''}")
+
+
+def packed_base(file: Path, missing: Sequence[str]) -> Check:
+    """The same of a GGUF, whose header says how long it must be."""
+    try:
+        header = read_header(file)
+    except (NotGguf, OSError) as error:
+        return Check("base", "fail", f"{file} is not a whole GGUF ({error})", "run `snakemake --force base`", DataError)
+    if missing:
+        return Check("base", "fail", f"{', '.join(missing)} missing", "run `snakemake --force base`", DataError)
+    return Check("base", "ok", f"{disk_gb(file.stat().st_size)} of weights in {file.name}, {len(header.tensors)} tensors")
 
 
 def safetensors_length(path: Path) -> int:
@@ -91,14 +109,14 @@ def safetensors_length(path: Path) -> int:
     return 8 + size + max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
 
 
-def nf4_widths(shape: Shape, settings: Train, card: Card) -> list[Check]:
+def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
     """On a CPU, linears as wide as the base's are dequantised with their own blocks' scales; nothing where every width is one of whole blocks.
 
     bitsandbytes 0.50.2 with AVX-512 takes other blocks' scales where the width is a multiple of 16 and not of 64: training would see
     weights that are no NF4 of the base. The check is exact: all codes are 0, which stands for minus the block's scale.
     """
     widths = sorted({linear.inputs for linear in shape.linears if linear.inputs % NF4_BLOCK})
-    if card.device != "cpu" or not settings.load_in_4bit or not widths:
+    if card.device != "cpu" or settings.quantization != "nf4" or not widths:
         return []
     import torch
     from bitsandbytes.functional import QuantState, dequantize_4bit
@@ -112,7 +130,7 @@ def nf4_widths(shape: Shape, settings: Train, card: Card) -> list[Check]:
             wrong.append(width)
     if wrong:
         finding = f"bitsandbytes dequantises linears of {' and '.join(map(str, wrong))} inputs wrongly on this CPU"
-        return [Check("NF4 widths", "fail", finding, "set train.load_in_4bit to false, or train on a GPU")]
+        return [Check("NF4 widths", "fail", finding, "set base.quantization to none, or train on a GPU")]
     return [Check("NF4 widths", "ok", f"linears of {' and '.join(map(str, widths))} inputs are dequantised as they should be")]
 
 
@@ -120,23 +138,23 @@ def memory_plan(plan: Plan, free: int) -> Check:
     """The memory plan against what is free on the device, and against all that it has."""
     if plan.card is None:
         raise AssertionError("a preflight always knows its device")
-    needed = f"training needs {plan.memory.total / GB:.2f} GB by the plan"
+    needed = f"training needs {memory_gb(plan.memory.total)} by the plan"
     whole, name = plan.card.memory, plan.card.name
     if plan.memory.total > whole:
-        return Check("memory plan", "fail", f"{needed} and {name} has {whole / GB:.2f}", plan.remedy, MachineError)
+        return Check("memory plan", "fail", f"{needed} and {name} has {memory_gb(whole)}", plan.remedy, MachineError)
     if plan.memory.total > free:
         state: State = "fail" if plan.card.device == "cuda" else "warn"  # main memory can be freed and swapped
-        return Check("memory plan", state, f"{needed} and {free / GB:.2f} GB of {name} are free", "end the programs that hold it", MachineError)
-    return Check("memory plan", "ok", f"{needed}, {free / GB:.2f} GB of {name} are free")
+        return Check("memory plan", state, f"{needed} and {memory_gb(free)} of {name} are free", "end the programs that hold it", MachineError)
+    return Check("memory plan", "ok", f"{needed}, {memory_gb(free)} of {name} are free")
 
 
 def disk_plan(sizes: dict[str, int], free: int) -> Check:
     """The disk plan against what is free; a warning where only the copies in DVC's cache don't fit."""
     own = int(sum(size for name, size in sizes.items() if name != CACHE) * DISK_MARGIN)
     copies = int(sizes[CACHE] * DISK_MARGIN)
-    finding = f"training and the stages after it need {own / GB:.1f} GB, {free / GB:.1f} GB are free"
+    finding = f"training and the stages after it need {disk_gb(own, 1)}, {disk_gb(free, 1)} are free"
     if own > free:
         return Check("disk", "fail", finding, "make room", MachineError)
     if own + copies > free:
-        return Check("disk", "warn", f"{finding}, {CACHE} may take {copies / GB:.1f} GB more", "make room, or put the cache on another disk")
+        return Check("disk", "warn", f"{finding}, {CACHE} may take {disk_gb(copies, 1)} more", "make room, or put the cache on another disk")
     return Check("disk", "ok", finding)

@@ -8,9 +8,10 @@ from pipeline.checks import Check
 from pipeline.errors import ToolError
 from pipeline.planning.card import Card, main_memory, query
 from pipeline.planning.memory import CUDA_CONTEXT
-from pipeline.sections import Train
+from pipeline.planning.units import memory_gb
+from pipeline.sections import Train, Training
+from pipeline.training.arguments import needs_gpu
 
-GB = 1e9
 # of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is for the scales, quantised too
 LARGEST_NF4_ERROR = 0.17
 
@@ -39,7 +40,7 @@ def gpu(card: Card) -> list[Check]:
     """The GPU with the memory that training can have, and the processes that hold some of it; nothing on a CPU."""
     if card.device == "cpu":
         return []
-    finding = f"{card.name}, {room(card) / GB:.2f} of {card.memory / GB:.2f} GB to be had"
+    finding = f"{card.name}, {memory_gb(room(card))} of {memory_gb(card.memory)} to be had"
     try:
         holders = other_processes(query("--query-compute-apps=pid,process_name,used_memory"), os.getpid())
     except (ToolError, OSError) as error:
@@ -54,10 +55,10 @@ def other_processes(lines: Sequence[Sequence[str]], own: int) -> list[str]:
     return [f"{Path(name).name} (pid {pid}) holds {used} MiB" for pid, name, used in (line[:3] for line in lines) if pid != str(own)]
 
 
-def bitsandbytes_works(settings: Train) -> Check:
+def bitsandbytes_works(settings: Training) -> Check:
     """A 64 × 64 matrix survives NF4 and back on the training device, to within NF4's own grid."""
-    if not settings.load_in_4bit:
-        return Check("bitsandbytes", "ok", "not used: train.load_in_4bit is off")
+    if settings.quantization != "nf4" and not needs_gpu(settings.optim):  # its optimizers are bitsandbytes' too
+        return Check("bitsandbytes", "ok", f"not used: base.quantization is {settings.quantization}")
 
     def round_trip() -> float:
         import torch

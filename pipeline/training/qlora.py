@@ -1,36 +1,46 @@
-"""The model that QLoRA trains: a frozen NF4 base with a float32 LoRA adapter, and the proofs that it is that."""
+"""The model that QLoRA trains: a frozen base in NF4 or a GGUF's blocks with a float32 LoRA adapter, and the proofs that it is that."""
 
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, ToolError
-from pipeline.sections import Train
+from pipeline.sections import Training
 
 
-def load_quantised(folder: Path, train: Train, device: str | None = None) -> Any:
-    """The base model with its linears in NF4 (or plain 16 bit where `load_in_4bit` is off), frozen, on the GPU if there is one.
+def load_quantised(folder: Path, train: Training, device: str | None = None) -> Any:
+    """The base model as `train.quantization` says, frozen, on the GPU if there is one: linears in NF4, in a GGUF's own blocks, or in 16 bit.
 
     Unlike PEFT's `prepare_model_for_kbit_training` nothing is cast to float32: see `float32_cast_bytes`. Raises
-    `ToolError` where a linear is not NF4, `ConfigError` where `embeddings_on_cpu` can't be.
+    `ToolError` where a linear is not NF4, `DataError` where a GGUF can't be trained on, `ConfigError` where `embeddings_on_cpu` can't be.
     """
     import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     dtype = getattr(torch, train.bnb_4bit_compute_dtype)
+    device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    if train.quantization == "gguf":
+        from pipeline.packed.model import load_packed
+
+        return load_packed(folder, compute_dtype=dtype, device=device, dense=not train.packed)
+    return load_safetensors(folder, train, dtype, device)
+
+
+def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> Any:
+    """The model of a Hugging Face folder with its linears in NF4, or in `dtype` where `train.quantization` is none."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=train.bnb_4bit_use_double_quant,
         bnb_4bit_compute_dtype=dtype,
     )
-    device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, quantization_config=nf4 if train.load_in_4bit else None, device_map={"": device},
+        folder, dtype=dtype, quantization_config=nf4 if train.quantization == "nf4" else None, device_map={"": device},
         local_files_only=True, trust_remote_code=False, use_safetensors=True,
     )  # fmt: skip
     model.config.use_cache = False  # with a cache, packed rows leak into each other (field-measured: logits differ by 25)
     model.requires_grad_(False)
-    if train.load_in_4bit:
+    if train.quantization == "nf4":
         check_quantised(model, train)
         forbid_repacking(model)
     if train.embeddings_on_cpu:
@@ -38,7 +48,7 @@ def load_quantised(folder: Path, train: Train, device: str | None = None) -> Any
     return model
 
 
-def check_quantised(model: Any, train: Train) -> None:
+def check_quantised(model: Any, train: Training) -> None:
     """Prove, before an adapter is put on, that every linear it will be put on is quantised and NF4; `ToolError` names the first that isn't."""
     for name, module in model.named_modules():
         if ".layers." in name and name.rpartition(".")[2] in train.target_modules:
@@ -46,7 +56,7 @@ def check_quantised(model: Any, train: Train) -> None:
             found = "not quantised" if state is None else state.quant_type
             if found != "nf4":
                 raise ToolError(
-                    f"{name} is {found} where NF4 was asked for: run `make setup` for the pinned bitsandbytes, or set train.load_in_4bit off"
+                    f"{name} is {found} where NF4 was asked for: run `make setup` for the pinned bitsandbytes, or set base.quantization to none"
                 )
 
 
@@ -96,7 +106,7 @@ def keep_embeddings_on_cpu(model: Any) -> None:
     model.set_input_embeddings(EmbeddingsInMainMemory())
 
 
-def lora_config(train: Train) -> Any:
+def lora_config(train: Training) -> Any:
     """PEFT's configuration of the adapter, sorted so that its file has the same bytes in every run."""
     from peft import LoraConfig
 
@@ -110,7 +120,7 @@ def lora_config(train: Train) -> Any:
     )
 
 
-def check_adapter(model: Any, train: Train) -> int:
+def check_adapter(model: Any, train: Training) -> int:
     """The number of trainable parameters, proven to be Σ r·(in + out) over every target of every layer (LoRA, arXiv:2106.09685).
 
     Raises `ConfigError` where a layer lacks a target or a linear outside the layers has an adapter, `AssertionError` where

@@ -4,7 +4,6 @@ A run that was interrupted goes on only if it would end in the same bytes; where
 two runs, and starting anew would lose the first one. So neither happens by itself.
 """
 
-import hashlib
 import json
 import platform
 import sys
@@ -14,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.hashing import file_hash, tree_hash
+from pipeline.hashing import file_hash, json_hash, tree_hash
+from pipeline.healing.cache import TEACHER
+from pipeline.packed import MODEL_FILE, SOURCE_FILE
 from pipeline.publish import remove, write_json
-from pipeline.sections import Train
+from pipeline.sections import Training
 from pipeline.training.checkpoints import TORN, checkpoints_in, newest_verified, step_of
 from pipeline.watching.hardware import cpu_name
 
@@ -28,17 +29,20 @@ WORDS = {
     "base.config_sha256": "the base's config.json",
     "base.tokenizer_sha256": "the base's tokenizer",
     "base.template_sha256": "the base's chat template",
+    "teacher_sha256": f"the file that is learnt from ({SOURCE_FILE})",
 }
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
 
 
-def describe(tokens: Path, base: Path, settings: Train) -> dict[str, Any]:
+def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
     """What the adapter depends on: the same record gives the same bytes on the same kind of machine."""
     import torch
 
+    teacher = {"teacher_sha256": teacher_hash(base)} if settings.method == "heal" else {}
     return {
         "tokens_sha256": tree_hash(tokens),
+        **teacher,
         "base": base_hashes(base),
         "settings": settings.model_dump(mode="json"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
@@ -49,15 +53,22 @@ def describe(tokens: Path, base: Path, settings: Train) -> dict[str, Any]:
 
 def base_hashes(base: Path) -> dict[str, str]:
     """sha256 of the base's weights, configuration, tokenizer and chat template, so that a change has a name."""
-    weights = {path.name: file_hash(path) for path in sorted(base.glob("*.safetensors"))}
+    weights = {path.name: file_hash(path) for path in sorted([*base.glob("*.safetensors"), *base.glob(MODEL_FILE)])}
     files = [base / name for name in ("tokenizer.json", "tokenizer_config.json") if (base / name).is_file()]
     template = base / "chat_template.jinja"
     return {
-        "weights_sha256": _digest(weights),
-        "config_sha256": _digest({path.name: file_hash(path) for path in sorted(base.glob("*config.json")) if "tokenizer" not in path.name}),
-        "tokenizer_sha256": _digest({path.name: file_hash(path) for path in files}),
+        "weights_sha256": json_hash(weights),
+        "config_sha256": json_hash({path.name: file_hash(path) for path in sorted(base.glob("*config.json")) if "tokenizer" not in path.name}),
+        "tokenizer_sha256": json_hash({path.name: file_hash(path) for path in files}),
         "template_sha256": file_hash(template) if template.is_file() else "",
     }
+
+
+def teacher_hash(base: Path) -> str:
+    """sha256 of the file that the base was made from. Raises `DataError` where it is not there any more."""
+    if not (base / SOURCE_FILE).is_file():
+        raise DataError(f"{base / SOURCE_FILE}, the original that train.method heal learns from, is missing: run `snakemake --force base`")
+    return file_hash(base / SOURCE_FILE)
 
 
 def find_start(folder: Path, record: dict[str, Any], *, resume: bool) -> Path | None:
@@ -82,8 +93,10 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool) -> Path | 
             )
     start = newest_verified(folder) if known and all(key in MACHINE for key, _ in changed) else None
     if start is None:
+        # the original's answers know what they are of, and are used for nothing else
+        kept = {TORN, TEACHER} if record["settings"].get("method") == "heal" else {TORN}
         for path in folder.glob("*"):
-            if path.name != TORN or not resume:
+            if path.name not in kept or not resume:
                 remove(path)
     for _, words in changed if start else []:
         print(f"train: {words} changed: the run goes on, but not to the very bytes of an unbroken one", file=sys.stderr)
@@ -117,7 +130,3 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(known, dict) or not isinstance(known.get("record"), dict) or "finished" not in known:
         raise DataError(f"{path} can't be read, so nobody knows whose checkpoints these are: start anew with `python -m pipeline train --no-resume`")
     return known
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,9 @@
-"""The rules by which a supervised run is judged, one pure function each, with the usual ranges of LoRA training.
+"""The rules by which a training run is judged, one pure function each, with the usual ranges of LoRA training.
 
 A rule looks at the run up to its newest row and gives (level, finding with figures, likely cause and remedy). The ranges
 are those of Axolotl's documentation on monitoring and debugging runs: loss 0.5 to 2.0, gradient norm 0.1 to 10 with an
-alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up to 0.1, rank 8 to 64.
+alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up to 0.1, rank 8 to 64. Of `train.method` heal the
+loss is a divergence (nats) that is small from the start, and its gradient with it: no range is usual there, only falling is.
 """
 
 import math
@@ -34,6 +35,7 @@ class Run:
 
     def __init__(self, max_steps: int, settings: Train) -> None:
         self.max_steps, self.settings = max_steps, settings
+        self.healing = settings.method == "heal"
         self.losses: list[float] = []
         self.gradients: list[float] = []
         self.speeds: list[float] = []
@@ -83,6 +85,8 @@ def zero_loss(run: Run) -> Verdict:
     """A loss of exactly 0, which no text has."""
     if run.losses[-1] != 0.0:
         return "ok", "never exactly 0", ""
+    if run.healing:
+        return "fail", "the loss is exactly 0", "the level answers just as the file it was made from: name a lower one as base.level"
     return (
         "fail",
         "the loss is exactly 0",
@@ -128,6 +132,8 @@ def gradient_range(run: Run) -> Verdict:
     text = f"gradient norm {usual:.3g} in the median of {WINDOW} steps, usual are {low:g} to {high:g}"
     if usual > high:
         return "warn", text, "unstable learning: lower train.learning_rate, or raise train.gradient_accumulation_steps"
+    if run.healing:
+        return "ok", f"{text} for chats, less where a level is healed", ""
     if usual < low and loss >= USUAL_LOSS[0]:
         return (
             "warn",
@@ -205,6 +211,8 @@ def falling(run: Run) -> Verdict:
     text = f"from {first:.3g} to {last:.3g} (medians of the first and the last steps)"
     if last < first * FALLEN:
         return "ok", text, ""
+    if run.healing:
+        return "warn", text, "nothing is healed: raise train.r, train.learning_rate or the steps, or the level is as near to its original as it gets"
     return "warn", text, "nothing is learnt: raise train.learning_rate or the steps, or the model knows these answers already"
 
 
@@ -213,10 +221,18 @@ def end_loss(run: Run) -> Verdict:
     if not run.losses:
         return "not measured", "no step yet", ""
     (low, high), loss = USUAL_LOSS, median(run.losses[-WINDOW:])
+    if run.healing:
+        return "ok", f"{loss:.3g} in the last steps: nats between the level's answers and the original's" + _mixed(run.settings), ""
     text = f"{loss:.3g} in the last steps, usual for chats are {low:g} to {high:g}"
     if loss < low:
         return "ok", text, "below is normal for short or uniform answers; else rows are learnt by heart: compare with the loss on held-out rows"
     return "ok", text, "above is normal for hard or mixed text; else give it more steps" if loss > high else ""
+
+
+def _mixed(settings: Train) -> str:
+    """What else is in the loss."""
+    weight = settings.heal_sft_weight
+    return f", with {weight:.0%} of the usual loss on what the assistant says" if weight else ""
 
 
 Rules = dict[str, Callable[[Run], Verdict]]

@@ -16,6 +16,7 @@ from typing import IO
 from pipeline.errors import DataError, MachineError, QuenchError, ToolError
 from pipeline.params import load_params
 from pipeline.publish import remove
+from pipeline.workflow.graphs import need_graph
 from pipeline.workflow.settle import REUSE, Settled, settle
 
 # Snakemake has no better sign, before it plans, that it will run nothing
@@ -30,7 +31,7 @@ def prepare(root: Path = Path()) -> None:
     # rules say `python`: this one, also where the virtual environment is not activated
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     try:
-        load_params(root / "params.yaml")
+        need_graph(root, load_params(root / "params.yaml").graph)
         _be_the_only_one(root)
         _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours
         _allow_reuse(sys.argv[1:])

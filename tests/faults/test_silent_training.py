@@ -19,7 +19,7 @@ from pipeline.watching.health import Monitor
 from pipeline.watching.journal import Journal
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SETTINGS = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").train
+SETTINGS = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 PACKED, EPOCHS, PER_STEP = 20, 4, 2  # 10 steps an epoch
 STEPS = PACKED * EPOCHS // PER_STEP
 FIGURES = [row for row in healthy_run(STEPS, 1.8, 0.7, noise=0.02) if row["kind"] == "step"]

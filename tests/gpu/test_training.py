@@ -14,13 +14,13 @@ import yaml
 from pipeline.__main__ import main
 from pipeline.fidelity.finite import finite_record
 from pipeline.params import load_params
-from pipeline.sections import Train
+from pipeline.sections import Training
 
 pytestmark = pytest.mark.gpu
 
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
-RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").train
+RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
@@ -79,6 +79,6 @@ def test_the_8gb_recipe_peaks_at_7_gib(tmp_path: Path) -> None:
 
     write_base(tmp_path / "base", "7b")
     write_rows(tmp_path / "rows", tmp_path / "base", 1_024)
-    settings = Train.model_validate(RECIPE.model_dump() | {"max_steps": 4, "save_steps": 1_000, "sample_rows": 0})
+    settings = Training.model_validate(RECIPE.model_dump() | {"max_steps": 4, "save_steps": 1_000, "sample_rows": 0})
     found = side("ours", tmp_path, settings, 8.0, tokens=1_024)
     assert found["peak_bytes"] <= 7.0 * 2**30

@@ -1,0 +1,87 @@
+"""Add an adapter to the weights of its base, for whoever wants one file: with llama.cpp's own llama-export-lora.
+
+Reads one GGUF and an adapter's, as `quench serve` does. Writes `models/gguf/NAME-merged-TYPE.gguf`. With F16, what the adapter changes becomes F16
+whatever it was in the base, and the rest stays as it is; with another TYPE all of it is quantised after that.
+
+    quench export-lora [MODEL] [--adapter FILE[=SCALE]] [--type F16]
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.serve import choose_model, chosen_adapters, model_file
+from pipeline.conversion.passport import OWN, Fields
+from pipeline.errors import ConfigError, ToolError
+from pipeline.llamacpp.gguf_file import check_gguf, describe
+from pipeline.llamacpp.gguf_header import tensor_bytes
+from pipeline.llamacpp.levels import level_problem, split_level
+from pipeline.llamacpp.lora import lora_arguments
+from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
+from pipeline.params import Params
+from pipeline.publish import need_disk, publishing, scratch_folder
+from pipeline.sections import BARE
+from pipeline.serving.adapter import Adapter, adapted_tensors, matching_adapters
+
+SIXTEEN = "F16"  # the one type that llama-export-lora writes
+F16 = 1  # its number in ggml
+LONGEST = 127  # bytes of a text that llama-quantize writes into metadata
+
+
+def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, threads: int, tools: Toolchain) -> dict[str, Any]:
+    """Write `base` with `adapter` in its weights as `target`, and describe it (`pipeline.llamacpp.gguf_file.describe`).
+
+    Raises `ConfigError` for a type that is none, `DataError` where the adapter isn't the base's, `MachineError` where the disk is too small,
+    `ToolError` where a tool fails or merges less than the adapter holds.
+    """
+    if type != SIXTEEN and (problem := level_problem(type) or ("an importance matrix" if split_level(type)[1] else "")):
+        raise ConfigError(f"--type is {type!r} ({problem}): give F16, or a level of llama.cpp, Q4_K_M for example")
+    matching_adapters(base, [adapter])
+    names, tensors = adapted_tensors(check_gguf(adapter.file)), check_gguf(base).tensors
+    need_disk(target.parent, 2 * (base.stat().st_size + sum(tensor_bytes(name, tensors[name][0], F16) for name in names)))
+    with publishing(target, check_gguf) as aside, scratch_folder(target.with_name(f".{target.stem}.merging")) as folder:
+        merged = folder / "merged.gguf"
+        # a name that it can take, whatever the adapter is called
+        given = folder / "adapter.gguf"
+        given.symlink_to(adapter.file.resolve())
+        said = run_tool([tools.tool("llama-export-lora").resolve(), "--model", base.resolve(), *lora_arguments([(Path(given.name), adapter.scale)]),
+                         "--output", merged.name, "--threads", str(threads)], cwd=folder)  # fmt: skip
+        found = re.search(r"merged (\d+) tensors", said)
+        if not found or int(found[1]) != len(names):
+            count = found[1] if found else "no"
+            raise ToolError(
+                f"llama-export-lora merged {count} of {len(names)} tensors of {adapter.file.name}, so nothing is written: make setup again"
+            )
+        flags = override_flags(merged_fields(adapter) | {"general.name": target.stem})
+        how = ["--allow-requantize", *flags] if type != SIXTEEN else flags
+        words: list[str | Path] = [merged, aside.resolve(), "COPY" if type == SIXTEEN else type.upper(), str(threads)]
+        run_tool([tools.tool("llama-quantize").resolve(), *how, *words])
+    return describe(target)
+
+
+def merged_fields(adapter: Adapter) -> Fields:
+    """The adapter's passport for the file that holds it, and how it came in there."""
+    told = check_gguf(adapter.file).fields
+    own = {key: value for key, value in told.items() if key.startswith((OWN, "general.license", "general.base_model."))}
+    return {**own, "quench.merge.method": "llama-export-lora", "quench.merge.scale": f"{adapter.scale:g}"}
+
+
+def override_flags(fields: Mapping[str, str | int]) -> list[str]:
+    """`fields` as llama-quantize takes them; those that it can't write are left out."""
+    flags: list[str] = []
+    for key, value in fields.items():
+        if len(key.encode()) <= LONGEST and len(str(value).encode()) <= LONGEST:
+            flags += ["--override-kv", f"{key}={'int' if isinstance(value, int) else 'str'}:{value}"]
+    return flags
+
+
+def main(params: Params, root: Path, asked: str | None, given: str | None, type: str) -> None:
+    """Export and say what was written; `ConfigError` where more than the project's or the one named adapter would be merged."""
+    model = choose_model(params, root, asked or (BARE if params.graph == "adapter" else f"base-{params.convert.type}"))
+    words = [given] if given else []
+    (adapter,) = chosen_adapters(params, root, BARE if params.graph == "adapter" else model, lora=not words, given=words)
+    target = root / "models" / "gguf" / f"{params.convert.name}-merged-{type.upper()}.gguf"
+    made = export_lora(base=model_file(params, root, model), adapter=adapter, target=target, type=type.upper(), threads=params.serve.threads,
+                       tools=find_toolchain(params.llamacpp.home))  # fmt: skip
+    print(f"export-lora: {target} {made['bytes'] / 1e6:.0f} MB, {made['bits_per_weight']:.2f} bits per weight")

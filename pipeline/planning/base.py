@@ -1,0 +1,83 @@
+"""What is planned for: the shape and, where it stays packed, the bytes of the base that `params.yaml` names, from what is here or by its name."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.params import Params
+from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.packed import MODEL_FILE, SOURCE_FILE, PackedBase, gguf_shape, level_of, packed_file, packed_level
+from pipeline.planning.published import published_shape
+from pipeline.planning.shape import Shape, load_shape
+from pipeline.sections import Base
+
+
+def find_shape(params: Params, root: Path) -> Shape:
+    """The shape of the base that `params` names: from its config.json or GGUF where it is here, else a published one.
+
+    Raises `ConfigError` where neither is known, `DataError` for a file that can't be read.
+    """
+    base = params.base
+    if base.source == "path":
+        return load_shape(root / Path(base.model).expanduser() / "config.json")
+    if is_here(base, root):
+        return load_shape(root / "models" / "base" / "config.json")
+    if (file := own_file(base, root)) is not None:
+        return gguf_shape(file)
+    shape = published_shape(base.model, base.file)
+    if shape is None:
+        raise ConfigError(
+            f"the base {base.model} is not here and its shape is not known: run `snakemake base`, or name its config.json with --config"
+        )
+    return shape
+
+
+def find_packed(params: Params, shape: Shape, root: Path) -> PackedBase | None:
+    """What the base takes as the GGUF that is trained on; None where training is not on a GGUF.
+
+    From the file's header where it is here: models/base/model.gguf, or the user's own where no level is made of it. Else computed, from
+    `base.level` or the level in the file's name; `ConfigError` where it has none, `DataError` for a damaged file.
+    """
+    base = params.base
+    if base.quantization != "gguf":
+        return None
+    folder, own = root / "models" / "base", own_file(base, root)
+    if (folder / MODEL_FILE).is_file() and is_here(base, root):
+        original = (folder / SOURCE_FILE).stat().st_size if (folder / SOURCE_FILE).is_file() else 0
+        return replace(packed_file(folder / MODEL_FILE), made_from=original)
+    if base.level is None:
+        return packed_file(own) if own else packed_level(shape, level_of(base.file or base.model))
+    original = own.stat().st_size if own else level_bytes(shape, level_of(base.file or base.model))
+    return replace(packed_level(shape, base.level), made_from=original)
+
+
+def level_name(base: Base) -> str | None:
+    """What the level that is trained on is called; None where training is not on a GGUF."""
+    if base.quantization != "gguf":
+        return None
+    try:
+        return base.level or level_of(base.file or base.model)
+    except ConfigError:
+        return "the file"
+
+
+def own_file(base: Base, root: Path) -> Path | None:
+    """The user's own GGUF, where `base` names one that is there."""
+    file = root / Path(base.model).expanduser()
+    return file if base.source == "gguf" and file.is_file() else None
+
+
+def is_here(base: Base, root: Path) -> bool:
+    """Whether models/base holds this base. Raises `DataError` where its record is damaged."""
+    record = root / "models" / "base.json"
+    if not (record.is_file() and (root / "models" / "base" / "config.json").is_file()):
+        return False
+    try:
+        facts: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        same = (facts["model"], facts["revision"]) == (base.model, base.revision)
+        # older records don't say these
+        return same and all(facts.get(key, getattr(base, key)) == getattr(base, key) for key in ("file", "level"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{record} is not what stage base wrote: run `snakemake --force base`") from error

@@ -1,0 +1,16 @@
+"""What a GB is: of memory 2³⁰ bytes, as cards are sold; of disk and downloads 10⁹, as disks are sold and hubs count."""
+
+MEMORY_GB = 1 << 30
+DISK_GB = 10**9
+MEMORY_UNIT = "1 GB of memory is 2³⁰ bytes here, as cards are sold"
+BOTH_UNITS = f"{MEMORY_UNIT}; of disk and downloads it is 10⁹ bytes."
+
+
+def memory_gb(size: float, digits: int = 2) -> str:
+    """Bytes of memory in words: 8 × 2³⁰ are "8.00 GB"."""
+    return f"{size / MEMORY_GB:.{digits}f} GB"
+
+
+def disk_gb(size: float, digits: int = 2) -> str:
+    """Bytes on disk, or of a download, in words: 8 × 10⁹ are "8.00 GB"."""
+    return f"{size / DISK_GB:.{digits}f} GB"

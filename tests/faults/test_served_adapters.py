@@ -1,0 +1,257 @@
+"""Adapters on the real llama-server: what is asked for is what answers, also after a switch; and what doesn't belong together is never served."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tiny
+import yaml
+from tiny_lora import tiny_lora
+
+from pipeline.commands import adapters as command
+from pipeline.commands.serve import choose_model, chosen_adapters, model_file, serve
+from pipeline.conversion.passport import BASE_FILE
+from pipeline.errors import ConfigError, DataError, ToolError
+from pipeline.hashing import file_hash
+from pipeline.llamacpp import server as llama_server
+from pipeline.llamacpp.server import Server, free_port
+from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.params import Params
+from pipeline.serving import switching
+from pipeline.serving.adapter import Adapter, matching_adapters
+from pipeline.serving.key import ensure_key
+
+PROMPT = "hello there my friend " * 3
+Open = Callable[..., Any]
+Tokens = list[int]
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    """A recipe that trains on a GGUF's own blocks, served on a free port."""
+    values = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    values["base"] |= {"quantization": "gguf", "level": None}
+    values["evaluate"]["models"] = ["base", "adapter"]
+    values["serve"] |= {"port": free_port(), "ctx_size": 256, "n_predict": 16, "threads": 1, "parallel": 2}
+    return Params.model_validate(values)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
+    """A project with its base's file, its own adapter, and another one of the same file. Read only: copy it to change it."""
+    folder = tmp_path_factory.mktemp("adapters")
+    for name in ("base", "gguf"):
+        (folder / "models" / name).mkdir(parents=True)
+    model = tiny.tiny_gguf(folder / "models" / "base" / "model.gguf")
+    belongs = {BASE_FILE.replace(".", "__"): file_hash(model)}
+    tiny_lora(folder / "models" / "gguf" / "demo-lora.gguf", seed=1, **belongs)
+    tiny_lora(folder / "tone.gguf", seed=2, **belongs)
+    (folder / "params.yaml").write_text(yaml.safe_dump(params.model_dump()), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def served(tools: Toolchain, params: Params, root: Path) -> Open:
+    """`served(own=1, tone=0.5)` is a context with the base's server and those adapters at those scales."""
+    files = {"own": root / "models/gguf/demo-lora.gguf", "tone": root / "tone.gguf"}
+
+    @contextmanager
+    def run(**scales: float) -> Iterator[Server]:
+        pairs = [(files[name], scale) for name, scale in scales.items()]
+        model, log = model_file(params, root, "base"), root / "logs" / "test.log"
+        with serve(tools=tools, model=model, key_file=ensure_key(root), log=log, settings=params.serve, lora=pairs) as running:
+            yield running
+
+    return run
+
+
+def said(server: Server, lora: list[dict[str, float]] | None = None, **more: Any) -> Tokens:
+    """The eight tokens that follow `PROMPT`, greedily."""
+    body = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True} | more
+    answer = server.post("/completion", body if lora is None else body | {"lora": lora})
+    tokens: Tokens = answer["tokens"]
+    assert len(tokens) == 8
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def truth(tools: Toolchain, params: Params, root: Path) -> dict[tuple[float, float], Tokens]:
+    """What is said with scales (own, tone): each by a server that was started so and asked once."""
+    found = {}
+    for own, tone in ((0.0, 0.0), (1.0, 0.0), (0.5, 0.0), (0.0, 1.0), (1.0, 1.0)):
+        lora = [(file, scale) for file, scale in ((root / "models/gguf/demo-lora.gguf", own), (root / "tone.gguf", tone)) if scale]
+        model, log = model_file(params, root, "base"), root / "logs" / "truth.log"
+        with serve(tools=tools, model=model, key_file=ensure_key(root), log=log, settings=params.serve, lora=lora) as running:
+            found[own, tone] = said(running)
+    assert len({tuple(tokens) for tokens in found.values()}) == 5
+    return found
+
+
+def test_scales_of_the_command_line_and_of_a_request(served: Open, truth: dict[tuple[float, float], Tokens]) -> None:
+    with served(own=1, tone=0) as server:
+        assert said(server) == truth[1, 0]
+        assert said(server, lora=[{"id": 0, "scale": 0}]) == truth[0, 0]
+        assert said(server) == truth[1, 0]  # the prompt of a request with other scales is not gone on from
+        assert said(server, lora=[{"id": 0, "scale": 0.5}]) == truth[0.5, 0]
+        assert said(server, lora=[{"id": 1, "scale": 1}]) == truth[0, 1]
+        assert said(server, lora=[{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]) == truth[1, 1]
+        assert said(server) == truth[1, 0]
+    with served(own=0) as server:
+        assert said(server) == truth[0, 0]
+
+
+def test_switching_one_adapter_by_the_command(served: Open, truth: dict[tuple[float, float], Tokens], params: Params, root: Path,
+                                              capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    with served(own=1) as server:
+        assert [said(server, id_slot=slot) for slot in (0, 1)] == [truth[1, 0]] * 2
+        for words, scale, shown in (([], 1, "1"), (["demo-lora=0"], 0, "0 (off)"), (["demo-lora=0.5"], 0.5, "0.5"), (["demo-lora=1"], 1, "1")):
+            command.main(params, root, words)
+            assert capsys.readouterr().out == f"demo-lora  {shown}\n"
+            assert [said(server, id_slot=slot) for slot in (0, 1, 0)] == [truth[scale, 0]] * 3
+
+
+def test_switching_several_leaves_the_others(served: Open, truth: dict[tuple[float, float], Tokens], params: Params, root: Path,
+                                             capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    with served(own=1, tone=0) as server:
+        said(server)
+        command.main(params, root, ["tone=1"])
+        assert capsys.readouterr().out == "demo-lora  1\ntone       1\n"
+        assert said(server) == truth[1, 1]
+        command.main(params, root, ["demo-lora=0"])
+        assert said(server) == truth[0, 1]
+        command.main(params, root, ["demo-lora=0.5", "tone=0"])
+        assert said(server) == truth[0.5, 0]
+
+
+@pytest.mark.parametrize("adapters", [1, 2])
+def test_without_our_guards_llama_server_goes_on_from_another_adapters_keys(
+    served: Open, truth: dict[tuple[float, float], Tokens], params: Params, root: Path, monkeypatch: pytest.MonkeyPatch, adapters: int
+) -> None:
+    """Why nothing is kept of prompts: once this fails, llama.cpp has mended it, and `cache_arguments` and `forget_prompts` can go."""
+    monkeypatch.setattr(llama_server, "cache_arguments", lambda number: [])
+    monkeypatch.setattr(switching, "forget_prompts", lambda client: None)
+    with served(own=1) if adapters == 1 else served(own=1, tone=0) as server:
+        assert said(server) == truth[1, 0]
+        command.main(params, root, ["demo-lora=0"])
+        assert said(server) != truth[0, 0]
+        assert said(server, cache_prompt=False) == truth[0, 0]
+
+
+def test_the_endpoint_wants_the_key(served: Open, truth: dict[tuple[float, float], Tokens]) -> None:
+    with served(own=1) as server:
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            assert httpx.get(f"{server.url}/lora-adapters", headers=headers).status_code == 401
+            assert httpx.post(f"{server.url}/lora-adapters", headers=headers, json=[{"id": 0, "scale": 0}]).status_code == 401
+        assert said(server) == truth[1, 0]
+
+
+def test_words_that_the_command_refuses(served: Open, params: Params, root: Path, truth: dict[tuple[float, float], Tokens],
+                                        capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    refused = {"lora": "says no scale: give NAME=SCALE", "lora=inf": "has the scale 'inf'", "x=1": "has no adapter x: it has demo-lora"}
+    with served(own=1) as server:
+        for word, words in refused.items():
+            with pytest.raises(ConfigError, match=words):
+                command.main(params, root, [word])
+        with pytest.raises(ConfigError, match="x is given two scales"):
+            command.main(params, root, ["x=1", "x=2"])
+        assert said(server) == truth[1, 0]
+    with served():
+        command.main(params, root, [])
+        assert "is served without an adapter" in capsys.readouterr().out
+        with pytest.raises(ConfigError, match="it has none, start it with"):
+            command.main(params, root, ["demo-lora=0"])
+    with pytest.raises(ToolError, match="nothing answers on"):
+        command.main(params, root, [])
+
+
+def test_what_a_project_with_a_gguf_base_serves(params: Params, root: Path, tmp_path: Path) -> None:
+    own = Adapter(root / "models/gguf/demo-lora.gguf")
+    assert [choose_model(params, root, asked) for asked in (None, "adapter", "BASE")] == ["adapter", "adapter", "base"]
+    assert {model_file(params, root, model) for model in ("adapter", "base")} == {root / "models/base/model.gguf"}
+    assert chosen_adapters(params, root, "adapter", lora=False, given=["x.gguf=2"]) == [own, Adapter(Path("x.gguf"), 2)]
+    assert chosen_adapters(params, root, "base", lora=False, given=[]) == []
+    assert chosen_adapters(params, root, "base", lora=True, given=[]) == [own]
+    with pytest.raises(ConfigError, match=r"no model is called 'Q4_K_M': with base.quantization gguf there are adapter"):
+        choose_model(params, root, "Q4_K_M")
+    with pytest.raises(DataError, match=r"model.gguf is not there: stage base makes it"):
+        model_file(params, tmp_path, "base")
+
+
+def quench(root: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "pipeline.cli", *words, "--root", str(root)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, cwd=PROJECT, env=os.environ)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "title", "name"),
+    [
+        ([], "adapter with demo-lora.gguf", "demo-adapter"),
+        (["base"], "base", "demo-base"),
+        (["--adapter", "tone.gguf=0.5"], "adapter with demo-lora.gguf, tone.gguf × 0.5", "demo-adapter+tone"),
+    ],
+)
+def test_the_command(root: Path, params: Params, words: Sequence[str], title: str, name: str) -> None:
+    process = quench(root, "serve", *(str(root / word) if word.startswith("tone") else word for word in words))
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert first.startswith(f"{title} is served on"), process.stderr and process.stderr.read()
+        key = ensure_key(root).read_text().strip()
+        answer = httpx.get(f"http://127.0.0.1:{params.serve.port}/v1/models", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+        assert answer.json()["data"][0]["id"] == name
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def spoil(root: Path, kind: str) -> None:
+    model, own = root / "models/base/model.gguf", root / "models/gguf/demo-lora.gguf"
+    match kind:
+        case "another file":
+            tiny.tiny_gguf(model, general__name="the same weights, other bytes")
+        case "one bit":
+            content = bytearray(model.read_bytes())
+            content[-1] ^= 1
+            model.write_bytes(content)
+        case "base cut off":
+            model.write_bytes(model.read_bytes()[:-100])
+        case "adapter cut off":
+            own.write_bytes(own.read_bytes()[:-100])
+        case "no adapter":
+            own.unlink()
+        case "shapes":
+            wide = {"blk.0.ffn_down.weight.lora_a": np.ones((4, 96), np.float32)}
+            tiny_lora(own, tensors=wide, **{BASE_FILE.replace(".", "__"): file_hash(model)})
+
+
+FAULTS = {
+    "another file": "demo-lora.gguf was trained on another file", "one bit": "demo-lora.gguf was trained on another file",
+    "base cut off": "model.gguf is not a whole GGUF", "adapter cut off": "demo-lora.gguf is not a whole GGUF",
+    "no adapter": "demo-lora.gguf is not there", "shapes": "changes blk.0.ffn_down.weight by 96×4 and 4×32, which doesn't fit 64×32",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_what_does_not_belong_together_is_not_served(root: Path, tmp_path: Path, params: Params, kind: str) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / "project"))
+    spoil(copy, kind)
+    with pytest.raises(DataError, match=FAULTS[kind]):
+        matching_adapters(model_file(params, copy, "adapter"), chosen_adapters(params, copy, "adapter", lora=False, given=[]))
+
+
+def test_the_sentence_comes_before_the_server(root: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / "project", ignore=shutil.ignore_patterns("logs", ".quench")))
+    spoil(copy, "one bit")
+    process = quench(copy, "serve")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (3, "", 1)
+    assert "was trained on another file" in err
+    assert not (copy / "logs").exists() and not (copy / ".quench").exists()

@@ -1,0 +1,60 @@
+"""Random packed blocks, and what the two references make of them: the package gguf, and llama.cpp's own `to_float`."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+from pipeline.llamacpp.tools import Toolchain, load_binding
+
+# the first bytes of a block's float16 scales, by ggml's number of the type
+SCALES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,), 20: (0,), 23: (0,)}
+SPECIAL = (0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x3C00, 0xBC00)  # ±0, ±subnormal, smallest, ±largest, ±1
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def random_rows(kind: int, rows: int, blocks: int, seed: int = 0) -> Bytes:
+    """(rows, blocks · bytes of a block) of the type with ggml's number `kind`: random bytes, whose scales are finite float16 of every kind."""
+    random = np.random.default_rng(seed)
+    size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]
+    if kind not in SCALES:
+        values = random.standard_normal((rows, blocks), np.float32)
+        values = {0: values, 1: values.astype(np.float16), 30: np.ascontiguousarray(values.view(np.uint16)[:, 1::2])}[kind]
+        return values.view(np.uint8)
+    packed = random.integers(0, 256, (rows * blocks, size), np.uint8)
+    for at in SCALES[kind]:
+        bits = random.integers(0, 1 << 16, len(packed), np.uint16)
+        bits[(bits & 0x7C00) == 0x7C00] &= 0x83FF  # infinities and NaN become subnormal
+        some = min(len(bits), 4 * len(SPECIAL))
+        bits[:some] = random.choice(np.array(SPECIAL, np.uint16), some)
+        packed[:, at : at + 2] = bits[:, None].view(np.uint8)
+    return packed.reshape(rows, -1)
+
+
+def by_gguf(packed: Bytes, kind: int) -> Floats:
+    """What the package gguf makes of `packed` (rows, bytes), float32 (rows, weights)."""
+    # as one long row: it goes by 16 rows at a time
+    values: Floats = quants.dequantize(np.ascontiguousarray(packed).reshape(1, -1), GGMLQuantizationType(kind))
+    return values.reshape(len(packed), -1)
+
+
+class Traits(ctypes.Structure):
+    """The start of `struct ggml_type_traits` (ggml.h)."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("weights", ctypes.c_int64), ("interleave", ctypes.c_int64), ("size", ctypes.c_size_t),
+        ("quantized", ctypes.c_bool), ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    )  # fmt: skip
+
+
+def by_llama_cpp(packed: Bytes, kind: int, tools: Toolchain) -> Floats:
+    """What llama.cpp's compiled `to_float` makes of `packed` (rows, bytes), float32 (rows, weights)."""
+    find = load_binding(tools).llama_cpp._lib.ggml_get_type_traits  # in a library that libllama is linked with
+    find.argtypes, find.restype = [ctypes.c_int], ctypes.POINTER(Traits)
+    traits = find(kind).contents
+    packed = np.ascontiguousarray(packed)
+    values = np.full((len(packed), packed.shape[1] // traits.size * traits.weights), np.nan, np.float32)
+    traits.to_float(packed.ctypes.data, values.ctypes.data, values.size)
+    return values
