@@ -79,7 +79,7 @@ def scratch_bytes(root: Path, params: Params) -> int:
     """Bytes that lie in the scratch folder at most: one seed's training, merge and GGUFs, and every level of the base twice while it is made."""
     shape = load_shape(root / "models/base/config.json")
     levels = params.compare.levels
-    sizes = plan_disk(shape, params.training, levels)
+    sizes = plan_disk(shape, params.training_on("cpu"), levels)
     sixteen = size_of(root / "models/base")
     return max(sum(size for name, size in sizes.items() if name != CACHE), 3 * sixteen) + 2 * sum(level_bytes(shape, level) for level in levels)
 

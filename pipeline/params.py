@@ -9,6 +9,7 @@ from pydantic import ValidationError, model_validator
 
 from pipeline.errors import ConfigError
 from pipeline.llamacpp.levels import split_level
+from pipeline.processor import Device, fast_dtype, training_device
 from pipeline.sections import (
     ADAPTED,
     BARE,
@@ -56,8 +57,14 @@ class Params(Section):
 
     @property
     def training(self) -> Training:
-        """Section `train` with `base.quantization`."""
-        return Training(**self.train.model_dump(), quantization=self.base.quantization)
+        """`training_on` what torch, which this imports, trains on here."""
+        return self.training_on(training_device())
+
+    def training_on(self, device: Device) -> Training:
+        """Section `train` with `base.quantization`, in the type that `device` is fast in where it is `auto`."""
+        given = self.train.bnb_4bit_compute_dtype
+        decided = fast_dtype(device) if given == "auto" else given
+        return Training(**(self.train.model_dump() | {"bnb_4bit_compute_dtype": decided}), quantization=self.base.quantization)
 
     @property
     def graph(self) -> Graph:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pipeline.llamacpp.levels import level_problem, split_level
+from pipeline.processor import ComputeDtype
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 SplitFraction = Annotated[float, Field(ge=0, le=0.5)]
@@ -132,7 +133,7 @@ class Train(Section):
     heal_top_k: Count
     heal_sft_weight: Fraction
     bnb_4bit_use_double_quant: bool
-    bnb_4bit_compute_dtype: Literal["bfloat16", "float16", "float32"]
+    bnb_4bit_compute_dtype: ComputeDtype | Literal["auto"]
     packed: bool
     r: Count
     lora_alpha: Count
@@ -181,8 +182,9 @@ class Train(Section):
 
 
 class Training(Train):
-    """Section `train` with what it needs of section `base`: how the base's linears are held (`base.quantization`)."""
+    """Section `train` with what it needs of section `base`, how its linears are held (`base.quantization`), and the type computed in decided."""
 
+    bnb_4bit_compute_dtype: ComputeDtype
     quantization: Quantization
 
 

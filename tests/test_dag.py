@@ -43,6 +43,7 @@ PLUMBING = {
     "hashing",
     "llamacpp.tools",
     "params",
+    "processor",
     "progress",
     "publish",
     "sections",

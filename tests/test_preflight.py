@@ -16,6 +16,7 @@ from pipeline.planning.disk import CACHE
 from pipeline.planning.plan import make_plan
 from pipeline.planning.published import published_shape
 from pipeline.planning.shape import read_shape
+from pipeline.processor import Device
 from pipeline.sections import Training
 from pipeline.training import preflight as checks
 from pipeline.training import probes
@@ -135,6 +136,22 @@ def test_disk_for_everything_that_follows(free: int, state: str) -> None:
 
 
 # --- probes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "native", "chosen", "state"),
+    [
+        ("cuda", False, "bfloat16", "ok"), ("cpu", True, "bfloat16", "ok"), ("cpu", False, "float32", "ok"), ("cpu", True, "float32", "ok"),
+        ("cpu", False, "bfloat16", "warn"), ("cpu", True, "float16", "warn"),
+    ],
+)  # fmt: skip
+def test_a_type_that_the_processor_has_no_instructions_for(
+    monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, chosen: str, state: str
+) -> None:
+    monkeypatch.setattr("pipeline.processor.multiplies_bfloat16", lambda: native)
+    check = probes.arithmetic(Card("here", 8 << 30, device), settings(bnb_4bit_compute_dtype=chosen))
+    assert check.state == state and chosen in check.finding
+    assert check.remedy == ("set it to auto" if state == "warn" else "")
 
 
 def test_nf4_round_trips_here() -> None:

@@ -49,8 +49,9 @@ def main(
         return
     if card is None and not wants_gpu(params.train):
         card = main_memory()
+    train = params.training_on(card.device if card else "cuda")
     plan = make_plan(
-        shape, params.training, params.preprocess.max_length, params.quantize.levels, card, work_in(root, params.train), tflops,
+        shape, train, params.preprocess.max_length, params.quantize.levels, card, work_in(root, params.train), tflops,
         packed=packed, level=level_name(params.base), lora=params.lora.type,
     )  # fmt: skip
     if as_json:

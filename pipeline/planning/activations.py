@@ -12,9 +12,9 @@ from typing import Literal
 from pipeline.planning.packed import PackedBase
 from pipeline.planning.shape import Linear, Shape
 from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters
+from pipeline.processor import Device
 from pipeline.sections import Training
 
-Device = Literal["cuda", "cpu"]
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
 CHUNK_LOGITS = 5 << 20  # `pipeline.training.chunked`'s, which imports torch; a test keeps them equal
 LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients

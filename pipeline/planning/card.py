@@ -6,8 +6,9 @@ import subprocess
 from dataclasses import dataclass
 
 from pipeline.errors import ToolError
-from pipeline.planning.activations import Device, Loss
+from pipeline.planning.activations import Loss
 from pipeline.planning.units import MEMORY_GB, memory_gb
+from pipeline.processor import Device
 from pipeline.sections import Train
 from pipeline.training.arguments import needs_gpu
 

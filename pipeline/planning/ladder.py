@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.planning.activations import Device, Loss
+from pipeline.planning.activations import Loss
 from pipeline.planning.memory import MemoryPlan, plan_memory
 from pipeline.planning.packed import PackedBase
 from pipeline.planning.shape import Shape
+from pipeline.processor import Device
 from pipeline.sections import Training
 
 STEP = 64  # rows are shortened to a multiple of this

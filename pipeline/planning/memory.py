@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from pipeline.planning import activations, weights
-from pipeline.planning.activations import Device, Loss, Step
+from pipeline.planning.activations import Loss, Step
 from pipeline.planning.packed import PackedBase
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import held_packed
+from pipeline.processor import Device
 from pipeline.sections import Training
 
 CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver

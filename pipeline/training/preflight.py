@@ -20,7 +20,7 @@ from pipeline.planning.shape import Shape, load_shape
 from pipeline.planning.units import disk_gb, memory_gb
 from pipeline.publish import DISK_MARGIN
 from pipeline.sections import LoraType, Training
-from pipeline.training.probes import bitsandbytes_works, gpu, room, this_card, triton_works
+from pipeline.training.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
 NF4_BLOCK = 64  # weights that share a scale
 
@@ -33,7 +33,7 @@ def preflight(
     `max_length`, `levels` and `lora` are `preprocess.max_length`, `quantize.levels` and `lora.type`. `pipeline.checks.refuse` raises what failed.
     """
     card = this_card()
-    checks = [data(tokens), whole_base(base), *gpu(card), bitsandbytes_works(settings), triton_works(card, settings)]
+    checks = [data(tokens), whole_base(base), *gpu(card), arithmetic(card, settings), bitsandbytes_works(settings), triton_works(card, settings)]
     try:
         shape = load_shape(base / "config.json")
         checks += nf4_widths(shape, settings, card)

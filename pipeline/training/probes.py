@@ -9,6 +9,7 @@ from pipeline.errors import ToolError
 from pipeline.planning.card import Card, main_memory, query
 from pipeline.planning.memory import CUDA_CONTEXT
 from pipeline.planning.units import memory_gb
+from pipeline.processor import fast_dtype
 from pipeline.sections import Train, Training
 from pipeline.training.arguments import needs_gpu
 
@@ -53,6 +54,15 @@ def gpu(card: Card) -> list[Check]:
 def other_processes(lines: Sequence[Sequence[str]], own: int) -> list[str]:
     """nvidia-smi's (pid, name, MiB) of everybody but us, in words."""
     return [f"{Path(name).name} (pid {pid}) holds {used} MiB" for pid, name, used in (line[:3] for line in lines) if pid != str(own)]
+
+
+def arithmetic(card: Card, settings: Training) -> Check:
+    """The type that training computes in; a warning where this processor has no instructions for it."""
+    chosen, fast = settings.bnb_4bit_compute_dtype, fast_dtype(card.device)
+    if card.device == "cpu" and chosen not in (fast, "float32"):
+        finding = f"train.bnb_4bit_compute_dtype is {chosen}, which this processor has no instructions for: ten times slower than float32, and more"
+        return Check("arithmetic", "warn", finding, "set it to auto")
+    return Check("arithmetic", "ok", chosen)
 
 
 def bitsandbytes_works(settings: Training) -> Check:

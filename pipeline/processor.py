@@ -1,0 +1,33 @@
+"""Which type training computes in where `train.bnb_4bit_compute_dtype` leaves it to the machine.
+
+bfloat16 halves the memory of float32 and is as fast or faster where the hardware multiplies it. A processor that doesn't, as most in desktops and
+laptops, is ten times slower in it than in float32, and more: torch has no kernel for it there but a plain loop.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+ComputeDtype = Literal["bfloat16", "float16", "float32"]
+Device = Literal["cuda", "cpu"]
+# as Linux names what multiplies bfloat16: x86's AVX512-BF16 and AMX-BF16 (x86's are `flags`), ARM's FEAT_BF16 (ARM's are `Features`)
+INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+def training_device() -> Device:
+    """What torch, which this imports, trains on here."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def fast_dtype(device: Device) -> ComputeDtype:
+    """bfloat16 on a GPU and on a processor that multiplies it, else float32."""
+    return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
+
+
+def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor has instructions for products of bfloat16; False where nobody says (other systems than Linux)."""
+    if not cpuinfo.is_file():
+        return False
+    lines = (line.partition(":") for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines())
+    return any(key.strip() in ("flags", "Features") and not INSTRUCTIONS.isdisjoint(value.split()) for key, _, value in lines)
