@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.errors import ConfigError, DataError
 from pipeline.held_out import answerable_rows
 from pipeline.llamacpp.tools import find_toolchain
+from pipeline.packed import DENSE
 from pipeline.params import Params
 from pipeline.planning.disk import CACHE, plan_disk
 from pipeline.planning.level_bytes import level_bytes
@@ -20,6 +21,7 @@ from pipeline.planning.packed import SCRATCH, packed_level
 from pipeline.planning.shape import load_shape
 from pipeline.publish import need_disk, remove, write_json
 from pipeline.sections import UNTUNED
+from pipeline.sources.gguf_import import checked_header
 from pipeline.ways.names import FOLDER
 from pipeline.ways.plan import RECORDS, Plan
 from pipeline.ways.steps import measure_all, size_of
@@ -65,7 +67,13 @@ def need_inputs(root: Path, params: Params) -> None:
 
 
 def need_trainable(root: Path, params: Params) -> None:
-    """Raise `ConfigError` for a level of types that training has no dequantiser for: hours before its own sub-project would."""
+    """Raise `ConfigError` for a base or a level that can't be trained on as a GGUF: hours before its own sub-project would."""
+    try:
+        header = checked_header(root / f"models/gguf/{params.convert.name}-{UNTUNED}{params.convert.type}.gguf")
+    except DataError as error:
+        raise ConfigError(f"the ways to ship can't be compared: {error} (or set compare.seeds to [])") from None
+    if (architecture := header.fields["general.architecture"]) not in DENSE:
+        raise ConfigError(f"the ways to ship can't be compared for {architecture}, only for {', '.join(DENSE)}: set compare.seeds to []")
     shape = load_shape(root / "models/base/config.json")
     for level in params.compare.levels:
         if unknown := sorted(packed_level(shape, level).kinds - set(SCRATCH)):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import yaml
 
 from pipeline.__main__ import main as run_here
@@ -20,6 +21,7 @@ from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.params import Params, load_params
 from pipeline.shipping.gate import CHANCE as GATES_CHANCE
+from pipeline.sources.gguf_import import checked_header
 from pipeline.ways import child, plan, projects, reference
 from pipeline.ways.names import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, WAYS
 from pipeline.ways.projects import CODE, KEY, MEASURING, open_project, sub_params
@@ -312,8 +314,8 @@ def test_a_stage_that_fails_ends_compare_with_its_exit_status(monkeypatch: pytes
     seen = {}
 
     class Process:
-        def __init__(self, command: list[str], env: dict[str, str], **_: Any) -> None:
-            seen.update(command=command, env=env)
+        def __init__(self, command: list[str], env: dict[str, str], **others: Any) -> None:
+            seen.update(command=command, env=env, **others)
 
         def wait(self) -> int:
             return 5
@@ -323,6 +325,7 @@ def test_a_stage_that_fails_ends_compare_with_its_exit_status(monkeypatch: pytes
         child.run_stage(tmp_path / "NF4-1", "train")
     assert REUSE not in seen["env"]  # nothing of a sub-project is in DVC's cache
     assert seen["command"][3:6] == [str(os.getpid()), "pipeline", "train"]
+    assert seen["start_new_session"]  # else Ctrl-C reaches it beside our own signal, and the second ends it without a checkpoint
 
 
 def test_a_real_stage_is_run_and_its_own_error_class_comes_back(
@@ -436,6 +439,21 @@ def test_a_level_that_cannot_be_trained_on_is_refused_before_anything_runs(
     with pytest.raises(ConfigError, match=words):
         main(params.model_copy(update={"quantize": params.quantize.model_copy(update={"tensor_types": types})}), ready)
     assert not (ready / "models/.compare/NF4-1").exists()
+
+
+@pytest.mark.parametrize(("odd", "words"), [("rope", "scaled rotary positions"), ("gemma", "for gemma, only")])
+def test_a_base_that_cannot_be_trained_on_as_a_gguf_is_refused_before_anything_runs(
+    ready: Path, monkeypatch: pytest.MonkeyPatch, odd: str, words: str
+) -> None:
+    monkeypatch.setattr(plan, "run_stage", lambda *_: pytest.fail("a stage was run"))
+    file = ready / "models/gguf/tiny-base-F16.gguf"
+    if odd == "rope":
+        tiny.tiny_gguf(file, tensors={"rope_freqs.weight": np.ones(4, np.float32)})
+    else:
+        header = checked_header(file)
+        monkeypatch.setattr("pipeline.compare.checked_header", lambda _: replace(header, fields=header.fields | {"general.architecture": odd}))
+    with pytest.raises(ConfigError, match=rf"the ways to ship can't be compared.*{words}.*compare\.seeds to \[\]"):
+        main(set_params(ready, seeds=[1], levels=["Q4_K_M"]), ready)
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_it_says_where_it_comes_from(tools: Toolchain, tmp_path: Path) -> None:
         ADAPTER: "c" * 64, BASE_FILE: file_hash(base), "general.license": "mit", "general.name": "x-merged-F16",
         "quench.merge.method": "llama-export-lora", "quench.merge.scale": "0.5",
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="holds its adapter already"):
+    with pytest.raises(DataError, match="was trained on another file"):
         matching_adapter(target, adapter)
 
 
@@ -141,7 +141,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"export-lora: {merged} 0 MB, 16.08 bits per weight\n"), done.stderr
     first = tensors(merged)["blk.0.attn_q.weight"]
     assert run("--adapter", f"{other}=0.5").returncode == 0
-    assert not np.array_equal(tensors(merged)["blk.0.attn_q.weight"], first)
+    assert not np.array_equal(tensors(tmp_path / "models/gguf/other-0.5-merged-F16.gguf")["blk.0.attn_q.weight"], first)
+    assert np.array_equal(tensors(merged)["blk.0.attn_q.weight"], first)  # another pair, another file
     assert run("--type", "q8_0").returncode == 0
     assert (tmp_path / "models/gguf/demo-merged-Q8_0.gguf").exists()
     tiny.tiny_gguf(base, general__name="replaced")

@@ -35,11 +35,17 @@ def test_a_recipe_brings_its_graph(root: Path, capsys: pytest.CaptureFixture[str
 def test_a_graph_that_was_edited_stays_unless_forced_and_so_does_the_recipe(root: Path) -> None:
     with (root / "dvc.yaml").open("a") as file:
         file.write("# mine\n")
+    edited = (root / "dvc.yaml").read_bytes()
+    use("qwen2.5-0.5b", root)  # of the same graph
+    use("demo", root, force=True)
+    graph(root, force=True)
+    assert (root / "dvc.yaml").read_bytes() == edited
     with pytest.raises(ConfigError, match=r"edits that are in neither graph of graphs/: keep a copy, then add --force"):
         use("demo-gguf", root)
     assert load_params(root / "params.yaml").graph == "merged"
     use("demo-gguf", root, force=True)
     assert (root / "dvc.yaml").read_bytes() == (GRAPHS / "adapter.dvc.yaml").read_bytes()
+    assert (root / "dvc.yaml.edited").read_bytes() == edited
 
 
 @pytest.mark.parametrize(("own", "stage"), [("merged", "curate"), ("adapter", "curate")])

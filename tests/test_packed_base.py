@@ -20,6 +20,7 @@ from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.llamacpp.gguf_tensors import gguf_tensors
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.sources.gguf_import import checked_header, unpack_gguf
+from pipeline.sources.hf_folder import choose_gguf
 from pipeline.sources.packed_gguf import Packed, copy_file
 
 Bring = Callable[..., dict[str, Any]]
@@ -91,6 +92,37 @@ def test_a_folder_of_the_same_model_agrees_and_another_is_told_apart(gguf_file: 
         bring(gguf_file, compare_with=other)
     with pytest.raises(DataError, match=r"is no folder: base\.compare_with names"):
         bring(gguf_file, compare_with=tmp_path / "none")
+    (other / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}))
+    shutil.copy(folder / "chat_template.jinja", other)
+    bring(gguf_file, compare_with=other)  # llama.cpp has one architecture for both
+
+
+@pytest.mark.parametrize("damage", ["no settings", "settings cut off", "an unknown model", "no tokenizer"])
+def test_a_folder_that_can_not_be_read_is_one_sentence(gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain, damage: str) -> None:
+    other = tmp_path / "hf"
+    unpack_gguf(gguf_file, checked_header(gguf_file), other, tools)
+    match damage:
+        case "no settings":
+            (other / "config.json").unlink()
+        case "settings cut off":
+            (other / "config.json").write_text("{")
+        case "an unknown model":
+            (other / "config.json").write_text('{"model_type": "nobody-knows"}')
+        case "no tokenizer":
+            (other / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match=r"can't be read as a Hugging Face folder \(.*\): base\.compare_with names one of the same model, or null"):
+        bring(gguf_file, compare_with=other)
+    assert not (tmp_path / "models/base").exists()
+
+
+def test_a_gguf_in_a_subfolder_says_what_to_do() -> None:
+    with pytest.raises(DataError, match=r"'Q4/tiny.gguf' is in a subfolder of a/b, which is not fetched: download it and name it as base.model"):
+        choose_gguf(["Q4/tiny.gguf"], "Q4/tiny.gguf", "a/b")
+
+
+def test_a_gguf_called_mistral_has_the_window_that_llama_cpp_sees(bring: Bring, tmp_path: Path) -> None:
+    bring(tiny.tiny_gguf(tmp_path / "mistral.gguf", general__name="mistral"))
+    assert json.loads((tmp_path / "models/base/config.json").read_text()).get("sliding_window") is None
 
 
 @pytest.mark.parametrize(

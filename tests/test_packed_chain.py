@@ -29,6 +29,7 @@ def test_a_floor_beyond_arithmetic_is_another_model(bare: Divergence, verdict: s
         (found(0.0099, 0.949), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # more than a fifth above the floor
         (found(0.0063, 0.93), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # too few first choices
         (found(0.009, 0.95), found(0.008, 0.949), found(0.017, 0.95), "fail"),  # no nearer to the trained model than the bare base is
+        (found(5.0), found(0.00125, 0.99), found(0.0015), "fail"),  # whatever the adapter does
         (found(0.0015), found(0.00125, 0.99), found(0.0015), "not measured"),  # an adapter without effect would say the same
     ],
 )

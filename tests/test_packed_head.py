@@ -77,6 +77,19 @@ def test_bfloat16_is_as_close_as_bfloat16_is() -> None:
     compare(*models(dtype=torch.bfloat16), all_trained(), tolerance=1e-2)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_gradient_below_float16_waits_for_the_loss_scale_in_float32(packed: bool) -> None:
+    """Divided by the tokens of a step, before the scaler's 65,536."""
+    tokens, scale = 40_000_000, 65_536.0
+    found, exact = (pair[not packed] for pair in (models(dtype=torch.float16), models(dtype=torch.float32)))
+    for model in (found, exact):
+        loss = packed_loss if packed else plain_loss
+        (loss(model, {"labels": all_trained()}, tokens) * scale).backward()
+    exact_gradient = exact.states.grad
+    assert found.states.grad.dtype == torch.float16 and float(exact_gradient.abs().max()) / scale < 6e-8
+    torch.testing.assert_close(found.states.grad.float(), exact_gradient, rtol=2e-2, atol=2e-2 * float(exact_gradient.abs().max()))
+
+
 def test_of_a_token_that_it_is_sure_of_the_gradient_is_not_lost_in_rounding() -> None:
     ours, theirs = models(dtype=torch.bfloat16)
     exact, _ = models()

@@ -115,7 +115,7 @@ def test_autocast_keeps_what_the_plan_for_a_gpu_says(bases: dict[str, Path], mon
     """With autocast as on a GPU; without dropout, whose mask is a CPU's here."""
     import torch
 
-    train = settings(lora_dropout=0.0)
+    train = settings(lora_dropout=0.0, bnb_4bit_compute_dtype="bfloat16")
     model = adapted(bases["llama"], train).train()
     # PEFT asks for a GPU's; undone before autocast ends, which would else put back what it was told, for good
     with torch.autocast("cpu", torch.bfloat16), monkeypatch.context() as told:

@@ -213,7 +213,7 @@ def test_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any, state: 
 
 def test_a_preflight_on_a_cpu(tiny_qwen2: Path, tokens: Path, tmp_path: Path) -> None:
     found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"])
-    assert [check.name for check in found] == ["data", "base", "bitsandbytes", "Triton", "memory plan", "disk"]
+    assert [check.name for check in found] == ["data", "base", "arithmetic", "bitsandbytes", "Triton", "memory plan", "disk"]
     refuse(found)
 
 

@@ -112,7 +112,7 @@ def test_without_the_guard_bitsandbytes_does_repack(untied: Path) -> None:
 
 
 def test_nothing_is_cast_and_the_saving_is_what_peft_would_add(untied: Path) -> None:
-    model = load_quantised(untied, settings())
+    model = load_quantised(untied, settings(bnb_4bit_compute_dtype="bfloat16"))
     assert {p.dtype for p in model.parameters()} == {torch.uint8, torch.bfloat16}
 
     def stored() -> int:

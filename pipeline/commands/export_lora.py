@@ -1,6 +1,7 @@
 """Add an adapter to the weights of its base, for whoever wants one file: with llama.cpp's own llama-export-lora.
 
-Reads one GGUF and an adapter's, as `quench serve` does. Writes `models/gguf/NAME-merged-TYPE.gguf`. With F16, what the adapter changes becomes F16
+Reads one GGUF and an adapter's, as `quench serve` does. Writes `models/gguf/NAME-merged-TYPE.gguf` (of another adapter its own
+name, and a scale or a model that is not the usual one is in the name too). With F16, what the adapter changes becomes F16
 whatever it was in the base, and the rest stays as it is; with another TYPE all of it is quantised after that.
 
     quench export-lora [MODEL] [--adapter FILE[=SCALE]] [--type F16]
@@ -21,7 +22,7 @@ from pipeline.llamacpp.lora import lora_arguments
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
 from pipeline.params import Params
 from pipeline.publish import need_disk, publishing, scratch_folder
-from pipeline.sections import BARE
+from pipeline.sections import ADAPTED, BARE
 from pipeline.serving.adapter import Adapter, adapted_tensors, matching_adapters
 
 SIXTEEN = "F16"  # the one type that llama-export-lora writes
@@ -78,10 +79,13 @@ def override_flags(fields: Mapping[str, str | int]) -> list[str]:
 
 def main(params: Params, root: Path, asked: str | None, given: str | None, type: str) -> None:
     """Export and say what was written; `ConfigError` where more than the project's or the one named adapter would be merged."""
-    model = choose_model(params, root, asked or (BARE if params.graph == "adapter" else f"base-{params.convert.type}"))
+    usual = BARE if params.graph == "adapter" else f"base-{params.convert.type}"
+    model = choose_model(params, root, asked or usual)
     words = [given] if given else []
     (adapter,) = chosen_adapters(params, root, BARE if params.graph == "adapter" else model, lora=not words, given=words)
-    target = root / "models" / "gguf" / f"{params.convert.name}-merged-{type.upper()}.gguf"
+    what = [adapter.name if given else params.convert.name, *([f"{adapter.scale:g}"] if adapter.scale != 1 else []), "merged"]
+    parts = [*what, *([f"on-{model}"] if model not in (usual, ADAPTED) else []), type.upper()]  # another pair, another file
+    target = root / "models" / "gguf" / f"{'-'.join(parts)}.gguf"
     made = export_lora(base=model_file(params, root, model), adapter=adapter, target=target, type=type.upper(), threads=params.serve.threads,
                        tools=find_toolchain(params.llamacpp.home))  # fmt: skip
     print(f"export-lora: {target} {made['bytes'] / 1e6:.0f} MB, {made['bits_per_weight']:.2f} bits per weight")

@@ -1,7 +1,7 @@
 """Cut a GGUF into parts that fit a place with a limit (a hub, a FAT disk), and prove that nothing was lost on the way.
 
 Reads one GGUF of `models/gguf/`. Writes `models/split/NAME-LEVEL/NAME-LEVEL-00001-of-0000N.gguf` …; llama.cpp is given the
-first one and finds the others beside it.
+first one and finds the others beside it. Where base.quantization is gguf: `models/base/model.gguf`, `models/split/NAME-base/`.
 
     quench split [MODEL] [--max-size 4G] [--to DIR]
 """
@@ -19,6 +19,7 @@ from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
 from pipeline.params import Params
 from pipeline.publish import need_disk, publishing
+from pipeline.sections import ADAPTED, BARE
 
 
 def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> list[Path]:
@@ -76,7 +77,10 @@ def _equal(one: GgufTensor, other: GgufTensor) -> bool:
 
 def main(params: Params, root: Path, model: str | None, max_size: str, to: Path | None) -> None:
     """Split the model that was asked for (else the recommended one) and say what to do with the parts."""
-    source = model_file(params, root, choose_model(params, root, model))
-    folder = (to or root / "models" / "split") / source.stem
+    chosen = choose_model(params, root, model)
+    source = model_file(params, root, chosen)
+    folder = (to or root / "models" / "split") / (f"{params.convert.name}-{BARE}" if params.graph == "adapter" else source.stem)
     parts = split(source=source, folder=folder, max_size=max_size, tools=find_toolchain(params.llamacpp.home))
     print(f"split: {source.name} is in {len(parts)} parts in {folder}, equal to the whole; give llama.cpp {parts[0].name}")
+    if chosen == ADAPTED:
+        print(f"split: the adapter is a file of its own, which goes with them as --lora: {root / 'models/gguf' / params.convert.name}-lora.gguf")

@@ -12,11 +12,10 @@ import torch
 from pipeline.errors import DataError
 from pipeline.llamacpp.gguf_header import Header
 from pipeline.llamacpp.gguf_tensors import GgufTensor, gguf_tensors
-from pipeline.packed import MODEL_FILE
+from pipeline.packed import DENSE, MODEL_FILE
 from pipeline.packed.linear import PackedEmbedding, PackedLinear
 from pipeline.seams.gguf_sources import KNOWN
 
-DENSE = ("llama", "qwen2", "qwen3")  # of the architectures in KNOWN, those without experts
 FLOATS = ("F32", "F16", "BF16")
 LISTED = 3  # names in an error
 

@@ -148,7 +148,7 @@ def served_seam(served: Divergence, bare: Divergence, moved: Divergence, own: Di
     """Base and adapter: within `parity.max_kld_served` and `min_same_top_served`, or where the bare base is not, within a fifth of its floor.
 
     And nearer to the trained model than that is to the bare base, or an adapter without effect would pass; where it moves the base by no more
-    than twice the floor, nothing can be told.
+    than twice the floor, that can't be told.
     """
     title = OUTPUTS["outputs_served"]
     if served.fault or bare.fault:
@@ -156,11 +156,12 @@ def served_seam(served: Divergence, bare: Divergence, moved: Divergence, own: Di
                     "The GGUF or the adapter's is damaged or of another model: run `snakemake --force lora`.")  # fmt: skip
     limit = max(limits.max_kld_served, (1 + ADDED) * bare.kld)
     least = min(limits.min_same_top_served, bare.same_top - ADDED * (1 - bare.same_top))
-    if moved.kld <= 2 * bare.kld:
+    within = served.kld <= limit and served.same_top >= least
+    if within and moved.kld <= 2 * bare.kld:
         why = f"the adapter moves the base by {moved.kld:.2g} nats, llama.cpp's arithmetic by {bare.kld:.2g}: whether it has an effect can't be told"
         return Seam(title, WHAT, None, None, "nats", "not measured", why, figures=figures(served))
     effective = served.kld < 0.5 * moved.kld
-    passed = served.kld <= limit and served.same_top >= least and effective
+    passed = within and effective
     by_floor = limit > limits.max_kld_served or least < limits.min_same_top_served
     detail = (
         f"{where}, same first choice at {served.same_top:.1%} (at least {least:.1%}); the adapter moves the base by {moved.kld:.2g} nats"

@@ -71,7 +71,7 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
     if not adapter.exists():
         raise DataError(f"{adapter} is not there: stage convert (lora, with base.quantization gguf) makes it, or name another with --adapter")
     served, given = check_gguf(model), check_gguf(adapter)
-    if ADAPTER in served.fields:
+    if ADAPTER in served.fields and BASE_FILE not in given.fields:  # one trained on that very file is a second round
         raise ConfigError(f"{model.name} holds its adapter already: --lora is for a level of the untuned base, base-Q4_K_M for example")
     if (given.fields.get("general.type"), given.fields.get("adapter.type")) != ("adapter", "lora"):
         kind = given.fields.get("general.type")

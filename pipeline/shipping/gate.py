@@ -98,7 +98,9 @@ def seams_hold(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Finding:
         return Finding("parity", title, None, 0.0, "fail", f"Parity's verdict is {parity['verdict']!r}, not pass: run `snakemake --force parity`.")
     lacking = [what for key, what in needed.items() if seams.get(key, {}).get("verdict") != "pass"]
     if lacking:
-        return Finding("parity", title, None, 0.0, "fail", f"Parity has not measured {' and '.join(lacking)}: run `snakemake parity`.")
+        tried = [seams[key]["detail"] for key in needed if seams.get(key, {}).get("verdict") == "not measured" and seams[key].get("detail")]
+        remedy = f"{'; '.join(tried)}." if tried else "run `snakemake parity`."
+        return Finding("parity", title, None, 0.0, "fail", f"Parity has not measured {' and '.join(lacking)}: {remedy}")
     measured = sum(seam["verdict"] == "pass" for seam in seams.values())
     return Finding("parity", title, 0.0, 0.0, "pass", f"{measured} of {len(seams)} seams were measured, and none failed.")
 

@@ -34,7 +34,7 @@ def checked_header(file: Path) -> Header:
     scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
     factors = [fields.get(f"{architecture}.rope.{key}", 1) for key in ("scaling.factor", "scale_linear")]  # llama.cpp takes either for linear scaling
     if scaling != "none" or "rope_freqs.weight" in header.tensors or any(factor not in (0, 1) for factor in factors):
-        raise DataError(f"{file} has scaled rotary positions, which transformers would drop in silence: take this model from the hub instead")
+        raise DataError(f"{file} has scaled rotary positions, which transformers would drop in silence: take the Hugging Face folder of this model")
     if not fields.get("tokenizer.chat_template"):
         raise DataError(f"{file} has no chat template: choose an instruct model as base")
     return header

@@ -51,6 +51,8 @@ def choose_files(names: list[str], source: str) -> list[str]:
 def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
     """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises `DataError` where one is missing."""
     parts = gguf_parts(file)
+    if "/" in file and file in names:
+        raise DataError(f"{file!r} is in a subfolder of {source}, which is not fetched: download it and name it as base.model, with base.source gguf")
     if missing := [part for part in parts if part not in names or "/" in part]:
         file = missing[0]
         there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"

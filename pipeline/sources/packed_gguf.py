@@ -18,14 +18,15 @@ from pipeline.llamacpp.converters import quantise_gguf
 from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.llamacpp.gguf_header import Header
 from pipeline.llamacpp.tools import Toolchain, run_tool
-from pipeline.packed import MODEL_FILE, SOURCE_FILE
+from pipeline.packed import DENSE, MODEL_FILE, SOURCE_FILE
 from pipeline.publish import need_disk
+from pipeline.seams.gguf_sources import KNOWN
 from pipeline.sources.gguf_import import checked_header, load_tokenizer_of, same_ids_as_llama_cpp, special_ids
 from pipeline.sources.hf_folder import gguf_parts
 
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
 COMPARED = (
-    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "architecture", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
     "rms_norm_eps", "head_dim", "rope_theta",
 )  # fmt: skip
 
@@ -119,7 +120,6 @@ def copy_file(source: Path, target: Path) -> None:
 def refuse_untrainable(header: Header, file: Path) -> None:
     """Raise `DataError` where a matrix of the file has a type that training has no dequantiser for, or the architecture is not a known one."""
     from pipeline.packed.dequantise import layout
-    from pipeline.packed.model import DENSE
 
     architecture = header.fields.get("general.architecture")
     if architecture not in DENSE:
@@ -151,6 +151,8 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     config.vocab_size = header.tensors["token_embd.weight"][0][1]
     if width := header.fields.get(f"{header.fields['general.architecture']}.attention.key_length"):
         config.head_dim = width  # which transformers 5.23 doesn't read for Qwen3, and takes for 128
+    if hasattr(config, "sliding_window") and f"{header.fields['general.architecture']}.attention.sliding_window" not in header.fields:
+        config.sliding_window = None  # llama.cpp has none then, and transformers would take Mistral's 4,096
     for name, value in special.items():
         setattr(config, name, value)
     config.save_pretrained(folder)
@@ -163,9 +165,13 @@ def compare_with_folder(folder: Path, other: Path) -> None:
 
     if not other.is_dir():
         raise DataError(f"{other} is no folder: base.compare_with names a Hugging Face folder of the same model, or null")
-    ours, theirs = (AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False) for path in (folder, other))
+    try:
+        ours, theirs = (AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False) for path in (folder, other))
+        mine, yours = load_tokenizer(folder), load_tokenizer(other)
+    except Exception as error:  # of files that anybody may have written; the libraries raise whatever they stumble over
+        said = " ".join(str(error).split())[:300]
+        raise DataError(f"{other} can't be read as a Hugging Face folder ({said}): base.compare_with names one of the same model, or null") from error
     differing = [f"{key} ({setting(ours, key)} and {setting(theirs, key)})" for key in COMPARED if _differ(setting(ours, key), setting(theirs, key))]
-    mine, yours = load_tokenizer(folder), load_tokenizer(other)
     for key in ("eos_token", "bos_token"):  # of Qwen's two forms, one names no beginning of text
         one, other_one = getattr(mine, key), getattr(yours, key)
         if one != other_one and (key == "eos_token" or (one and other_one)):
@@ -181,6 +187,8 @@ def compare_with_folder(folder: Path, other: Path) -> None:
 
 def setting(config: Any, key: str) -> Any:
     """A setting of a model, with what transformers takes where config.json doesn't say."""
+    if key == "architecture":  # as llama.cpp names it: Mistral's is Llama's
+        return KNOWN.get((config.architectures or [""])[0], config.model_type)
     if key == "rope_theta":
         return (getattr(config, "rope_parameters", None) or {}).get(key)
     if key == "head_dim":

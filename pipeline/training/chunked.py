@@ -41,25 +41,35 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
         """The loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
-        gradient = torch.empty_like(states)
+        gradient = torch.empty(states.shape, dtype=gradient_type(states.dtype), device=states.device)
+        before, after = (divisor, 1) if gradient.dtype == states.dtype else (1, divisor)  # where it is divided by, of a chunk or of all
         total = torch.zeros((), device=states.device)
         rows = max(1, CHUNK_LOGITS // model.config.vocab_size)
         for start in range(0, len(targets), rows):
             piece = slice(start, start + rows)
             with torch.set_grad_enabled(with_gradient):
                 chunk = states[piece].detach().requires_grad_(with_gradient)
-                loss = torch.nn.functional.cross_entropy(to_logits(model, chunk), targets[piece], reduction="sum") / divisor
+                loss = torch.nn.functional.cross_entropy(to_logits(model, chunk), targets[piece], reduction="sum") / before
             total += loss.detach()
             if with_gradient:
                 gradient[piece] = torch.autograd.grad(loss, chunk)[0]
-        ctx.save_for_backward(gradient)
-        return total
+        ctx.save_for_backward(gradient.div_(after) if with_gradient else gradient)
+        ctx.type = states.dtype
+        return total / after
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
         """The gradient of `states`, scaled by the loss's own gradient."""
         (gradient,) = ctx.saved_tensors
-        return (gradient * upstream[0]).to(gradient.dtype), None, None, None, None
+        return (gradient * upstream[0]).to(ctx.type), None, None, None, None
+
+
+def gradient_type(states: torch.dtype) -> torch.dtype:
+    """The type in which the gradient of hidden states waits for the loss scale: theirs, but of float16 float32.
+
+    Divided by the tokens of a step most of it is below float16's smallest number, 6e-8, until it is scaled (arXiv:1710.03740, section 3.2).
+    """
+    return torch.float32 if states == torch.float16 else states
 
 
 def logit_rule(config: Any) -> tuple[float, float | None]:

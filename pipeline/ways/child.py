@@ -29,7 +29,8 @@ def run_module(module: str, *words: str, what: str) -> None:
     """Run `python -m MODULE WORDS` to its end; `what` names it in errors. Raises `QuenchError` of the child's exit code, `Stopped` after a signal."""
     environment = {name: value for name, value in os.environ.items() if name != REUSE}  # nothing of a sub-project is in DVC's cache
     command = [sys.executable, "-m", "pipeline.ways.child", str(os.getpid()), module, *words]
-    process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL)
+    # in a session of its own: Ctrl-C in a terminal reaches a whole group, and a training ends at once at its second signal
+    process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         code = process.wait()
     except BaseException:

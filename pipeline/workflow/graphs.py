@@ -21,30 +21,41 @@ WORDS: dict[Graph, str] = {"merged": "merged models", "adapter": "adapters on a 
 
 def need_graph(root: Path, graph: Graph) -> None:
     """Raise `ConfigError` where `root`/dvc.yaml is the other graph than `graph`; one of other stages, or none, is nobody's concern here."""
-    file = root / "dvc.yaml"
-    try:
-        stages = (yaml.safe_load(file.read_bytes()) or {}).get("stages", {}) if file.is_file() else {}
-    except (yaml.YAMLError, AttributeError):
-        return  # DVC says what is wrong with it
-    other: Graph = "merged" if graph == "adapter" else "adapter"
-    if OWN[other] in stages and OWN[graph] not in stages:
+    if _is_graph(root / "dvc.yaml", "merged" if graph == "adapter" else "adapter"):
         raise ConfigError(
-            f"{file} is not the graph of {WORDS[graph]}, which base.quantization in params.yaml asks for: run `quench graph`, which puts it there"
+            f"{root / 'dvc.yaml'} is not the graph of {WORDS[graph]}, which base.quantization in params.yaml asks for: run `quench graph`, "
+            "which puts it there"
         )
 
 
-def put_graph(root: Path, graph: Graph, *, force: bool = False) -> bool:
-    """Make `root`/dvc.yaml the graph `graph`; whether that changed it.
+def _is_graph(file: Path, graph: Graph) -> bool:
+    """Whether `file` has the stage that only `graph` has, and not the other's; somebody's own stages may stand beside it."""
+    other: Graph = "merged" if graph == "adapter" else "adapter"
+    try:
+        stages = (yaml.safe_load(file.read_bytes()) or {}).get("stages", {}) if file.is_file() else {}
+        return OWN[graph] in stages and OWN[other] not in stages
+    except (yaml.YAMLError, AttributeError, TypeError):
+        return False  # DVC says what is wrong with it
 
-    Raises `ConfigError` where the file is neither of the two graphs, someone's edits, unless `force` is set.
+
+def put_graph(root: Path, graph: Graph, *, force: bool = False) -> bool:
+    """Make `root`/dvc.yaml the graph `graph`; whether that changed it. An edited file that is this graph already stays as it is.
+
+    Raises `ConfigError` where it is someone's edits of anything else, unless `force` is set: then they are kept as dvc.yaml.edited.
     """
     target, wanted = root / "dvc.yaml", (GRAPHS / f"{graph}{SUFFIX}").read_bytes()
     there = target.read_bytes() if target.is_file() else None
     if there == wanted:
         return False
     known = [path.read_bytes() for path in GRAPHS.glob(f"*{SUFFIX}")]
-    if there is not None and there not in known and not force:
+    edited = there is not None and there not in known
+    if edited and _is_graph(target, graph):
+        return False
+    if edited and not force:
         raise ConfigError(f"{target} has edits that are in neither graph of {GRAPHS.name}/: keep a copy, then add --force to replace it")
+    if edited:
+        target.replace(target.with_name(f"{target.name}.edited"))
+        print(f"{target.name} had edits: they are in {target.name}.edited now")
     with publishing(target) as aside:
         aside.write_bytes(wanted)
     return True
