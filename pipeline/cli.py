@@ -40,7 +40,8 @@ app.add_typer(data, name="data")
 Root = Annotated[Path, typer.Option("--root", metavar="DIR", help="Folder that holds data/, models/, reports/.")]
 ParamsFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", help="Configuration (default: ROOT/params.yaml).")]
 Split = Annotated[Literal["train", "val", "test"], typer.Option("--split", help="Which rows of data/final.")]
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="Q4_K_M, F16, base-F16, … in any case; default: the recommended level.")]
+MODEL_HELP = "Q4_K_M, F16, base-F16, … in any case; with base.quantization gguf: adapter, base. Default: the recommended one."
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 
 Adapters = Annotated[
     list[str] | None,
@@ -229,7 +230,7 @@ def split(
 
 @app.command(epilog="example: quench ship Q4_K_M")
 def ship(
-    level: Annotated[str, typer.Argument(metavar="LEVEL", help="Q4_K_M, F16, … in any case.")],
+    level: Annotated[str, typer.Argument(metavar="LEVEL", help="Q4_K_M, F16, … in any case; with base.quantization gguf: adapter.")],
     to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Folder in which NAME-LEVEL is made (default: models/bundle).")] = None,
     sign: Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="Sign with this private elliptic key (PEM).")] = None,
     params: ParamsFile = None,

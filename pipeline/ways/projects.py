@@ -19,7 +19,8 @@ KEY = "key"  # file of a sub-project: what everything in it depends on
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "gguf")
 # code that decides what the stages of a sub-project make
 CODE = (
-    "base.py", "preprocess.py", "train.py", "merge.py", "convert.py", "quantize.py", "lora.py", "chat.py", "processor.py", "sources", "tokens", "training", "packed",
+    "base.py", "preprocess.py", "train.py", "merge.py", "convert.py", "quantize.py", "lora.py", "chat.py", "processor.py",
+    "sources", "tokens", "training", "packed",
     "merging", "conversion", "llamacpp/converters.py", "llamacpp/converter_process.py", "ways/projects.py",
 )  # fmt: skip
 # code that decides what is measured of them; with `CODE`, all that ways/measuring.py and ways/reference.py reach (a test sees to that)
