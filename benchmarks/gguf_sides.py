@@ -24,7 +24,7 @@ SIDES = {"packed": "gguf", "NF4": "nf4"}
 
 def training(side: str, **changed: Any) -> Training:
     """The demo recipe's training with a side's quantization."""
-    train = load_params(PROJECT / "recipes/demo.yaml").train
+    train = load_params(PROJECT / "recipes/demo.yaml").training
     return Training.model_validate(train.model_dump() | {"quantization": SIDES[side], "packed": True} | changed)
 
 

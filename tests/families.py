@@ -11,6 +11,7 @@ import tokenizer_folders
 from merging import write_adapter
 
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.sections import Training
 
 NAMES = ("qwen2", "qwen3", "llama", "qwen2_moe")
 # hidden and intermediate are multiples of 256, the block of K-quants
@@ -57,15 +58,16 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
     return {"bos_token_id": qwen2_variants.KEPT, "eos_token_id": qwen2_variants.KEPT + 2, "pad_token_id": qwen2_variants.KEPT}
 
 
-def family_adapter(folder: Path, base: Path, settings: dict[str, Any]) -> Path:
+def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
     """A random LoRA adapter on the attention of `base`, with tokenizer and record as stage train leaves them; the folder.
 
-    `settings` are the section train of a params.yaml.
+    `settings` are what it was trained with.
     """
     write_adapter(base, folder, target_modules=list(TARGETS))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(base / name, folder / name)
-    record = {"settings": settings | {"quantization": "nf4", "target_modules": list(TARGETS), "r": 4, "lora_alpha": 8}, "tokens_sha256": "ab" * 32}
+    told = settings.model_dump(mode="json") | {"target_modules": list(TARGETS), "r": 4, "lora_alpha": 8}
+    record = {"settings": told, "tokens_sha256": "ab" * 32}
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     return folder
 

@@ -79,7 +79,7 @@ def labels() -> dict[str, Any]:
 
 
 def train() -> dict[str, Any]:
-    monitor = Monitor(50, load_params(DEMO_RECIPE).train)
+    monitor = Monitor(50, load_params(DEMO_RECIPE).training_on("cpu"))
     monitor.restore(journal())
     return {
         "steps": 50, "planned_steps": 50, "adapter_step": 50, "loss_first": 1.558, "loss_last": 0.038, "eval_loss": 0.0812, "resumed_from": None,

@@ -28,7 +28,7 @@ def test_a_family_keeps_everything_on_its_way(name: str, tools: Toolchain, tiny_
     tiny_params["parity"] |= {"depth": "full", "conversations": 20, "strings": 3000}
     params = Params.model_validate(tiny_params)
     base = family(name, tmp_path / "base", tools)
-    adapter = family_adapter(tmp_path / "adapter", base, tiny_params["train"])
+    adapter = family_adapter(tmp_path / "adapter", base, params.training_on("cpu"))
     merged, folder = tmp_path / "merged", tmp_path / "gguf"
     folder.mkdir()
     merge(base=base, adapter=adapter, merged=merged, dtype="float16", onto="w16")

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from pipeline.training.checkpoints import MARKER, checkpoints_in, defect, step_o
 from pipeline.watching.journal import MEASURED, Journal
 
 EPOCHS, ACCUMULATION, SAVE_STEPS, EVAL_STEPS = 3, 2, 2, 3
-KILLS, QUICK = 50, 4  # the first QUICK (one of every kind among them) are in every run of the tests, the others are slow
+# the first QUICK (one of every kind among them) are in every run of the tests, those up to OFTEN in CI, all in `pytest -m slow`
+KILLS, OFTEN, QUICK = 50, 20, 4
 CHANGES = {
     "num_train_epochs": float(EPOCHS), "max_steps": -1, "save_steps": SAVE_STEPS, "eval_steps": EVAL_STEPS, "lora_dropout": 0.1,
     "gradient_accumulation_steps": ACCUMULATION, "sample_rows": 1, "sample_tokens": 4, "save_total_limit": 2,
@@ -177,7 +179,14 @@ def same_as(unbroken: Path, root: Path) -> None:
         assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("seed", [*range(QUICK), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(QUICK, KILLS))])
+def deaths() -> Iterator[Any]:
+    """The seeds, marked by how often they are drawn."""
+    for seed in range(KILLS):
+        marks = [*([pytest.mark.slow] if seed >= QUICK else []), *([pytest.mark.exhaustive] if seed >= OFTEN else [])]
+        yield pytest.param(seed, marks=marks)
+
+
+@pytest.mark.parametrize("seed", deaths())
 def test_killed_anywhere(seed: int, project: Path, unbroken: Path, tmp_path: Path) -> None:
     root = copy(project, tmp_path)
     death = planned(seed, micro_steps(unbroken))
