@@ -6,14 +6,14 @@ Writes `reports/parity.json` and `reports/parity.html`; a failed seam fails the 
 Command: `python -m pipeline parity`
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat import chats, load_tokenizer
-from pipeline.errors import DataError, GateError, ToolError
+from pipeline.errors import DataError, GateError
 from pipeline.hashing import file_hash
 from pipeline.jsonl import read_rows
 from pipeline.llamacpp.levels import level_key
@@ -24,7 +24,7 @@ from pipeline.reporting.parity_page import render_parity_page
 from pipeline.reporting.parity_words import figure
 from pipeline.seams.gguf_weights import gguf_weights
 from pipeline.seams.level_weights import level_weights
-from pipeline.seams.measure import BEHAVIOUR, LEFT_OUT, TEXT, Measure, Seams, behaviour, text_and_tokens, told, unmeasured
+from pipeline.seams.measure import BEHAVIOUR, LEFT_OUT, TEXT, Measure, Seams, add_part, behaviour, text_and_tokens, told, unmeasured
 from pipeline.seams.merged_weights import merged_weights
 from pipeline.seams.outputs import Bench, Chain, output_seams
 from pipeline.seams.packed_chain import PackedChain, packed_seams
@@ -46,27 +46,19 @@ def parity(chain: Chain, measure: Measure, *, base_gguf: Path, lora: Path) -> Se
     told("weights")
     seams = weights(chain, measure, base_gguf)
 
-    def add(titles: dict[str, str], part: Callable[[], Seams]) -> None:
-        try:
-            seams.update(part())
-        except ToolError as error:
-            if not any(seam.verdict == "fail" for seam in seams.values()):
-                raise
-            seams.update(unmeasured(titles, str(error).splitlines()[0]))
-
     told("text and tokens")
     levels = list(chain.levels.values())
-    add(SPECIAL, lambda: special_seams(tokenizer=tokenizer, merged=chain.merged, f16=chain.gguf, levels=levels, tools=measure.tools))
-    add(TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
+    add_part(seams, SPECIAL, lambda: special_seams(tokenizer=tokenizer, merged=chain.merged, f16=chain.gguf, levels=levels, tools=measure.tools))
+    add_part(seams, TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
     outputs = OUTPUTS | {level_key("outputs", level): f"{chain.gguf.stem} → {level}" for level in chain.levels}
     if depth == "quick":
         return seams | unmeasured(outputs | BEHAVIOUR | LORA, LEFT_OUT.format(depth, "standard"))
     if depth == "full":
         outputs |= LORA
     told("outputs")
-    add(outputs, lambda: outputs_of(chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if depth == "full" else {}))
+    add_part(seams, outputs, lambda: outputs_of(chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if depth == "full" else {}))
     told("behaviour")
-    add(BEHAVIOUR, lambda: behaviour([chain.gguf, *chain.levels.values()], tokenizer, measure))
+    add_part(seams, BEHAVIOUR, lambda: behaviour([chain.gguf, *chain.levels.values()], tokenizer, measure))
     return seams if depth == "full" else seams | unmeasured(LORA, LEFT_OUT.format(depth, "full"))
 
 

@@ -27,7 +27,13 @@ def fast_dtype(device: Device) -> ComputeDtype:
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor has instructions for products of bfloat16; False where nobody says (other systems than Linux)."""
+    fields = cpu_fields(cpuinfo)
+    return not INSTRUCTIONS.isdisjoint(f"{fields.get('flags')} {fields.get('Features')}".split())
+
+
+def cpu_fields(cpuinfo: Path) -> dict[str, str]:
+    """What Linux says of the last core, by name; nothing where there is no such file."""
     if not cpuinfo.is_file():
-        return False
-    lines = (line.partition(":") for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines())
-    return any(key.strip() in ("flags", "Features") and not INSTRUCTIONS.isdisjoint(value.split()) for key, _, value in lines)
+        return {}
+    fields = (line.split(":", 1) for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in fields}

@@ -17,7 +17,7 @@ import torch
 
 from pipeline.packed.head import BLOCK_HEAD, LOWEST, TINY, PackedLoss, block_logits, has_packed_head, head_rows, vocabulary_blocks
 from pipeline.packed.linear import PackedLinear
-from pipeline.training.chunked import ChunkedLoss, gradient_type, logit_rule
+from pipeline.training.chunked import ChunkedLoss, LossWithGradient, logit_rule
 
 
 def healing_loss(model: Any, inputs: dict[str, Any], sft_weight: float, positions: Any, answered: Any) -> Any:
@@ -46,7 +46,7 @@ def followed(position_ids: Any) -> Any:
     return position_ids[:, 1:] != 0
 
 
-class Divergence(torch.autograd.Function):
+class Divergence(LossWithGradient):
     """Gradients are made along with the loss, so that no logit is computed and no block dequantised a third time."""
 
     @staticmethod
@@ -55,15 +55,8 @@ class Divergence(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             total, gradient = divergence_and_gradient(states, ids, logs, model.lm_head, *logit_rule(model.config), with_gradient)
         if gradient is not None:
-            ctx.save_for_backward((gradient / divisor).to(gradient_type(states.dtype)))
-            ctx.type = states.dtype
+            Divergence.keep(ctx, states, gradient / divisor)
         return total / divisor
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        """The gradient of `states`, scaled by the loss's own gradient."""
-        (gradient,) = ctx.saved_tensors
-        return (gradient * upstream[0]).to(ctx.type), None, None, None, None, None
 
 
 def divergence_and_gradient(

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.packed.dequantise import dequantise
 from pipeline.packed.linear import PackedLinear
-from pipeline.training.chunked import gradient_type, logit_rule, trained_states
+from pipeline.training.chunked import LossWithGradient, logit_rule, trained_states
 
 BLOCK_LOGITS = 5 << 20  # logits alive at once, of all trained positions and a block of the vocabulary; a block takes 12 bytes a logit
 BLOCK_HEAD = 8 << 20  # weights of the head that are dense at once
@@ -30,7 +30,7 @@ def packed_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
     return PackedLoss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
 
 
-class PackedLoss(torch.autograd.Function):
+class PackedLoss(LossWithGradient):
     """Gradients are made along with the loss, so that no logit is computed and no row dequantised twice."""
 
     @staticmethod
@@ -39,15 +39,8 @@ class PackedLoss(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             total, gradient = loss_and_gradient(states, targets, model.lm_head, *logit_rule(model.config), with_gradient)
         if gradient is not None:
-            ctx.save_for_backward((gradient / divisor).to(gradient_type(states.dtype)))
-            ctx.type = states.dtype
+            PackedLoss.keep(ctx, states, gradient / divisor)
         return total / divisor
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        """The gradient of `states`, scaled by the loss's own gradient."""
-        (gradient,) = ctx.saved_tensors
-        return (gradient * upstream[0]).to(ctx.type), None, None, None, None
 
 
 def loss_and_gradient(states: Any, targets: Any, head: Any, factor: float, softcap: float | None, with_gradient: bool) -> tuple[Any, Any]:

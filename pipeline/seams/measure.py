@@ -1,14 +1,14 @@
 """What seams are measured with, and what both graphs measure of a GGUF alike: its texts and tokens, and what it does in llama-server."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat import Row, encodable
-from pipeline.errors import DataError
+from pipeline.errors import DataError, ToolError
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.seams.behaviour import behaviour_seams
@@ -71,6 +71,19 @@ def behaviour(models: Sequence[Path], tokenizer: Any, measure: Measure, lora: Pa
 def unmeasured(titles: dict[str, str], why: str) -> Seams:
     """Seams that were not measured, so that nobody takes them for passed."""
     return {key: Seam(title, "", None, None, "", "not measured", why) for key, title in titles.items()}
+
+
+def add_part(seams: Seams, titles: dict[str, str], part: Callable[[], Seams]) -> None:
+    """Add what `part` measures to `seams`. Where llama.cpp refuses a file that a seam has failed already, its `titles` were not measured.
+
+    Raises the `ToolError` where nothing had failed: then it is an error of its own.
+    """
+    try:
+        seams.update(part())
+    except ToolError as error:
+        if not any(seam.verdict == "fail" for seam in seams.values()):
+            raise
+        seams.update(unmeasured(titles, str(error).splitlines()[0]))
 
 
 def told(part: str) -> None:

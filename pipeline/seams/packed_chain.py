@@ -5,7 +5,6 @@ the same file with the adapter's GGUF. llama.cpp rounds activations to 8 bit bef
 what that costs is measured on the bare base, which nobody trained.
 """
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -14,14 +13,13 @@ from typing import Any
 
 from pipeline.chat import load_tokenizer
 from pipeline.conversion.passport import ADAPTER, BASE_FILE
-from pipeline.errors import ToolError
 from pipeline.hashing import file_hash, json_hash
 from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.packed import MODEL_FILE
 from pipeline.publish import read_json
 from pipeline.seams.divergence import Divergence, Prompt, Reference, compare, gguf_speaker, kept_logits
 from pipeline.seams.lora_weights import lora_weights
-from pipeline.seams.measure import BEHAVIOUR, LEFT_OUT, TEXT, Measure, Seams, behaviour, text_and_tokens, told, unmeasured
+from pipeline.seams.measure import BEHAVIOUR, LEFT_OUT, TEXT, Measure, Seams, add_part, behaviour, text_and_tokens, told, unmeasured
 from pipeline.seams.seam import Seam, count_seam
 from pipeline.seams.special import chat_template, special_tokens
 from pipeline.seams.torch_models import run_settings, trained_model
@@ -58,24 +56,16 @@ def packed_seams(chain: PackedChain, measure: Measure) -> Seams:
     told("weights")
     seams = {"weights_file": base_file(chain), "weights_lora": lora_weights(chain.base, chain.adapter, chain.lora)}
 
-    def add(titles: dict[str, str], part: Callable[[], Seams]) -> None:
-        try:
-            seams.update(part())
-        except ToolError as error:
-            if not any(seam.verdict == "fail" for seam in seams.values()):
-                raise
-            seams.update(unmeasured(titles, str(error).splitlines()[0]))
-
     told("text and tokens")
-    add(SPECIAL, lambda: {"tokens_special": special_tokens(tokenizer, chain.base, chain.gguf, measure.tools),
-                          "text_chat_template": chat_template(tokenizer, chain.base, chain.gguf)})  # fmt: skip
-    add(TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
+    add_part(seams, SPECIAL, lambda: {"tokens_special": special_tokens(tokenizer, chain.base, chain.gguf, measure.tools),
+                                      "text_chat_template": chat_template(tokenizer, chain.base, chain.gguf)})  # fmt: skip
+    add_part(seams, TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
     if depth == "quick":
         return seams | unmeasured(OUTPUTS | BEHAVIOUR, LEFT_OUT.format(depth, "standard"))
     told("outputs")
-    add(OUTPUTS, lambda: outputs(chain, tokenizer, measure))
+    add_part(seams, OUTPUTS, lambda: outputs(chain, tokenizer, measure))
     told("behaviour")
-    add(BEHAVIOUR, lambda: behaviour([chain.gguf], tokenizer, measure, chain.lora))
+    add_part(seams, BEHAVIOUR, lambda: behaviour([chain.gguf], tokenizer, measure, chain.lora))
     return seams
 
 

@@ -35,7 +35,23 @@ def trained_states(model: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
     return hidden[:, :-1][trained], targets[trained]
 
 
-class ChunkedLoss(torch.autograd.Function):
+class LossWithGradient(torch.autograd.Function):
+    """A loss of hidden states, its first argument, whose gradient is made along with it; nothing else gets one."""
+
+    @staticmethod
+    def keep(ctx: Any, states: Any, gradient: Any) -> None:
+        """For `forward` to end with: the gradient of `states`, before the loss's own."""
+        ctx.save_for_backward(gradient.to(gradient_type(states.dtype)))
+        ctx.type = states.dtype
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        """The gradient of `states`, scaled by the loss's own gradient."""
+        (gradient,) = ctx.saved_tensors
+        return (gradient * upstream[0]).to(ctx.type), *(None for _ in ctx.needs_input_grad[1:])
+
+
+class ChunkedLoss(LossWithGradient):
     """Gradients are made along with the loss, so that no logit is computed twice (as Liger does, arXiv:2410.10989)."""
 
     @staticmethod
@@ -53,15 +69,9 @@ class ChunkedLoss(torch.autograd.Function):
             total += loss.detach()
             if with_gradient:
                 gradient[piece] = torch.autograd.grad(loss, chunk)[0]
-        ctx.save_for_backward(gradient.div_(after) if with_gradient else gradient)
-        ctx.type = states.dtype
+        if with_gradient:
+            ChunkedLoss.keep(ctx, states, gradient.div_(after))
         return total / after
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        """The gradient of `states`, scaled by the loss's own gradient."""
-        (gradient,) = ctx.saved_tensors
-        return (gradient * upstream[0]).to(ctx.type), None, None, None, None
 
 
 def gradient_type(states: torch.dtype) -> torch.dtype:

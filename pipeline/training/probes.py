@@ -9,7 +9,7 @@ from pipeline.errors import ToolError
 from pipeline.planning.card import Card, main_memory, query
 from pipeline.planning.memory import CUDA_CONTEXT
 from pipeline.planning.units import memory_gb
-from pipeline.processor import fast_dtype
+from pipeline.processor import fast_dtype, training_device
 from pipeline.sections import Train, Training
 from pipeline.training.arguments import needs_gpu
 
@@ -74,7 +74,7 @@ def bitsandbytes_works(settings: Training) -> Check:
         import torch
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = training_device()
         weights = torch.arange(4096, device=device).sin().to(getattr(torch, settings.bnb_4bit_compute_dtype)).reshape(64, 64)
         packed, state = quantize_4bit(weights, compress_statistics=settings.bnb_4bit_use_double_quant, quant_type="nf4")
         error = (dequantize_4bit(packed, state) - weights).float().abs().amax(dim=1) / weights.float().abs().amax(dim=1)  # a row is a block

@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from pipeline.processor import cpu_fields
+
 QUERY = ("name", "memory.total", "driver_version")  # of nvidia-smi
 
 
@@ -24,8 +26,7 @@ def hardware() -> dict[str, Any]:
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """The processor's name as it gives it itself: on Linux from `cpuinfo`, on macOS from sysctl, else from the platform."""
     if cpuinfo.is_file():
-        fields = (line.split(":", 1) for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if ":" in line)
-        names = {key.strip(): value.strip() for key, value in fields}
+        names = cpu_fields(cpuinfo)
         return names.get("model name") or names.get("Model") or platform.machine()  # ARM's has no model name
     return _said("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or None
 
