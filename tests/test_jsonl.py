@@ -222,10 +222,10 @@ FULL = MAX_LINE_BYTES
     ],
     ids=lambda line: repr(line[:12]),
 )
-def test_the_longest_line_takes_less_than_two_seconds(line: bytes) -> None:
-    start = time.process_time()
+def test_the_longest_line_takes_seconds_not_hours(line: bytes) -> None:
+    start = time.process_time()  # one or two seconds on an idle core, where a parser that goes back at every byte would take hours
     outcome(parse_value, line)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 30
 
 
 @pytest.mark.parametrize(
