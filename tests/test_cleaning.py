@@ -256,7 +256,7 @@ def test_no_line_takes_long(name: str) -> None:
 
     start = time.process_time()
     first = clean()
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 10  # one second on an idle core; what is quadratic takes hours
     assert clean() == first
     assert (first[0] == "endless_marks") == (name in ("marks out of order", "marks made of marks"))
 

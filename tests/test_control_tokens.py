@@ -292,4 +292,4 @@ def test_no_text_takes_long(text: str) -> None:
 
     start = time.process_time()
     RULE.neutralise(text)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 10  # a second on an idle core; what is quadratic takes hours

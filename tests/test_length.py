@@ -461,7 +461,7 @@ def test_no_line_takes_long(rules: dict[str, Length], name: str) -> None:
     rule.counter.overheads.clear()
     start = time.process_time()
     first = parts()
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 10  # one second on an idle core; what is quadratic takes hours
     assert parts() == first, "whatever is remembered of the row, it gives the same"
     if first[0] == "over_budget":
         assert name not in ("as many as are split", "ordinary turns")

@@ -146,14 +146,14 @@ def test_any_text_after_the_marker_is_a_number_or_none(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        " " * 20_000, "1" * 20_000 + "/2", "$ " * 20_000, "1,111" + ",111" * 20_000 + "/2", "1" + "/" * 20_000, "1." + "1" * 20_000 + "/2",
-        "1" + "-" * 20_000, "- " * 20_000, "\\" * 20_000, r"\boxed" * 20_000, "*" * 20_000 + "-" * 20_000,
+        " " * 200_000, "1" * 200_000 + "/2", "$ " * 200_000, "1,111" + ",111" * 200_000 + "/2", "1" + "/" * 200_000, "1." + "1" * 200_000 + "/2",
+        "1" + "-" * 200_000, "- " * 200_000, "\\" * 200_000, r"\boxed" * 200_000, "*" * 200_000 + "-" * 200_000,
     ],
 )  # fmt: skip
 def test_a_long_answer_is_read_at_once(text: str) -> None:
     start = time.monotonic()
     assert score("number:####", "#### 42", f"#### {text}").points == 0.0
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < 10  # much less than a second; what is quadratic takes minutes
 
 
 def test_regex() -> None:
@@ -215,11 +215,11 @@ def test_rouge_l_of_many_equal_words_is_the_librarys_own(reference: list[str], a
 
 
 def test_rouge_l_of_long_texts_is_quick() -> None:
-    reference, answer = (" ".join(str(n * step % 997) for n in range(8_000)) for step in (7, 11))
+    reference, answer = (" ".join(str(n * step % 997) for n in range(16_000)) for step in (7, 11))
     start = time.monotonic()
     assert 0 < (score("rouge_l", reference, answer).points or 0) < 1
     assert score("rouge_l", reference, reference).points == 1.0
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10  # 0.1 s; what is quadratic takes a minute
 
 
 OWN = """
