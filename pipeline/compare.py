@@ -41,7 +41,7 @@ def compare(root: Path, params: Params) -> dict[str, Any]:
     need_trainable(root, params)
     started = time.monotonic()
     rows = answerable_rows(root / "data/final/test.jsonl", settings.rows, evaluate.seed)
-    plan = Plan(root.resolve(), params, rows, find_toolchain(params.llamacpp.home))
+    plan = Plan(root.resolve(), decided(params), rows, find_toolchain(params.llamacpp.home))
     seeds, levels = settings.seeds, settings.levels
     forget_others(plan.folder, {*levels, *(f"{name}-{seed}" for name in ("NF4", "W16", "NF4M", *levels) for seed in seeds)})
     measurements = plan.measurements()
@@ -52,6 +52,12 @@ def compare(root: Path, params: Params) -> dict[str, Any]:
     figures = measure_all(measurements, lambda words: print(f"compare: {words}", file=sys.stderr, flush=True))
     found = summarise(figures, seeds=seeds, levels=levels, sixteen=params.convert.type, scorer=evaluate.scorer, seed=evaluate.seed)
     return found | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def decided(params: Params) -> Params:
+    """`params` with the type that training computes in on this machine: `auto` is another one elsewhere, and figures of both aren't comparable."""
+    chosen = params.training.bnb_4bit_compute_dtype
+    return params.model_copy(update={"train": params.train.model_copy(update={"bnb_4bit_compute_dtype": chosen})})
 
 
 def need_inputs(root: Path, params: Params) -> None:
@@ -71,7 +77,8 @@ def need_trainable(root: Path, params: Params) -> None:
     try:
         header = checked_header(root / f"models/gguf/{params.convert.name}-{UNTUNED}{params.convert.type}.gguf")
     except DataError as error:
-        raise ConfigError(f"the ways to ship can't be compared: {error} (or set compare.seeds to [])") from None
+        why = f"for this base can't be trained on as a GGUF: {error}"
+        raise ConfigError(f"the ways to ship can't be compared, {why}. Set compare.seeds to []") from None
     if (architecture := header.fields["general.architecture"]) not in DENSE:
         raise ConfigError(f"the ways to ship can't be compared for {architecture}, only for {', '.join(DENSE)}: set compare.seeds to []")
     shape = load_shape(root / "models/base/config.json")

@@ -4,6 +4,8 @@ import ast
 import json
 import os
 import shutil
+import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ import tiny
 import yaml
 
 from pipeline.__main__ import main as run_here
-from pipeline.compare import main
+from pipeline.compare import decided, main
 from pipeline.errors import ConfigError, DataError, GateError, MachineError, Stopped
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
@@ -26,7 +28,7 @@ from pipeline.ways import child, plan, projects, reference
 from pipeline.ways.names import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, WAYS
 from pipeline.ways.projects import CODE, KEY, MEASURING, open_project, sub_params
 from pipeline.ways.recommendation import Measured, recommend
-from pipeline.ways.statistics import Difference, difference, mean_of, resampled
+from pipeline.ways.statistics import Difference, difference, half_width, mean_of
 from pipeline.ways.steps import Measurement, Step, measure_all, needed, size_of
 from pipeline.workflow.settle import REUSE
 
@@ -43,21 +45,29 @@ def scores(random: np.random.Generator, seeds: int, rows: int, *, of_seeds: floa
     return 0.5 + of_seeds * random.normal(size=(seeds, 1)) + of_rows * random.normal(size=(1, rows)) + of_both * random.normal(size=(seeds, rows))
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says_with_many_seeds_and_not_much_less_with_three() -> None:
+@pytest.mark.parametrize(("seeds", "least"), [(1, 0.92), (2, 0.85), (3, 0.90), (12, 0.92)])
+@pytest.mark.parametrize(
+    ("of_seeds", "of_rows", "of_both"), [(0.0, 0.3, 0.2), (0.02, 0.2, 0.2), (0.05, 0.05, 0.2), (0.05, 0.0, 0.01), (0.0, 0.0, 0.3)]
+)
+def test_the_interval_holds_the_truth_as_often_as_it_says(seeds: int, least: float, of_seeds: float, of_rows: float, of_both: float) -> None:
     random = np.random.default_rng(0)
-    for seeds, least in ((12, 0.90), (3, 0.84)):
-        held = 0
-        for turn in range(200):
-            low, high = np.percentile(resampled(scores(random, seeds, 60), turn), [2.5, 97.5])
-            held += low <= 0.5 <= high
-        assert held / 200 >= least, seeds
+    drawn = (scores(random, seeds, 60, of_seeds=of_seeds if seeds > 1 else 0, of_rows=of_rows, of_both=of_both) for _ in range(400))
+    assert sum(abs(one.mean() - 0.5) <= half_width(one) for one in drawn) / 400 >= least
 
 
 def test_rows_alone_would_be_too_sure_where_seeds_differ() -> None:
-    random = np.random.default_rng(1)
-    found = scores(random, 4, 400, of_seeds=0.1, of_rows=0.05, of_both=0.05)
-    both, rows = (float(np.diff(np.percentile(resampled(one, 0), [2.5, 97.5]))[0]) for one in (found, found.mean(axis=0, keepdims=True)))
-    assert both > 4 * rows
+    found = scores(np.random.default_rng(1), 4, 400, of_seeds=0.1, of_rows=0.05, of_both=0.05)
+    assert half_width(found) > 4 * half_width(found.mean(axis=0, keepdims=True))
+
+
+def test_one_seed_has_the_rows_own_interval_and_equal_scores_have_none() -> None:
+    from scipy.stats import t
+
+    rows = np.random.default_rng(2).random((1, 30))
+    low, high = t.interval(0.95, 29, rows.mean(), rows.std(ddof=1) / 30**0.5)
+    assert half_width(rows) == pytest.approx((high - low) / 2)
+    assert half_width(rows.T) == half_width(rows)
+    assert half_width(np.full((3, 20), 0.7)) < 1e-12
 
 
 def test_a_difference_is_paired() -> None:
@@ -86,7 +96,7 @@ def test_no_difference_is_none_and_one_seed_that_is_better_by_luck_is_not_measur
 
 def test_a_single_score_says_nothing_and_shapes_must_agree() -> None:
     one = np.array([[1.0]])
-    assert (mean_of(one, 0).low, mean_of(one, 0).high) == (0.0, 1.0)
+    assert (mean_of(one).low, mean_of(one).high) == (0.0, 1.0)
     assert (difference(one, 0 * one, 0).low, difference(one, 0 * one, 0).high) == (-100.0, 100.0)
     with pytest.raises(ValueError, match="the same of both"):
         difference(one, np.ones((2, 1)), 0)
@@ -304,7 +314,7 @@ def test_all_code_that_figures_depend_on_is_in_their_keys() -> None:
 def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict[str, Any]) -> None:
     tiny_params["merge"]["base"], tiny_params["quantize"]["levels"] = "auto", ["Q4_K_M", "Q5_K_M", "base-Q4_K_M"]
     values = sub_params(Params.model_validate(with_compare(tiny_params, seeds=[1], levels=["Q4_0"])), {"train": {"seed": 9}})
-    assert values["train"] == tiny_params["train"] | {"seed": 9}
+    assert values["train"] == tiny_params["train"] | {"seed": 9, "sample_rows": 0}
     assert (values["quantize"]["levels"], values["merge"]["base"], values["compare"]["seeds"]) == (["Q4_0"], "w16", [])
     assert values["curate"] == tiny_params["curate"]
 
@@ -336,6 +346,39 @@ def test_a_real_stage_is_run_and_its_own_error_class_comes_back(
     with pytest.raises(DataError, match=r"base in .* failed \(exit status 3; its reason stands above\)"):
         child.run_stage(tmp_path, "base")
     assert "nowhere is no folder" in capfd.readouterr().err
+
+
+def test_ctrl_c_ends_what_a_stage_started_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if not told.exists():
+                while not told.exists():
+                    time.sleep(0.05)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(child.subprocess, "Popen", Interrupted)
+    tool = f"import subprocess; one = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'new')!r}, 'w').write(str(one.pid)); "
+    tool += f"import os; os.rename({str(tmp_path / 'new')!r}, {str(told)!r}); one.wait()"
+    with pytest.raises(KeyboardInterrupt):
+        child.run_module("timeit", "-n", "1", "-r", "1", tool, what="a stage")
+    process, end = Path("/proc") / told.read_text(), time.monotonic() + 30
+    while process.exists() and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end, "what the stage had started runs on"
+        time.sleep(0.05)
+
+
+def test_keys_and_sub_projects_know_the_type_that_auto_means_here(tiny_params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_params["train"]["bnb_4bit_compute_dtype"] = "auto"
+    params = Params.model_validate(tiny_params)
+    for multiplies, dtype in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr("pipeline.processor.multiplies_bfloat16", lambda found=multiplies: found)
+        monkeypatch.setattr("pipeline.params.training_device", lambda: "cpu")
+        chosen = decided(params)
+        assert chosen.train.bnb_4bit_compute_dtype == dtype
+        assert sub_params(chosen, {})["train"]["bnb_4bit_compute_dtype"] == dtype
 
 
 def test_an_orphan_does_not_start() -> None:

@@ -38,7 +38,7 @@ def test_a_graph_that_was_edited_stays_unless_forced_and_so_does_the_recipe(root
     edited = (root / "dvc.yaml").read_bytes()
     use("qwen2.5-0.5b", root)  # of the same graph
     use("demo", root, force=True)
-    graph(root, force=True)
+    graph(root)
     assert (root / "dvc.yaml").read_bytes() == edited
     with pytest.raises(ConfigError, match=r"edits that are in neither graph of graphs/: keep a copy, then add --force"):
         use("demo-gguf", root)
@@ -46,6 +46,15 @@ def test_a_graph_that_was_edited_stays_unless_forced_and_so_does_the_recipe(root
     use("demo-gguf", root, force=True)
     assert (root / "dvc.yaml").read_bytes() == (GRAPHS / "adapter.dvc.yaml").read_bytes()
     assert (root / "dvc.yaml.edited").read_bytes() == edited
+
+
+def test_a_graph_with_edits_or_of_an_older_version_is_brought_up_to_date_when_forced_and_each_copy_is_kept(root: Path) -> None:
+    wanted = (root / "dvc.yaml").read_bytes()
+    for name, text in (("dvc.yaml.edited", b"# mine\n"), ("dvc.yaml.edited2", b"# mine again\n")):
+        (root / "dvc.yaml").write_bytes(wanted + text)
+        graph(root, force=True)
+        assert (root / "dvc.yaml").read_bytes() == wanted
+        assert (root / name).read_bytes() == wanted + text
 
 
 @pytest.mark.parametrize(("own", "stage"), [("merged", "curate"), ("adapter", "curate")])

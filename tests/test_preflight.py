@@ -154,6 +154,14 @@ def test_a_type_that_the_processor_has_no_instructions_for(
     assert check.remedy == ("set it to auto" if state == "warn" else "")
 
 
+@pytest.mark.parametrize(("known", "state"), [((7, 5), "warn"), ((8, 0), "ok"), ((12, 0), "ok")])
+def test_a_gpu_without_units_for_bfloat16_is_warned_of(monkeypatch: pytest.MonkeyPatch, known: tuple[int, int], state: str) -> None:
+    monkeypatch.setattr(probes, "capability", lambda: known)
+    check = probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="bfloat16"))
+    assert check.state == state and ("compute capability 7.5" in check.finding) == (state == "warn")
+    assert probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="float16")).state == "ok"
+
+
 def test_nf4_round_trips_here() -> None:
     check = probes.bitsandbytes_works(settings())
     assert check.state == "ok" and "errs by 0.15" in check.finding

@@ -49,9 +49,12 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
 
 
 def graph(root: Path, force: bool = False) -> None:
-    """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` was changed by hand."""
+    """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` was changed by hand, or with `force` after an update.
+
+    Raises `ConfigError` where it has edits and is another graph, unless `force` is set; they are kept beside it.
+    """
     needed = load_params(root / "params.yaml").graph
-    changed = put_graph(root, needed, force=force)
+    changed = put_graph(root, needed, force=force, anew=force)
     print(f"{root / 'dvc.yaml'} is the graph of {WORDS[needed]} {'now' if changed else 'already'}")
 
 

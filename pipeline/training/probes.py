@@ -14,6 +14,7 @@ from pipeline.sections import Train, Training
 from pipeline.training.arguments import needs_gpu
 
 # of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is for the scales, quantised too
+BFLOAT16_SINCE = (8, 0)  # compute capability of NVIDIA's Ampere (CUDA C++ Programming Guide, compute capabilities)
 LARGEST_NF4_ERROR = 0.17
 
 
@@ -57,12 +58,23 @@ def other_processes(lines: Sequence[Sequence[str]], own: int) -> list[str]:
 
 
 def arithmetic(card: Card, settings: Training) -> Check:
-    """The type that training computes in; a warning where this processor has no instructions for it."""
+    """The type that training computes in; a warning where this processor or GPU has no instructions for it."""
     chosen, fast = settings.bnb_4bit_compute_dtype, fast_dtype(card.device)
     if card.device == "cpu" and chosen not in (fast, "float32"):
         finding = f"train.bnb_4bit_compute_dtype is {chosen}, which this processor has no instructions for: ten times slower than float32, and more"
-        return Check("arithmetic", "warn", finding, "set it to auto")
+        lost = "; small gradients are lost in it, for only a GPU's training scales them" if chosen == "float16" else ""
+        return Check("arithmetic", "warn", finding + lost, "set it to auto")
+    if card.device == "cuda" and chosen == "bfloat16" and (known := capability()) and known < BFLOAT16_SINCE:
+        finding = f"bfloat16, which a GPU of compute capability {known[0]}.{known[1]} has no units for (8.0 and later have): right, but slow"
+        return Check("arithmetic", "warn", finding, "set train.bnb_4bit_compute_dtype to float16, if the model's values fit its range")
     return Check("arithmetic", "ok", chosen)
+
+
+def capability() -> tuple[int, int] | None:
+    """The GPU's compute capability, None without one."""
+    import torch
+
+    return torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
 
 
 def bitsandbytes_works(settings: Training) -> Check:

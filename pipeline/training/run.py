@@ -117,7 +117,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
             yield from differences(before, after, f"{name}.")
         elif before != after:
             shown = name.replace("settings.", "train.").replace("versions.", "library ")
-            yield name, WORDS.get(name) or f"{shown} ({before} → {after})"
+            why = "; auto is what the machine is fast in" if name == "settings.bnb_4bit_compute_dtype" else ""
+            yield name, WORDS.get(name) or f"{shown} ({before} → {after}{why})"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

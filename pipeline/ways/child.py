@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import ConfigError, DataError, GateError, MachineError, QuenchError, Stopped, ToolError
@@ -34,7 +35,8 @@ def run_module(module: str, *words: str, what: str) -> None:
     try:
         code = process.wait()
     except BaseException:
-        process.terminate()  # and let it write its checkpoint
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # what it started as well; a training writes its checkpoint
         process.wait()
         raise
     if code < 0 or code - 128 in (signal.SIGINT, signal.SIGTERM):

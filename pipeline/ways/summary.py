@@ -14,18 +14,21 @@ from pipeline.ways.recommendation import Measured, recommend
 from pipeline.ways.statistics import Difference, Scores, difference, mean_of
 
 Figures = Mapping[str, Any]
-DISK = "base, merged model, 16-bit GGUF and level together, as the stages leave them; checkpoints, the adapter and what only comparisons read aside"
+DISK = (
+    "base, merged model, 16-bit GGUF and level together, as the stages leave them; checkpoints, the adapter, what only comparisons read and what the "
+    "base's level was quantised from aside"
+)
 
 
 def summarise(figures: Sequence[Figures], *, seeds: Sequence[int], levels: Sequence[str], sixteen: str, scorer: str, seed: int) -> dict[str, Any]:
-    """What reports/ways.json holds; `figures` are `pipeline.ways.plan`'s, `sixteen` is the 16-bit type, `seed` draws the bootstrap's samples.
+    """What reports/ways.json holds; `figures` are `pipeline.ways.plan`'s, `sixteen` is the 16-bit type, `seed` draws the tests' swaps.
 
     Raises `DataError` where no row has a score from every way and seed.
     """
     rows = scored_rows(figures)
     if not rows:
         raise DataError(f"no held-out row has a score by {scorer} from every way: look at the judge, or take another scorer")
-    reference = of_way(figures, rows, sixteen, MERGED_16, seeds, seed)
+    reference = of_way(figures, rows, sixteen, MERGED_16, seeds)
     return {
         "seeds": list(seeds), "scorer": scorer, "rows": len(rows), "disk_counted": DISK, "reference": {"level": sixteen, **reference},
         "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels},
@@ -39,7 +42,7 @@ def scored_rows(figures: Sequence[Figures]) -> list[str]:
 
 def of_level(figures: Sequence[Figures], rows: Sequence[str], level: str, seeds: Sequence[int], seed: int) -> dict[str, Any]:
     """One level's ways, their differences from each other (second less first, in points of 100), and the one to take."""
-    ways = {way: {"title": title(way, level)} | of_way(figures, rows, level, way, seeds, seed) for way in WAYS}
+    ways = {way: {"title": title(way, level)} | of_way(figures, rows, level, way, seeds) for way in WAYS}
     points = {way: matrix(figures, rows, level, way, seeds) for way in WAYS}
     pairs = list(combinations(WAYS, 2))
     differences = {pair: difference(points[pair[0]], points[pair[1]], seed) for pair in pairs}
@@ -52,11 +55,11 @@ def of_level(figures: Sequence[Figures], rows: Sequence[str], level: str, seeds:
     }  # fmt: skip
 
 
-def of_way(figures: Sequence[Figures], rows: Sequence[str], level: str, way: str, seeds: Sequence[int], seed: int) -> dict[str, Any]:
+def of_way(figures: Sequence[Figures], rows: Sequence[str], level: str, way: str, seeds: Sequence[int]) -> dict[str, Any]:
     """One way's figures over the seeds: sizes and divergence as their mean, speeds as their median, scores with intervals."""
     own = mine(figures, level, way, seeds)
     points = matrix(figures, rows, level, way, seeds)
-    score, perfect = mean_of(points, seed), mean_of(all_right(points), seed)
+    score, perfect = mean_of(points), mean_of(all_right(points))
     bare = [one["speed"]["bare"]["median"] for one in own if "bare" in one["speed"]]
     return {
         "bytes": round(fmean(sum(one["shipped"].values()) for one in own)), "shipped": own[0]["shipped"],

@@ -4,6 +4,7 @@ Snakemake asks `params.yaml` for the one it needs (`Snakefile`). DVC can't: `dvc
 `quench use` and `quench graph`, and refused by every stage where it is the other one.
 """
 
+import shutil
 from pathlib import Path
 
 import yaml
@@ -38,10 +39,11 @@ def _is_graph(file: Path, graph: Graph) -> bool:
         return False  # DVC says what is wrong with it
 
 
-def put_graph(root: Path, graph: Graph, *, force: bool = False) -> bool:
-    """Make `root`/dvc.yaml the graph `graph`; whether that changed it. An edited file that is this graph already stays as it is.
+def put_graph(root: Path, graph: Graph, *, force: bool = False, anew: bool = False) -> bool:
+    """Make `root`/dvc.yaml the graph `graph`; whether that changed it. An edited file that is this graph already stays, unless it is wanted `anew`.
 
-    Raises `ConfigError` where it is someone's edits of anything else, unless `force` is set: then they are kept as dvc.yaml.edited.
+    Raises `ConfigError` where it is someone's edits of anything else, unless `force` is set. What is replaced is kept as dvc.yaml.edited, or under
+    the next free name.
     """
     target, wanted = root / "dvc.yaml", (GRAPHS / f"{graph}{SUFFIX}").read_bytes()
     there = target.read_bytes() if target.is_file() else None
@@ -49,13 +51,15 @@ def put_graph(root: Path, graph: Graph, *, force: bool = False) -> bool:
         return False
     known = [path.read_bytes() for path in GRAPHS.glob(f"*{SUFFIX}")]
     edited = there is not None and there not in known
-    if edited and _is_graph(target, graph):
+    if edited and not anew and _is_graph(target, graph):
         return False
-    if edited and not force:
+    if edited and not (force or anew):
         raise ConfigError(f"{target} has edits that are in neither graph of {GRAPHS.name}/: keep a copy, then add --force to replace it")
     if edited:
-        target.replace(target.with_name(f"{target.name}.edited"))
-        print(f"{target.name} had edits: they are in {target.name}.edited now")
+        names = (f"{target.name}.edited{number}" for number in ("", *range(2, 1000)))
+        kept = next(path for name in names if not (path := target.with_name(name)).exists())
+        shutil.copy2(target, kept)
+        print(f"{target.name} had edits: they are in {kept.name} now")
     with publishing(target) as aside:
         aside.write_bytes(wanted)
     return True

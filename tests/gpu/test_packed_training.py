@@ -1,6 +1,7 @@
 """On a GPU: a step on a GGUF's own blocks gives float32's gradients of the CPU, a killed run goes on, and the 8 GB recipe's peak fits."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.gpu
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-gguf-8gb.yaml").training
+STEPS = 40  # enough to be killed in the midst of
 
 
 def gradients(base: Path, device: str, dtype: str) -> dict[str, torch.Tensor]:
@@ -67,10 +69,12 @@ def test_a_run_on_packed_weights_goes_on_after_a_kill(tiny_gguf_base: Path, tmp_
     while running.poll() is None and not (checkpoint / "complete.json").exists():
         pass
     running.kill()
-    running.wait()
+    assert running.wait() == -signal.SIGKILL, "it was done before it was killed: more steps are needed"
     assert checkpoint.is_dir()
     assert main(["train", "--root", str(root)]) == 0
-    assert json.loads((root / "reports/train.json").read_text())["steps"] == 4
+    report = json.loads((root / "reports/train.json").read_text())
+    assert report["resumed_from"].startswith("checkpoint-")
+    assert (report["steps"], report["loss"]) == (STEPS, "liger")
 
 
 def packed(gguf: Path) -> dict[str, Any]:
@@ -78,7 +82,7 @@ def packed(gguf: Path) -> dict[str, Any]:
     recipe = yaml.safe_load((PROJECT / "recipes/qwen2.5-7b-gguf-8gb.yaml").read_text())["train"]
     params = tiny.packed_params(gguf)
     params["train"] |= {name: recipe[name] for name in ("bnb_4bit_compute_dtype", "optim", "gradient_checkpointing", "loss")}
-    params["train"] |= {"max_steps": 4, "save_steps": 2}
+    params["train"] |= {"max_steps": STEPS, "save_steps": 2}
     return params
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.gpu
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training
+STEPS = 40  # enough to be killed in the midst of
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
@@ -48,7 +50,7 @@ def test_a_step_in_nf4_is_finite_and_the_embeddings_stay_where_they_are_told(on_
 def root(prepared: Path, tmp_path: Path) -> Path:
     """A prepared project with what the 8 GB recipe trains with."""
     root = Path(shutil.copytree(prepared, tmp_path / "project"))
-    set_train(root, loss="liger", optim="paged_adamw_8bit", gradient_checkpointing=True, max_steps=4, save_steps=2)
+    set_train(root, loss="liger", optim="paged_adamw_8bit", gradient_checkpointing=True, max_steps=STEPS, save_steps=2)
     return root
 
 
@@ -64,12 +66,12 @@ def test_a_run_with_the_paged_optimizer_goes_on_after_a_kill(root: Path) -> None
     while running.poll() is None and not (checkpoint / "complete.json").exists():
         pass
     running.kill()
-    running.wait()
+    assert running.wait() == -signal.SIGKILL, "it was done before it was killed: more steps are needed"
     assert checkpoint.is_dir()
     assert main(["train", "--root", str(root)]) == 0
     report = json.loads((root / "reports/train.json").read_text())
-    assert report["steps"] == 4
-    assert report["loss"] == "liger"
+    assert report["resumed_from"].startswith("checkpoint-")
+    assert (report["steps"], report["loss"]) == (STEPS, "liger")
 
 
 def test_the_8gb_recipe_peaks_at_7_gib(tmp_path: Path) -> None:
