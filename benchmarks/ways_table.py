@@ -1,0 +1,81 @@
+"""Prints the ways to ship from figures that stage compare saved, by its own statistics; ways that were not measured are left out.
+
+python benchmarks/ways_table.py benchmarks/results/2026-11-21-ways.jsonl
+python benchmarks/ways_table.py models/.compare/records --save FILE.jsonl     # a project's figures into such a file, a line each
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pipeline.ways.names import MERGED_16, WAYS, title
+from pipeline.ways.statistics import Scores, difference, mean_of
+from pipeline.ways.summary import all_right, matrix, mine, scored_rows
+
+
+def read(place: Path) -> list[dict[str, Any]]:
+    """The figures of a folder of records or of a file of lines."""
+    if place.is_dir():
+        return [json.loads(path.read_text(encoding="utf-8"))["figures"] for path in sorted(place.glob("*.json"))]
+    return [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+
+
+def shorter(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures with the scores rounded to four places, which is what a row of a few fields has."""
+    return figures | {"points": {row: score if score is None else round(score, 4) for row, score in figures["points"].items()}}
+
+
+def show(figures: list[dict[str, Any]], seed: int = 42) -> None:
+    """Print a line a way and level, and under each level the differences from its merged model."""
+    rows, levels = scored_rows(figures), sorted({one["level"] for one in figures})
+    print(f"{len(figures)} measurements, {len(rows)} rows\n")
+    print(f"{'':<58}{'score':>7}{'95 %':>14}{'all right':>11}{'95 %':>14}{'KLD':>8}{'same':>7}{'tok/s':>7}{'bare':>7}{'shipped':>9}{'disk':>7}")
+    for level in levels:
+        points: dict[str, Scores] = {}
+        for way in WAYS:
+            if not (seeds := sorted(one["seed"] for one in figures if (one["level"], one["way"]) == (level, way))):
+                continue
+            own, points[way] = mine(figures, level, way, seeds), matrix(figures, rows, level, way, seeds)
+            score, perfect = mean_of(points[way]), mean_of(all_right(points[way]))
+            bare = [one["speed"]["bare"]["median"] for one in own if "bare" in one["speed"]]
+            size, disk = (fmean(sum(one[key].values()) for one in own) / 1e6 for key in ("shipped", "disk"))
+            print(
+                f"{title(way, level) + ', ' + str(len(seeds)) + ' seeds':<58}{100 * score.value:>7.1f}{span(score.low, score.high):>14}"
+                f"{100 * perfect.value:>11.1f}{span(perfect.low, perfect.high):>14}{fmean(one['kld'] for one in own):>8.4f}"
+                f"{100 * fmean(one['same_top'] for one in own):>7.1f}{median(one['speed']['shipped']['median'] for one in own):>7.1f}"
+                f"{f'{median(bare):.1f}' if bare else '':>7}{size:>9.1f}{disk:>7.0f}"
+            )
+        for way in points:
+            if way != MERGED_16 and MERGED_16 in points and points[way].shape == points[MERGED_16].shape:
+                found = [difference(of(points[MERGED_16]), of(points[way]), seed) for of in (np.asarray, all_right)]
+                words = (f"{one.points:+.1f} ({one.low:+.1f} to {one.high:+.1f}), p {one.p_value:.4f}" for one in found)
+                print(f"    {title(way, level)}: score {next(words)}; all right {next(words)}")
+        print()
+
+
+def span(low: float, high: float) -> str:
+    """An interval in points of 100."""
+    return f"{100 * low:.1f}-{100 * high:.1f}"
+
+
+def main() -> None:
+    """Print the table, after saving the figures where that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figures", type=Path)
+    parser.add_argument("--save", type=Path)
+    asked = parser.parse_args()
+    figures = read(asked.figures)
+    if asked.save:
+        asked.save.write_text("".join(json.dumps(shorter(one)) + "\n" for one in figures), encoding="utf-8")
+    show(figures)
+
+
+if __name__ == "__main__":
+    main()
