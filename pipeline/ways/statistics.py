@@ -75,4 +75,4 @@ def half_width(values: Scores) -> float:
     if variance == 0:
         return 0.0
     freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
-    return float(t.ppf(0.975, freedom)) * variance**0.5
+    return float(t.ppf(0.975, freedom)) * float(variance**0.5)
