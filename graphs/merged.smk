@@ -160,6 +160,7 @@ rule compare:
             "pipeline/tokens",
             "pipeline/train.py",
             "pipeline/training",
+            "pipeline/watching/hardware.py",
             "pipeline/workflow/settle.py",
         ],
         final=[f"data/final/{split}.jsonl" for split in ("train", "val", "test")],

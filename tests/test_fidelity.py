@@ -127,7 +127,7 @@ def test_seven_billion_by_formula() -> None:
     parts = dict.fromkeys(PARTS, 1)
     table = memory_table({"NF4 QLoRA": parts}, load_params(Path(__file__).parent.parent / "recipes" / "qwen2.5-7b-8gb.yaml").training)
     assert table["NF4 QLoRA"] == parts | {"total": 4}
-    assert table["Qwen2.5-7B, 16-bit LoRA"]["weights"] == pytest.approx(2 * 7_615_616_512, rel=1e-4)
+    assert table["Qwen2.5-7B, unquantised LoRA"]["weights"] == pytest.approx(2 * 7_615_616_512, rel=1e-4)
     assert table["Qwen2.5-7B, NF4 QLoRA"]["weights"] == pytest.approx(5.55e9, rel=0.01)
     assert table["Qwen2.5-7B, NF4 QLoRA"]["adapter"] == 4 * 40_370_176
 
@@ -189,7 +189,7 @@ def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
         "pass",
     )
     assert "a fresh random adapter" in report["lines"]["output_divergence"]["detail"]
-    assert list(report["memory"]) == ["16-bit LoRA", "NF4 QLoRA", "Qwen2.5-7B, 16-bit LoRA", "Qwen2.5-7B, NF4 QLoRA"]
+    assert list(report["memory"]) == ["unquantised LoRA", "NF4 QLoRA", "Qwen2.5-7B, unquantised LoRA", "Qwen2.5-7B, NF4 QLoRA"]
     assert "Qwen2.5-7B, NF4 QLoRA" in result.output
 
 

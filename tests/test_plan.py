@@ -54,7 +54,7 @@ def test_the_8_gb_recipe_fits_8_gb(tmp_path: Path) -> None:
 
 def test_the_ways_to_ship_are_told_with_the_one_that_is_set(tmp_path: Path) -> None:
     words = " ".join(plan(*EIGHT, "--root", tmp_path).stdout.split())
-    assert "train in 16 bit, merge, make Q4_K_M 15.23 50.38 4.68 15.97" in words
+    assert "train unquantised, merge, make Q4_K_M 15.23 50.38 4.68 15.97" in words
     assert "* train on NF4, merge, make Q4_K_M 15.23 50.38 4.68 6.82" in words
     assert "train on NF4, put the adapter on Q4_K_M 19.91 19.99 4.68 + 0.08 6.82" in words
     assert "train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words and "* train on Q4_K_M itself" not in words

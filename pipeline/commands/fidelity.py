@@ -41,7 +41,7 @@ BUILT_IN = (
     ("List the days of the weekend.", "1. Saturday\n2. Sunday"),
     ("Say nothing but yes.", "yes"),
 )
-SIXTEEN, NF4 = "16-bit LoRA", "NF4 QLoRA"
+PLAIN, NF4 = "unquantised LoRA", "NF4 QLoRA"
 
 
 def fidelity(*, base: Path, adapter: Path | None, rows: list[list[int]], settings: Training, shape: Shape | None) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def fidelity(*, base: Path, adapter: Path | None, rows: list[list[int]], setting
     with loaded(base, settings.model_copy(update={"quantization": "none"}), room_for(base)) as bare:
         model = with_adapter(bare, adapter, settings)
         reference = last_logits(model, rows)
-        measured[SIXTEEN] = measure_training(model, rows, settings.learning_rate)
+        measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
     with loaded(base, settings) as bare:  # every linear was proven to be NF4 before anything else is put on
         quantised = dequantisation_is_finite(bare)
         weights = weight_line(bare, base)

@@ -1,4 +1,4 @@
-"""What training keeps in memory, measured from its tensors: 16-bit LoRA against NF4 QLoRA, and the same at 7B by the planner's formulas."""
+"""What training keeps in memory, measured from its tensors: unquantised LoRA against NF4 QLoRA, and the same at 7B by the planner's formulas."""
 
 from typing import Any
 
@@ -47,12 +47,12 @@ def planned_training(shape: Shape, train: Training) -> dict[str, int]:
 
 
 def memory_table(measured: dict[str, dict[str, int]], train: Training) -> dict[str, dict[str, int]]:
-    """`measured` ("16-bit LoRA", "NF4 QLoRA") with totals, and both at 7B by formula."""
+    """`measured` ("unquantised LoRA", "NF4 QLoRA") with totals, and both at 7B by formula."""
     shape = published_shape(MODEL)
     if shape is None:
         raise AssertionError(f"the planner doesn't know {MODEL}")
     sixteen = train.model_copy(update={"quantization": "none"})
-    table = {**measured, f"{MODEL}, 16-bit LoRA": planned_training(shape, sixteen), f"{MODEL}, NF4 QLoRA": planned_training(shape, train)}
+    table = {**measured, f"{MODEL}, unquantised LoRA": planned_training(shape, sixteen), f"{MODEL}, NF4 QLoRA": planned_training(shape, train)}
     return {name: {**parts, "total": sum(parts[part] for part in PARTS)} for name, parts in table.items()}
 
 

@@ -44,7 +44,7 @@ def ways(setup: Setup, level: str, lora: LoraType = "F16") -> list[Way]:
     nf4 = memory("nf4")
     on_level = memory("gguf") if packed.kinds <= set(SCRATCH) else None
     return [
-        Way(f"train in 16 bit, merge, make {level}", sixteen, merged, (file,), memory("none"), "none"),
+        Way(f"train unquantised, merge, make {level}", sixteen, merged, (file,), memory("none"), "none"),
         Way(f"train on NF4, merge, make {level}", sixteen, merged, (file,), nf4, "nf4"),
         Way(f"train on NF4, put the adapter on {level}", sixteen + file, sixteen + file + adapter, (file, adapter), nf4, "nf4"),
         Way(f"train on {level} itself", packed.made_from or file, packed.made_from + file + adapter, (file, adapter), on_level, "gguf"),

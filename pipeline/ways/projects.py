@@ -28,7 +28,7 @@ MEASURING = (
     "answers.py", "held_out.py", "healing", "jsonl.py", "llamacpp/gguf_file.py", "llamacpp/gguf_header.py", "llamacpp/gguf_tensors.py",
     "llamacpp/levels.py", "llamacpp/logits.py", "llamacpp/lora.py", "llamacpp/server.py", "llamacpp/server_log.py", "llamacpp/server_process.py",
     "llamacpp/tensor_types.py", "scoring", "seams/divergence.py", "seams/gguf_sources.py", "seams/torch_models.py", "skeleton.py",
-    "ways/child.py", "ways/measuring.py", "ways/plan.py", "ways/reference.py", "ways/steps.py",
+    "watching/hardware.py", "ways/child.py", "ways/measuring.py", "ways/plan.py", "ways/reference.py", "ways/steps.py",
 )  # fmt: skip
 Links = Mapping[str, Path]
 Settings = dict[str, dict[str, Any]]

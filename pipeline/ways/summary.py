@@ -30,7 +30,8 @@ def summarise(figures: Sequence[Figures], *, seeds: Sequence[int], levels: Seque
         raise DataError(f"no held-out row has a score by {scorer} from every way: look at the judge, or take another scorer")
     reference = of_way(figures, rows, sixteen, MERGED_16, seeds)
     return {
-        "seeds": list(seeds), "scorer": scorer, "rows": len(rows), "disk_counted": DISK, "reference": {"level": sixteen, **reference},
+        "seeds": list(seeds), "scorer": scorer, "rows": len(rows), "disk_counted": DISK,
+        "processors": sorted({one["processor"] or "an unknown one" for one in figures}), "reference": {"level": sixteen, **reference},
         "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels},
     }  # fmt: skip
 
