@@ -1,6 +1,8 @@
 """fidelity: a right NF4 model passes every check, and each check fails on the damage it is there for."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +202,20 @@ def test_a_failed_check_ends_with_5_and_leaves_its_report(root: Path, monkeypatc
     assert "divergence failed" in result.stderr
     assert json.loads(result.stdout) == json.loads((root / "reports/fidelity.json").read_text())
     assert json.loads(result.stdout)["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(("name", "words"), [("model.safetensors", "model.safetensors cut short"), ("tokenizer.json", "tokenizer.json missing")])
+def test_a_damaged_base_is_one_sentence(root: Path, tiny_qwen2: Path, name: str, words: str) -> None:
+    base = root / "models/base"
+    base.unlink()
+    shutil.copytree(tiny_qwen2, base)
+    if name == "tokenizer.json":
+        (base / name).unlink()
+    else:
+        os.truncate(base / name, 1_000_000)
+    result = quench(root)
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+    assert words in result.stderr and "run `snakemake --force base`" in result.stderr
 
 
 def test_nothing_to_compare_is_one_sentence(root: Path, tiny_params: dict[str, Any]) -> None:

@@ -89,6 +89,7 @@ def test_no_row_to_train_on_fails(tokens: Path) -> None:
     [
         (lambda folder: None, "ok", "GB of weights in 1 file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "fail", "tokenizer.json missing"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": '), "fail", "can't be read (Expecting value"),
         (lambda folder: (folder / "model.safetensors").unlink(), "fail", "model.safetensors missing"),
         (lambda folder: (folder / "model.safetensors").open("r+b").truncate(100_000), "fail", "model.safetensors cut short"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64), "fail", "no safetensors header"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat import chats, encodable, load_tokenizer
+from pipeline.checks import refuse
 from pipeline.errors import ConfigError, DataError, GateError
 from pipeline.fidelity.finite import adapter_is_finite, dequantisation_is_finite, outputs_watched
 from pipeline.fidelity.memory import measure_training, memory_line, memory_table
@@ -26,6 +27,7 @@ from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.publish import write_json
 from pipeline.seams.seam import Seam
 from pipeline.sections import Training
+from pipeline.training.preflight import whole_base
 from pipeline.training.qlora import check_adapter, load_quantised, lora_config
 from pipeline.training.runtime import silence_libraries, use_all_cores
 
@@ -150,6 +152,7 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool) -> None:
     base, adapter = root / "models/base", root / "models/adapter"
     if not (base / "config.json").is_file():
         raise DataError(f"{base} holds no model: run `snakemake base`")
+    refuse([whole_base(base)])
     trained = adapter if (adapter / "adapter_config.json").is_file() else None
     if trained:
         refuse_other_settings(trained, params.training)

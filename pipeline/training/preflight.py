@@ -72,9 +72,11 @@ def data(tokens: Path) -> Check:
 def whole_base(base: Path) -> Check:
     """Configuration, tokenizer and every shard of weights are there, and each shard is as long as its header says."""
     missing = [name for name in ("config.json", "tokenizer.json") if not (base / name).is_file()]
-    if (packed := base / MODEL_FILE).is_file():
-        return packed_base(packed, missing)
     try:
+        if "config.json" not in missing:
+            json.loads((base / "config.json").read_text(encoding="utf-8"))
+        if (packed := base / MODEL_FILE).is_file():
+            return packed_base(packed, missing)
         index = base / "model.safetensors.index.json"
         names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}) if index.is_file() else ["model.safetensors"]
         missing += [name for name in names if not (base / name).is_file()]
