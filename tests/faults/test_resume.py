@@ -216,8 +216,12 @@ def test_killed_three_times(project: Path, unbroken: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("death", "done"),
-    [(Death("signal", 12), 5), (Death("signal", 15), 7), (Death("logged", 4), 3), (Death("evaluation", 2), 6)],
-    ids=["mid-step", "step's start", "just after an evaluation", "evaluating"],
+    [
+        pytest.param(Death("signal", 12), 5, id="mid-step"),
+        pytest.param(Death("signal", 15), 7, id="step's start", marks=pytest.mark.slow),
+        pytest.param(Death("logged", 4), 3, id="just after an evaluation", marks=pytest.mark.slow),
+        pytest.param(Death("evaluation", 2), 6, id="evaluating"),
+    ],
 )
 def test_a_signal_leaves_a_whole_checkpoint(death: Death, done: int, project: Path, unbroken: Path, tmp_path: Path) -> None:
     root = copy(project, tmp_path)
