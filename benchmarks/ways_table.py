@@ -2,6 +2,7 @@
 
 python benchmarks/ways_table.py benchmarks/results/2026-11-21-ways.jsonl
 python benchmarks/ways_table.py models/.compare/records --save FILE.jsonl     # a project's figures into such a file, a line each
+python benchmarks/ways_table.py benchmarks/results/2026-11-21-ways.jsonl --draw docs/ways.svg     # the report's drawings, where all was measured
 """
 
 import argparse
@@ -15,9 +16,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from pipeline.reporting.ways_section import ways_values
 from pipeline.ways.names import MERGED_16, WAYS, title
 from pipeline.ways.statistics import Scores, difference, mean_of
-from pipeline.ways.summary import all_right, matrix, mine, scored_rows
+from pipeline.ways.summary import all_right, matrix, mine, scored_rows, summarise
+
+# the page's light colours, for a picture that stands alone
+COLOURS = {"--ink": "#1f2328", "--muted": "#5b6470", "--line": "#e2ded5", "--accent": "#1c5f7d", "--paper": "#fbfaf7"}
+WIDTH, MARGIN = 548, 12
 
 
 def read(place: Path) -> list[dict[str, Any]]:
@@ -60,6 +66,25 @@ def show(figures: list[dict[str, Any]], seed: int = 42) -> None:
         print()
 
 
+def draw(figures: list[dict[str, Any]], seed: int = 42) -> str:
+    """The report's drawing of each level below each other, as one SVG file."""
+    levels, seeds = sorted({one["level"] for one in figures if one["way"] != MERGED_16}), sorted({one["seed"] for one in figures})
+    sixteen = next(one["level"] for one in figures if one["level"] not in levels)
+    found = summarise(figures, seeds=seeds, levels=levels, sixteen=sixteen, scorer="json_fields", seed=seed)
+    parts, top = [], MARGIN
+    for level in ways_values(found)["levels"]:
+        drawn = str(level["drawn"])
+        height = float(drawn.partition('viewBox="0 0 ')[2].partition('"')[0].split()[1])
+        parts.append(drawn.replace("<svg", f'<svg x="{MARGIN}" y="{top}" width="{WIDTH}" height="{height}"', 1))
+        top += round(height) + MARGIN
+    width, height = WIDTH + 2 * MARGIN, top
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+    picture = "\n".join([opening, '<rect width="100%" height="100%" fill="var(--paper)"/>', *parts, "</svg>\n"])
+    for name, colour in COLOURS.items():
+        picture = picture.replace(f"var({name})", colour)
+    return picture
+
+
 def span(low: float, high: float) -> str:
     """An interval in points of 100."""
     return f"{100 * low:.1f}-{100 * high:.1f}"
@@ -70,10 +95,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figures", type=Path)
     parser.add_argument("--save", type=Path)
+    parser.add_argument("--draw", type=Path)
     asked = parser.parse_args()
     figures = read(asked.figures)
     if asked.save:
         asked.save.write_text("".join(json.dumps(shorter(one)) + "\n" for one in figures), encoding="utf-8")
+    if asked.draw:
+        asked.draw.write_text(draw(figures), encoding="utf-8")
     show(figures)
 
 
