@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.watching import hardware as parts
-from pipeline.watching.hardware import cpu_name, gpus, hardware
+from pipeline.watching.hardware import cpu_name, gpus, hardware, machine, usable_cores
 from pipeline.watching.run_record import command, git_state, run_record, versions
 
 SMI = """#!/bin/sh
@@ -102,6 +102,16 @@ def test_the_hardware_of_this_machine() -> None:
 def test_the_processor_is_named_by_itself(tmp_path: Path, text: str, name: str) -> None:
     (tmp_path / "cpuinfo").write_text(text)
     assert cpu_name(tmp_path / "cpuinfo") == name
+
+
+@pytest.mark.parametrize(("flags", "named"), [("sse2 avx2 fma", "avx2"), ("avx2 avx512f avx512_bf16 fma", "avx512_bf16"), ("sse2", None)])
+def test_machines_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, named: str | None) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "cpuinfo").write_text(f"model name\t: AMD EPYC\nflags\t\t: {flags}\n")
+    assert machine(tmp_path / "cpuinfo").split(", ") == ["AMD EPYC", *([named] if named else []), f"{usable_cores()} cores"]
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert machine(tmp_path / "cpuinfo").endswith("cores, NVIDIA H200, NVIDIA GB10")
 
 
 def test_gpus_as_the_driver_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

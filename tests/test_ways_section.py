@@ -36,7 +36,7 @@ def figures(points: dict[str, float], level: str = "Q4_K_M") -> list[dict[str, A
             speed = {"shipped": {"median": 50.0 + place, "low": 48.0, "high": 53.0}} | ({"bare": BARE} if "LoRA GGUF" in shipped else {})
             found.append({
                 "way": way, "level": where, "seed": seed, "points": {f"r{row}": value for row, value in enumerate(answers.tolist())}, "valid": 1.0,
-                "stopped": 1.0, "shipped": shipped, "disk": DISK[way], "speed": speed, "processor": "Demo 1",
+                "stopped": 1.0, "shipped": shipped, "disk": DISK[way], "speed": speed, "machine": "Demo, avx2, 2 cores",
                 "kld": 0.001 * (place + 1), "same_top": 0.99, "kld_rows": 16,
                 "training": {"seconds": 300.0, "tokens_per_second": 200.0, "peak_memory_bytes": 3_400_000_000, "steps": 56, "loss_last": 0.1},
             })  # fmt: skip
@@ -69,13 +69,13 @@ def test_every_way_has_its_figures_and_the_best_is_marked() -> None:
     assert "p tests rows only, not seeds, and is not corrected for several comparisons" in text
 
 
-def test_speeds_of_different_processors_are_called_so() -> None:
-    assert "different processors" not in page(summary()).text
+def test_speeds_of_different_machines_are_called_so() -> None:
+    assert "different machines" not in page(summary()).text
     found = figures(dict.fromkeys(WAYS, 0.6))
-    found[0]["processor"], found[1]["processor"] = "Demo 2", None
+    found[0]["machine"] = "Demo, avx512f, 2 cores"
     made = summarise(found, seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="json_fields", seed=1)
-    assert made["processors"] == ["Demo 1", "Demo 2", "an unknown one"]
-    assert "come from different processors (Demo 1; Demo 2; an unknown one)" in page(made).text
+    assert made["machines"] == ["Demo, avx2, 2 cores", "Demo, avx512f, 2 cores"]
+    assert "on different machines (Demo, avx2, 2 cores; Demo, avx512f, 2 cores)" in page(made).text
 
 
 def test_where_no_way_is_better_disk_decides_and_the_page_says_so() -> None:

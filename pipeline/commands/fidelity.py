@@ -182,6 +182,6 @@ def show(report: dict[str, Any]) -> None:
         print(f"{line.verdict:12}  {line.title}: " + (f"{line.figure:g}{limit}, {line.what}" if line.figure is not None else line.detail))
     figures = report["figures"]
     print(f"{'':12}  logits: mean difference {figures['mean_abs']:.4f}, largest {figures['max_abs']:.3f}, NMSE {figures['nmse']:.5f}")
-    print(f"\n{'MB':<26}" + "".join(f"{part:>12}" for part in next(iter(report["memory"].values()))))
+    print(f"\n{'MB':<30}" + "".join(f"{part:>12}" for part in next(iter(report["memory"].values()))))
     for name, parts in report["memory"].items():
-        print(f"{name:<26}" + "".join(f"{size / 1e6:>12,.1f}" for size in parts.values()))
+        print(f"{name:<30}" + "".join(f"{size / 1e6:>12,.1f}" for size in parts.values()))

@@ -15,7 +15,7 @@ def ways_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
     levels = [level_values(level, found["levels"][level], reference) for level in sorted(found["levels"])]
     return {
         "seeds": found["seeds"], "rows": found["rows"], "scorer": found["scorer"], "disk_counted": found["disk_counted"], "reference": reference,
-        "processors": found["processors"], "levels": levels, "few": len(found["seeds"]) < 3,
+        "machines": found["machines"], "levels": levels, "few": len(found["seeds"]) < 3,
     }  # fmt: skip
 
 

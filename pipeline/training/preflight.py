@@ -23,6 +23,7 @@ from pipeline.sections import LoraType, Training
 from pipeline.training.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
 NF4_BLOCK = 64  # weights that share a scale
+JSON_OBJECTS = "config.json", "tokenizer.json"  # without which no base can be loaded
 
 
 def preflight(
@@ -71,17 +72,18 @@ def data(tokens: Path) -> Check:
 
 def whole_base(base: Path) -> Check:
     """Configuration, tokenizer and every shard of weights are there, and each shard is as long as its header says."""
-    missing = [name for name in ("config.json", "tokenizer.json") if not (base / name).is_file()]
+    missing = [name for name in JSON_OBJECTS if not (base / name).is_file()]
     try:
-        if "config.json" not in missing:
-            json.loads((base / "config.json").read_text(encoding="utf-8"))
+        for name in JSON_OBJECTS:
+            if name not in missing and not isinstance(json.loads((base / name).read_text(encoding="utf-8")), dict):
+                raise ValueError(f"{name} is no JSON object")
         if (packed := base / MODEL_FILE).is_file():
             return packed_base(packed, missing)
         index = base / "model.safetensors.index.json"
         names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}) if index.is_file() else ["model.safetensors"]
         missing += [name for name in names if not (base / name).is_file()]
         torn = [name for name in names if name not in missing and (base / name).stat().st_size != safetensors_length(base / name)]
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         return Check("base", "fail", f"{base} can't be read ({' '.join(str(error).split())[:120]})", "run `snakemake --force base`", DataError)
     if missing or torn:
         finding = "; ".join(f"{', '.join(which)} {what}" for which, what in ((missing, "missing"), (torn, "cut short")) if which)

@@ -13,14 +13,34 @@ from typing import Any
 from pipeline.processor import cpu_fields
 
 QUERY = ("name", "memory.total", "driver_version")  # of nvidia-smi
+# what Linux calls the instructions that most decide how fast products are, the fastest first; virtual machines of one name differ in them
+INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
 
 
 def hardware() -> dict[str, Any]:
     """Processor and its cores (those that this process may use, and all), bytes of memory, the GPUs."""
     import psutil
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": cpu_name(), "cores": usable, "cores_of_the_machine": os.cpu_count(), "memory_bytes": psutil.virtual_memory().total, "gpus": gpus()}
+    return {
+        "cpu": cpu_name(),
+        "cores": usable_cores(),
+        "cores_of_the_machine": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": gpus(),
+    }
+
+
+def usable_cores() -> int | None:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What speeds depend on, in a line: the processor, its fastest instructions, the cores that this process may use, the GPUs."""
+    fields = cpu_fields(cpuinfo)
+    known = f"{fields.get('flags')} {fields.get('Features')}".split()
+    parts = [cpu_name(cpuinfo) or "an unknown processor", next((name for name in INSTRUCTIONS if name in known), ""), f"{usable_cores()} cores"]
+    return ", ".join([*filter(None, parts), *(gpu["name"] for gpu in gpus() or [])])
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:

@@ -12,7 +12,7 @@ from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.seams.divergence import compare, gguf_speaker
 from pipeline.sections import Evaluate
-from pipeline.watching.hardware import cpu_name
+from pipeline.watching.hardware import machine
 from pipeline.ways.reference import load_reference
 
 TIMED = 5  # answers whose speed is measured, after one that isn't
@@ -31,7 +31,7 @@ def measure(gguf: Path, lora: Path | None, *, trained: Path, rows: Sequence[dict
     return {
         "points": {answer["id"]: answer["score"] for answer in answers}, "valid": scored["valid"], "stopped": scored["stopped"],
         "shipped": {"GGUF": gguf.stat().st_size} | ({"LoRA GGUF": lora.stat().st_size} if lora else {}), "disk": dict(disk),
-        "speed": generation_speed(gguf, lora, settings, tools), "processor": cpu_name(), **divergence(gguf, lora, trained, settings, tools),
+        "speed": generation_speed(gguf, lora, settings, tools), "machine": machine(), **divergence(gguf, lora, trained, settings, tools),
     }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def summarise(figures: Sequence[Figures], *, seeds: Sequence[int], levels: Seque
     reference = of_way(figures, rows, sixteen, MERGED_16, seeds)
     return {
         "seeds": list(seeds), "scorer": scorer, "rows": len(rows), "disk_counted": DISK,
-        "processors": sorted({one["processor"] or "an unknown one" for one in figures}), "reference": {"level": sixteen, **reference},
+        "machines": sorted({one["machine"] for one in figures}), "reference": {"level": sixteen, **reference},
         "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels},
     }  # fmt: skip
 
