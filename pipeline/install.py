@@ -67,7 +67,8 @@ def install(lock: Path) -> None:
             file.flush()
             _pip("install", "--quiet", *PINNED, "-r", file.name)
     config = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
-    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable, *PINNED, "-r", str(lock)]
+    # compiled now, as pip does: containers often forbid Python to do it later, and then every start compiles all that it imports
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", sys.executable, *PINNED, "-r", str(lock)]
     if subprocess.run(command, env={**os.environ, **uv_environment(config, os.environ)}, check=False).returncode != 0:
         print("uv could not install these (see above): pip does it, which takes some minutes", file=sys.stderr)
         _pip("install", "--quiet", *PINNED, "-r", str(lock))
