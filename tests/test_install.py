@@ -1,6 +1,9 @@
 """What uv is told of pip's configuration, and the lock files themselves."""
 
+import importlib.util
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +52,10 @@ def test_torch_stands_apart_from_the_lock() -> None:
     assert not re.search(r"^(torch|nvidia-|cuda-)\S*==", lock, re.MULTILINE)
     pinned = re.search(r'"torch==([^"]+)"', (PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     assert pinned and f"torch=={pinned[1]}+cpu" in (PROJECT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_what_set_up_installs_is_compiled() -> None:
+    """Where Python may not write bytecode (`PYTHONDONTWRITEBYTECODE`, as in many containers), nobody else would, and every start would compile anew."""
+    for package in ("requests", "snakemake", "dvc", "transformers"):
+        (folder,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr]
+        assert list(Path(folder).glob(f"__pycache__/__init__.{sys.implementation.cache_tag}.pyc")), package
