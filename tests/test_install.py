@@ -55,7 +55,7 @@ def test_torch_stands_apart_from_the_lock() -> None:
 
 
 def test_what_set_up_installs_is_compiled() -> None:
-    """Where Python may not write bytecode (`PYTHONDONTWRITEBYTECODE`, as in many containers), nobody else would, and every start would compile anew."""
+    """Where Python may not write bytecode (`PYTHONDONTWRITEBYTECODE`, as in containers), nobody else would, and every start would compile anew."""
     for package in ("requests", "snakemake", "dvc", "transformers"):
         (folder,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr]
         assert list(Path(folder).glob(f"__pycache__/__init__.{sys.implementation.cache_tag}.pyc")), package
