@@ -7,6 +7,7 @@ dict), `tiny_root` (a project folder: `python -m pipeline STAGE --root DIR` work
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -58,7 +59,16 @@ def share_the_cores() -> None:
         os.sched_setaffinity(0, cores[int(number) :: count])
 
 
+def hear_signals() -> None:
+    """Give SIGINT and SIGHUP back their meaning: under `nohup … &` they are ignored, by all children too, and the tests send them."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 share_the_cores()
+hear_signals()
 (HOME / ".gitconfig").write_text("[user]\n\tname = Quench test\n\temail = test@localhost\n[init]\n\tdefaultBranch = main\n")
 
 
