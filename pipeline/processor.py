@@ -27,8 +27,13 @@ def fast_dtype(device: Device) -> ComputeDtype:
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor has instructions for products of bfloat16; False where nobody says (other systems than Linux)."""
+    return not INSTRUCTIONS.isdisjoint(instructions(cpuinfo))
+
+
+def instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
+    """What the processor can do, as Linux names it; nothing where nobody says."""
     fields = cpu_fields(cpuinfo)
-    return not INSTRUCTIONS.isdisjoint(f"{fields.get('flags')} {fields.get('Features')}".split())
+    return {word for kind in ("flags", "Features") for word in fields.get(kind, "").split()}
 
 
 def cpu_fields(cpuinfo: Path) -> dict[str, str]:

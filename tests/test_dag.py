@@ -670,7 +670,6 @@ def test_failed_recording_fails_the_stage(toy: Toy) -> None:
     record("no-such-stage", toy.root)  # no stage of dvc.yaml: nothing to record
 
 
-@pytest.mark.slow
 def test_other_uses_of_snakemake_still_work(toy: Toy) -> None:
     locks = toy.root / ".snakemake/locks"
     locks.mkdir(exist_ok=True)

@@ -191,7 +191,7 @@ def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
         "pass",
     )
     assert "a fresh random adapter" in report["lines"]["output_divergence"]["detail"]
-    assert set(report["memory"]) == {"unquantised LoRA", "NF4 QLoRA", "Qwen2.5-7B, unquantised LoRA", "Qwen2.5-7B, NF4 QLoRA"}
+    assert list(report["memory"]) == ["NF4 QLoRA", "Qwen2.5-7B, NF4 QLoRA", "Qwen2.5-7B, unquantised LoRA", "unquantised LoRA"]
     assert "Qwen2.5-7B, NF4 QLoRA" in result.output
 
 

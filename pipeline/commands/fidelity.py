@@ -18,7 +18,7 @@ from pipeline.chat import chats, encodable, load_tokenizer
 from pipeline.checks import refuse
 from pipeline.errors import ConfigError, DataError, GateError
 from pipeline.fidelity.finite import adapter_is_finite, dequantisation_is_finite, outputs_watched
-from pipeline.fidelity.memory import measure_training, memory_line, memory_table
+from pipeline.fidelity.memory import NF4, PLAIN, measure_training, memory_line, memory_table
 from pipeline.fidelity.outputs import compare_logits, last_logits, output_lines, weight_line
 from pipeline.fidelity.swap import random_adapter, swap_line
 from pipeline.jsonl import read_rows
@@ -43,7 +43,6 @@ BUILT_IN = (
     ("List the days of the weekend.", "1. Saturday\n2. Sunday"),
     ("Say nothing but yes.", "yes"),
 )
-PLAIN, NF4 = "unquantised LoRA", "NF4 QLoRA"
 
 
 def fidelity(*, base: Path, adapter: Path | None, rows: list[list[int]], settings: Training, shape: Shape | None) -> dict[str, Any]:
@@ -182,6 +181,7 @@ def show(report: dict[str, Any]) -> None:
         print(f"{line.verdict:12}  {line.title}: " + (f"{line.figure:g}{limit}, {line.what}" if line.figure is not None else line.detail))
     figures = report["figures"]
     print(f"{'':12}  logits: mean difference {figures['mean_abs']:.4f}, largest {figures['max_abs']:.3f}, NMSE {figures['nmse']:.5f}")
-    print(f"\n{'MB':<30}" + "".join(f"{part:>12}" for part in next(iter(report["memory"].values()))))
+    width = max(map(len, report["memory"])) + 2
+    print(f"\n{'MB':<{width}}" + "".join(f"{part:>12}" for part in next(iter(report["memory"].values()))))
     for name, parts in report["memory"].items():
-        print(f"{name:<30}" + "".join(f"{size / 1e6:>12,.1f}" for size in parts.values()))
+        print(f"{name:<{width}}" + "".join(f"{size / 1e6:>12,.1f}" for size in parts.values()))

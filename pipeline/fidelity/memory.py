@@ -12,6 +12,7 @@ from pipeline.training.tensors import frozen_tensors, tensor_bytes
 PARTS = ("weights", "adapter", "gradients", "adam")
 STEPS = 2  # Adam's states are there from the first step on, and are as they stay from the second
 TOKENS = 64  # of a row that is stepped on: the tensors that stay don't depend on it
+PLAIN, NF4 = "unquantised LoRA", "NF4 QLoRA"  # as rows are called
 MODEL = "Qwen2.5-7B"
 
 
@@ -47,12 +48,12 @@ def planned_training(shape: Shape, train: Training) -> dict[str, int]:
 
 
 def memory_table(measured: dict[str, dict[str, int]], train: Training) -> dict[str, dict[str, int]]:
-    """`measured` ("unquantised LoRA", "NF4 QLoRA") with totals, and both at 7B by formula."""
+    """`measured` (`PLAIN`, `NF4`) with totals, and both at 7B by formula."""
     shape = published_shape(MODEL)
     if shape is None:
         raise AssertionError(f"the planner doesn't know {MODEL}")
-    sixteen = train.model_copy(update={"quantization": "none"})
-    table = {**measured, f"{MODEL}, unquantised LoRA": planned_training(shape, sixteen), f"{MODEL}, NF4 QLoRA": planned_training(shape, train)}
+    plain = train.model_copy(update={"quantization": "none"})
+    table = {**measured, f"{MODEL}, {PLAIN}": planned_training(shape, plain), f"{MODEL}, {NF4}": planned_training(shape, train)}
     return {name: {**parts, "total": sum(parts[part] for part in PARTS)} for name, parts in table.items()}
 
 

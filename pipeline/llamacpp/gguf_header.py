@@ -60,7 +60,7 @@ class _Cursor:
         return self.texts(count)
 
     def texts(self, count: int) -> list[str]:
-        """`count` texts, as `string` reads them, but in a loop without calls: a vocabulary and its merges are 300,000 of them."""
+        """`count` texts, each behind its length, in a loop without calls: a vocabulary and its merges are 300,000 of them."""
         if count * 8 > len(self.data) - self.at:
             raise NotGguf(f"{count:,} texts are announced at byte {self.at:,}, more than the file holds")
         data, at, end, length, found = self.data, self.at, len(self.data), struct.Struct("<Q").unpack_from, []

@@ -10,11 +10,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from pipeline.processor import cpu_fields
+from pipeline.processor import cpu_fields, instructions
 
 QUERY = ("name", "memory.total", "driver_version")  # of nvidia-smi
 # what Linux calls the instructions that most decide how fast products are, the fastest first; virtual machines of one name differ in them
-INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
+FASTEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
 
 
 def hardware() -> dict[str, Any]:
@@ -37,9 +37,8 @@ def usable_cores() -> int | None:
 
 def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """What speeds depend on, in a line: the processor, its fastest instructions, the cores that this process may use, the GPUs."""
-    fields = cpu_fields(cpuinfo)
-    known = f"{fields.get('flags')} {fields.get('Features')}".split()
-    parts = [cpu_name(cpuinfo) or "an unknown processor", next((name for name in INSTRUCTIONS if name in known), ""), f"{usable_cores()} cores"]
+    known = instructions(cpuinfo)
+    parts = [cpu_name(cpuinfo) or "an unknown processor", next((name for name in FASTEST if name in known), ""), f"{usable_cores()} cores"]
     return ", ".join([*filter(None, parts), *(gpu["name"] for gpu in gpus() or [])])
 
 

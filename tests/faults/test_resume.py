@@ -218,8 +218,8 @@ def test_killed_three_times(project: Path, unbroken: Path, tmp_path: Path) -> No
     ("death", "done"),
     [
         pytest.param(Death("signal", 12), 5, id="mid-step"),
-        pytest.param(Death("signal", 15), 7, id="step's start", marks=pytest.mark.slow),
-        pytest.param(Death("logged", 4), 3, id="just after an evaluation", marks=pytest.mark.slow),
+        pytest.param(Death("signal", 15), 7, id="step's start"),
+        pytest.param(Death("logged", 4), 3, id="just after an evaluation"),
         pytest.param(Death("evaluation", 2), 6, id="evaluating"),
     ],
 )
