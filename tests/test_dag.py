@@ -47,6 +47,8 @@ PLUMBING = {
     "progress",
     "publish",
     "sections",
+    "strict_yaml",
+    "strict_yaml",
     "training.preflight",
     "watching.run_record",
     "workflow.graphs",
