@@ -51,11 +51,12 @@ UNTUNED = "base-"  # what the names of the untuned base's models begin with
 BARE, ADAPTED, SOURCE = "base", "adapter", "source"
 Graph = Literal["merged", "adapter"]
 NAME_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"  # of a path, not hidden
+INSIDE = rf"(?=.{{1,400}}\Z){NAME_PART}(/{NAME_PART})*"
 # a file below data/guard or data/evaluation, which the graph watches; so it can't lead out of there
 GuardFile = Annotated[
     str,
     _fits(
-        rf"(?=.{{1,400}}\Z){NAME_PART}(/{NAME_PART})*",
+        INSIDE,
         "a file below data/guard or data/evaluation: name it from there on, without .. or a leading dot or slash, bench/mmlu.jsonl for example",
     ),
 ]
@@ -82,7 +83,7 @@ class Base(Section):
     source: Literal["hub", "path", "gguf", "package"]
     model: Location
     revision: str | None = None
-    file: Location | None = None
+    file: Annotated[str, _fits(INSIDE, "the name of a file in the package or repository: model.gguf or q4/model.gguf for example")] | None = None
     quantization: Quantization
     level: str | None
     compare_with: Location | None

@@ -1,5 +1,6 @@
 """params.yaml: everything that is wrong is named at once, by key path, in words that help."""
 
+import contextlib
 import copy
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 from dvc.utils.serialize import dumps_yaml, loads_yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from pipeline.errors import ConfigError
 from pipeline.llamacpp.levels import LEVELS, NEEDS_IMATRIX
@@ -228,6 +230,58 @@ def test_what_dvc_writes_is_read_back_fast_and_the_same(tmp_path, value):
     except (ruamel.yaml.YAMLError, ValueError):  # DVC's own limits
         return
     assert read_fast(file) == wanted
+
+
+def leaves(value, place=()):
+    """The place and the value of every key that is no section, and of every list's items."""
+    if isinstance(value, dict | list) and value:
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, (*place, key))
+    else:
+        yield place, value
+
+
+def put(place, value):
+    """The demo's values with `value` at `place`."""
+    values = copy.deepcopy(DEMO)
+    *sections, last = place
+    inside = values
+    for key in sections:
+        inside = inside[key]
+    inside[last] = value
+    return values
+
+
+NUMBERS = [place for place, value in leaves(DEMO) if isinstance(value, int | float) and not isinstance(value, bool)]
+
+
+@pytest.mark.parametrize("place", NUMBERS, ids=lambda place: ".".join(map(str, place)))
+def test_every_number_has_a_bound(place):
+    with pytest.raises(ValidationError, match="less than"):
+        Params.model_validate(put(place, 10**12 if isinstance(dict(leaves(DEMO))[place], int) else 1e12))
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../x", "/etc/passwd", "a\\b", "x" * 600])
+@pytest.mark.parametrize(
+    "key", ["base.file", "curate.names", "curate.decontaminate", "convert.name", "evaluate.general", "evaluate.harness", "evaluate.judge.key_file"]
+)
+def test_no_name_of_a_file_leads_out_of_its_folder(key, name):
+    place = tuple(key.split("."))[:2]
+    value = [name] if isinstance(DEMO[place[0]][place[1]], list) else name
+    if place[1] == "judge":
+        value = {"url": "http://x", "model": "m", "key_file": name}
+    with pytest.raises(ValidationError, match=r"is not (a|the) "):
+        Params.model_validate(put(place, value))
+
+
+@settings(max_examples=150)
+@given(
+    place=st.sampled_from([place for place, _ in leaves(DEMO)]),
+    value=st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.text(max_size=5), SCALARS, max_size=2)),
+)
+def test_any_value_at_any_key_is_taken_or_refused_and_never_a_traceback(place, value):
+    with contextlib.suppress(ValidationError):
+        Params.model_validate(put(place, value))
 
 
 def test_a_missing_file_and_one_that_is_not_utf8_say_what_to_do(tmp_path):
