@@ -44,9 +44,9 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
         if known_to_dvc and reuse(stage, root):
             return
         module = importlib.import_module(f"pipeline.{name}")
-        before = inputs_state(stage, root)
+        before = inputs_state(stage, root) if known_to_dvc else None
         module.main(params, root, *([item] if item else []), **extra)
-        if inputs_state(stage, root) != before:
+        if known_to_dvc and inputs_state(stage, root) != before:
             raise MachineError(
                 f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: run the same command again"
             )

@@ -350,7 +350,7 @@ KeyFile = Annotated[str, _fits(rf"(?=.{{1,400}}\Z)\.?{NAME_PART}(/{NAME_PART})*"
 class Judge(Section):
     """A model that gives marks, behind any OpenAI-compatible address; `key_file` holds its key, below the project's folder."""
 
-    url: Annotated[str, _fits(r"https?://[^\s/]\S*", "an address: it begins with http:// or https://")]
+    url: Annotated[str, _fits(r"https?://.{0,490}", "an address: it begins with http:// or https://")]
     model: Location
     key_file: KeyFile | None
 
