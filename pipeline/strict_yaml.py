@@ -101,7 +101,7 @@ class _BoundedScanner(Scanner):
         super().fetch_flow_collection_start(TokenClass, to_push)
 
 
-_TOO_DEEP = f"lists and mappings are nested more than {MAX_DEPTH} deep"
+_TOO_DEEP = f"lists and mappings are nested more than {MAX_DEPTH} deep, and no setting is: remove brackets, or quote a text that has them"
 
 
 class _Reader:

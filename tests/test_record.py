@@ -84,6 +84,14 @@ def test_a_stage_whose_outputs_came_back_does_not_run(project: Path, monkeypatch
     assert happened == ([] if spared else ["run"])
 
 
+def rewrite(root: Path, old: str, new: str, recorded: str, recorded_now: str) -> None:
+    """Another text in params.yaml, and in dvc.lock."""
+    for file, before, after in (("params.yaml", old, new), ("dvc.lock", recorded, recorded_now)):
+        text = (root / file).read_text()
+        assert before in text
+        (root / file).write_text(text.replace(before, after))
+
+
 @pytest.mark.parametrize(
     ("spoil", "unchanged"),
     [
@@ -97,6 +105,10 @@ def test_a_stage_whose_outputs_came_back_does_not_run(project: Path, monkeypatch
         (lambda root: (root / "params.yaml").write_text("stage: {rate: 2.0e-4}\nother: {size: 1}"), False),
         (lambda root: (root / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: 1"), False),
         (lambda root: (root / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: {size: 1, unread: 3}"), True),
+        # as DVC writes them, which is YAML 1.2
+        (lambda root: rewrite(root, "rate: 1.0e-4", "rate: 1.0e-5", "rate: 0.0001", "rate: 1e-05"), True),
+        (lambda root: rewrite(root, "rate: 1.0e-4", "rate: 'on'", "rate: 0.0001", "rate: on"), True),
+        (lambda root: rewrite(root, "rate: 1.0e-4", "rate: '1:30'", "rate: 0.0001", "rate: 90"), False),
         (lambda root: (root / "dvc.lock").write_text(""), False),
         (lambda root: (root / "dvc.lock").unlink(), False),
         (lambda root: (root / ".dvc").rename(root / ".no-dvc"), False),
