@@ -302,7 +302,7 @@ def main() -> int:
     asked = parser.parse_args()
     if not (gpu() or asked.smoke):
         sys.exit("there is no GPU here: take --smoke to run the same code on tiny shapes")
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(PROJECT)}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not gpu():
         PROCESSES.set_forkserver_preload(["benchmarks.gpu_parts", "pipeline.train", "transformers", "peft", "trl", "bitsandbytes"])
     out = asked.out or Path(tempfile.mkdtemp(prefix="quench-gpu-"))

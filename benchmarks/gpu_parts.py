@@ -73,7 +73,8 @@ def ours(say: Say, folder: Path, settings: Training, tokens: int, cap_gib: float
         tensorboard=out / "tensorboard", settings=settings, resume=False,
     )  # fmt: skip
     report_speed(say, [row["seconds"] for row in found["journal"] if row["kind"] == "step"], tokens * settings.gradient_accumulation_steps)
-    say({"optimizer_bytes_per_parameter": found["memory"]["optimizer"] / found["proven"]["trainable_parameters"], "optimizer": settings.optim})
+    if settings.optim == "paged_adamw_8bit":
+        say({"optimizer_bytes_per_parameter": found["memory"]["optimizer"] / found["proven"]["trainable_parameters"]})
 
 
 def matrix_tflops(size: int = 8_192, rounds: int = 10) -> float:
