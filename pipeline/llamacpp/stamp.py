@@ -52,7 +52,7 @@ def fits_processor(home: Path) -> bool:
 
 def runs(home: Path) -> bool:
     """Whether the server, which is linked to every library of the build, starts here."""
-    command = [home / "build" / "bin" / "llama-server", "--version"]
+    command = [str(home / "build" / "bin" / "llama-server"), "--version"]
     try:
         return subprocess.run(command, capture_output=True, timeout=SECONDS_TO_START, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
