@@ -75,7 +75,8 @@ def install_torch(wanted: str) -> None:
     if _pip("install", *cpu) or _pip("install", "--timeout", "15", *cpu, "--index-url", CPU_INDEX):
         return
     size = f" (with CUDA's libraries: {CUDA_SIZE} more)" if sys.platform == "linux" else ""
-    print(f"no CPU build of torch {TORCH} for Python {sys.version_info[0]}.{sys.version_info[1]} was found in pip's index or on download.pytorch.org: "
+    python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    print(f"no CPU build of torch {TORCH} for {python} was found in pip's index or on download.pytorch.org: "
           f"installing the plain torch=={TORCH}{size}; `make setup TORCH=...` takes another", flush=True)  # fmt: skip
     _need_torch(f"torch=={TORCH}")
 
