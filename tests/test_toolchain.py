@@ -114,6 +114,13 @@ def test_a_finished_build_is_used_from_a_copy(home: Path, fake_tools: Path, caps
     assert capsys.readouterr().out == ""
 
 
+def test_a_busy_machine_costs_no_build(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toolchain.build(home)
+    executable(home / "build" / "bin" / "llama-server", "#!/bin/sh\nexec sleep 9\n")
+    monkeypatch.setattr(stamp, "SECONDS_TO_START", 0.1)
+    assert toolchain.is_built(home)
+
+
 @pytest.mark.parametrize(
     "strange",
     [
