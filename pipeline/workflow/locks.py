@@ -1,0 +1,72 @@
+"""Who is at work in a project: one lock file for each running stage and one for the run, in `.quench/`, each with its process id.
+
+The kernel gives a dead process's lock back, so nobody ever has to remove one by hand.
+"""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import IO
+
+RUN, WORK = "run", "work"  # of Snakemake's main process; shared by all that write (`pipeline.workflow.scraps`)
+LOOK_SECONDS = 0.05  # between two looks at a lock; who only looks holds it for less
+
+
+class Held(Exception):
+    """Another process has the lock; the message is its process id."""
+
+
+def lock_file(name: str, root: Path) -> Path:
+    """The lock of a stage ("quantize@Q4_K_M") or of the run, in a folder that is made for it."""
+    path = root / ".quench" / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def take(path: Path) -> IO[str]:
+    """The open file whose lock is now this process's, until it closes it or ends. Raises `Held`."""
+    lock = path.open("a+")
+    for _ in range(4):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOOK_SECONDS)
+            continue
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        return lock
+    with lock:
+        raise Held(_owner(lock))
+
+
+def holder(path: Path) -> str | None:
+    """The id of the process that has this lock; None if it is free, or not there."""
+    try:
+        lock = path.open("r")
+    except OSError:
+        return None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _owner(lock)
+    return None
+
+
+def stages_at_work(root: Path) -> dict[str, str]:
+    """{stage: process id} of the stages that run below `root` now."""
+    locks = {path.stem: path for path in sorted((root / ".quench").glob("*.lock")) if path.stem not in (RUN, WORK)}
+    return {stage: pid for stage, path in locks.items() if (pid := holder(path))}
+
+
+def _owner(lock: IO[str]) -> str:
+    """The holder's process id; it may need a moment to write it."""
+    pid = ""
+    for _ in range(20):
+        lock.seek(0)
+        if (pid := lock.read()) and Path(f"/proc/{pid}").exists():
+            break
+        time.sleep(LOOK_SECONDS)
+    return pid or "unknown"
