@@ -295,7 +295,7 @@ def test_a_copied_project_works_on_its_own_files(tiny_root: Path, tmp_path: Path
 def test_all_code_that_figures_depend_on_is_in_their_keys() -> None:
     """Imports are followed from what measures, also those inside functions."""
     package, harmless = PROJECT / "pipeline", {
-        "child", "errors", "hashing", "params", "planning.units", "progress", "publish", "sections", "llamacpp.tools", "ways.names",
+        "child", "errors", "experts", "hashing", "params", "planning.units", "progress", "publish", "sections", "llamacpp.tools", "ways.names",
     }  # fmt: skip
     files = {package / "ways/measuring.py", package / "ways/reference.py"}
     waiting = list(files)

@@ -43,6 +43,7 @@ PLUMBING = {
     "checks",
     "child",
     "errors",
+    "experts",
     "hashing",
     "llamacpp.tools",
     "params",
