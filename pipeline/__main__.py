@@ -23,7 +23,9 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
     `QuenchError` for what a user can mend.
     """
     from pipeline.params import load_params
+    from pipeline.publish import need_folder
     from pipeline.workflow.graphs import need_graph
+    from pipeline.workflow.locks import inputs_below
     from pipeline.workflow.record import inputs_state, record, running
     from pipeline.workflow.settle import reuse
 
@@ -33,6 +35,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
     if (name in PER_ITEM) != bool(item):
         wanted = f"{name}@NAME, {name}@F16 for example" if name in PER_ITEM else f"just {name}"
         raise ConfigError(f"{stage!r} is not how stage {name} is named: write {wanted}")
+    need_folder(root)
     params = load_params(params_file or root / "params.yaml")
     if name in ONLY_IN and ONLY_IN[name] != params.graph:
         raise ConfigError(f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: `snakemake` runs those that have")
@@ -45,7 +48,8 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
             return
         module = importlib.import_module(f"pipeline.{name}")
         before = inputs_state(stage, root)
-        module.main(params, root, *([item] if item else []), **extra)
+        with inputs_below(root):
+            module.main(params, root, *([item] if item else []), **extra)
         if inputs_state(stage, root) != before:
             raise MachineError(
                 f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: run the same command again"

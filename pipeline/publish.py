@@ -9,12 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError, MachineError
+from pipeline.errors import ConfigError, DataError, MachineError
 from pipeline.planning.units import size_in_words
 
 DISK_MARGIN = 1.2  # predicted bytes are asked for with a fifth to spare
 WRITING, OLD = ".writing", ".old"  # how the temporary siblings of an artifact end; they begin with a dot
 SCRATCH = (".curating", ".merging", ".*.merging", ".parity")  # names of scratch folders
+
+
+def need_folder(root: Path) -> None:
+    """Raise `ConfigError` unless `root` is a folder that can be read."""
+    if not os.path.isdir(root):  # noqa: PTH112 (pathlib's raises for a name that is too long)
+        raise ConfigError(f"{root} is no folder: --root names the one that holds data/, models/ and reports/")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise ConfigError(f"{root} can't be read: mend its rights, or name another folder with --root")
 
 
 def need_disk(folder: Path, predicted_bytes: int) -> None:

@@ -408,7 +408,7 @@ def test_without_seeds_nothing_is_measured(tiny_root: Path, capsys: pytest.Captu
 
 
 def test_what_is_missing_is_named_with_its_stage(tiny_root: Path) -> None:
-    with pytest.raises(DataError, match=r"models/base/config\.json is missing: run `snakemake base`"):
+    with pytest.raises(DataError, match=r"models/base/config\.json is missing: run `python -m pipeline base`"):
         main(set_params(tiny_root, seeds=[1]), tiny_root)
 
 

@@ -54,6 +54,7 @@ PLUMBING = {
     "training.preflight",
     "watching.run_record",
     "workflow.graphs",
+    "workflow.locks",
     "workflow.owner",
     "workflow.record",
 }
