@@ -108,7 +108,7 @@ def recover(target: Path, old: Path) -> bool:
 
 def is_scrap(name: str) -> bool:
     """Whether a file or folder of this name is half made: of use to the process that is making it, and to nobody after."""
-    return fnmatch.fnmatchcase(name, f".*{WRITING}") or fnmatch.fnmatchcase(name, f".?*{OLD}") or _is_scratch(name)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in (f".*{WRITING}", WRITING, f".?*{OLD}")) or _is_scratch(name)
 
 
 def _is_scratch(name: str) -> bool:
