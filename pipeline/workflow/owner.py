@@ -30,18 +30,16 @@ def end_with_owner(stage: str) -> None:
 
 
 def _owners() -> Iterator[tuple[int, Any]]:
-    """(process id, psutil's process; None if it is gone already) of the Snakemake and the DVC above this process."""
-    host, _, number = os.environ.get(RUN, "").rpartition(":")
-    if not (number and host == socket.gethostname()) and DVC not in os.environ:
-        return
-    import psutil
+    """(process id, psutil's process; None if it is gone already) of the Snakemake and the DVC that run this process."""
+    host, _, pid = os.environ.get(RUN, "").rpartition(":")
+    if pid and host == socket.gethostname():
+        import psutil
 
-    above = psutil.Process().parents()
-    if number and host == socket.gethostname():
-        pid = int(number)
-        yield pid, next((process for process in above if process.pid == pid), None)
+        yield int(pid), psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None
     if DVC in os.environ:
-        yield from [(process.pid, process) for process in above if not _is_of_dvc(process)][:1]  # the nearest
+        import psutil
+
+        yield from [(process.pid, process) for process in psutil.Process().parents() if not _is_of_dvc(process)][:1]  # the nearest
 
 
 def _is_of_dvc(process: Any) -> bool:
