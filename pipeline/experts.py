@@ -15,7 +15,7 @@ COUNT = re.compile(r"(?:moe_)?(?:num|n)_(?:local_|routed_)?experts")
 
 def refuse_experts(config: Mapping[str, Any], where: str) -> None:
     """Raise `DataError` if a model of this config.json (or with these fields of a GGUF's header) is a mixture of experts."""
-    if found := _sign(config):
+    if found := sign_of_experts(config):
         raise DataError(
             f"{where} is a mixture of experts ({found}), whose experts no adapter can be trained for yet: take a dense model, "
             "a Qwen2.5, Qwen3, Llama or Mistral whose name says no number of active weights (A3B) or experts (8x7B)"
@@ -28,7 +28,7 @@ def refuse_experts_of(fields: Mapping[str, Any], where: str) -> None:
     refuse_experts({"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where)
 
 
-def _sign(config: Mapping[str, Any]) -> str | None:
+def sign_of_experts(config: Mapping[str, Any]) -> str | None:
     """What tells that a model is a mixture: a key and its value; None for a dense one."""
     counts = {key: value for key, value in config.items() if COUNT.fullmatch(key)}
     if many := next((key for key, value in counts.items() if _largest(value) > 1), None):
@@ -38,7 +38,7 @@ def _sign(config: Mapping[str, Any]) -> str | None:
         if named or "moe" in str(config.get("model_type")).lower():
             return f"{named} {config[named]}" if named else f"model_type {config['model_type']}"
     parts = (value for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))  # of a model that sees too, DBRX
-    return next((found for part in parts if (found := _sign(part))), None)
+    return next((found for part in parts if (found := sign_of_experts(part))), None)
 
 
 def _largest(value: Any) -> int:

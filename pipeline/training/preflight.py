@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.checks import Check, State
 from pipeline.errors import ConfigError, DataError, MachineError
-from pipeline.experts import refuse_experts
+from pipeline.experts import sign_of_experts
 from pipeline.llamacpp.gguf_header import NotGguf, read_header
 from pipeline.packed import MODEL_FILE
 from pipeline.planning.card import Card
@@ -79,8 +79,8 @@ def whole_base(base: Path) -> Check:
         for name in JSON_OBJECTS:
             if name not in missing and not isinstance(json.loads((base / name).read_text(encoding="utf-8")), dict):
                 raise ValueError(f"{name} is no JSON object")
-        if CONFIG not in missing:
-            refuse_experts(json.loads((base / CONFIG).read_text(encoding="utf-8")), str(base))
+        if CONFIG not in missing and (sign := sign_of_experts(json.loads((base / CONFIG).read_text(encoding="utf-8")))):
+            return Check("base", "fail", f"a mixture of experts ({sign})", "take a dense model as base.model", DataError)
         if (packed := base / MODEL_FILE).is_file():
             return packed_base(packed, missing)
         index = base / "model.safetensors.index.json"
