@@ -37,6 +37,7 @@ app = typer.Typer(
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at the data: check files, compare versions, see rows, export.")
 app.add_typer(data, name="data")
 
+
 def _existing(root: Path) -> Path:
     from pipeline.publish import need_folder
 

@@ -64,6 +64,13 @@ def test_a_kill_while_an_artifact_was_replaced_is_undone(tmp_path: Path, whole: 
     assert ("models/.base.old (1.0 kB)" if whole else "models/base is back") in capsys.readouterr().err
 
 
+def test_a_folder_that_can_only_be_read_holds_no_scraps(tmp_path: Path) -> None:
+    (tmp_path / ".quench").touch()  # in the way of the folder: for root, rights are none
+    with working(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".quench"]
+
+
 def test_what_can_not_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))

@@ -23,7 +23,12 @@ USERS = {Path("data/raw"), Path("data/guard"), Path("data/evaluation")}  # nothi
 @contextmanager
 def working(root: Path) -> Iterator[None]:
     """Write below `root`: scraps are swept first if nobody else does, and stay as long as this lasts."""
-    with lock_file(WORK, root).open("a") as lock:
+    try:
+        file = lock_file(WORK, root).open("a")
+    except OSError:  # a folder that can only be read: nobody leaves a scrap there
+        yield
+        return
+    with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             sweep(root)
