@@ -80,7 +80,9 @@ def test_a_chosen_checkpoint_is_gone_on_from_and_newer_ones_are_set_aside(tmp_pa
     assert find_start(tmp_path, RECORD, resume=checkpoints[0]) == checkpoints[0]
     assert sorted(path.name for path in (tmp_path / "later").iterdir()) == ["checkpoint-8", "checkpoint-9", "steps.jsonl"]
     assert find_start(tmp_path, RECORD, resume=True) == checkpoints[0]
+    make(tmp_path, 8)
     assert find_start(tmp_path, RECORD, resume=Path("checkpoint-7")) == checkpoints[0]
+    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == ["checkpoint-8", "checkpoint-9", "steps.jsonl"]
     assert find_start(tmp_path, changed(settings={"r": 8}), resume=False) is None
     assert [path.name for path in tmp_path.iterdir()] == [RUN]
 

@@ -80,11 +80,11 @@ def set_later_aside(folder: Path, chosen: Path) -> None:
     if not later:
         return
     aside = folder / LATER
-    remove(aside)
-    aside.mkdir()
+    aside.mkdir(exist_ok=True)
     if (folder / JOURNAL).is_file():
         shutil.copy2(folder / JOURNAL, aside / JOURNAL)
     for checkpoint in later:
+        remove(aside / checkpoint.name)  # the same step of the same run
         checkpoint.rename(aside / checkpoint.name)
     names = ", ".join(one.name for one in later)
     print(f"train: newer than {chosen.name}, so not used any more: {names}; kept in {aside} until a run starts from nothing", file=sys.stderr)
