@@ -4,7 +4,9 @@ The text and its trained ranges are those of `pipeline.tokens.rendering`. Two th
 drops nothing that is said, and no control token comes from what is said (`pipeline.skeleton`).
 """
 
+import errno
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -46,6 +48,8 @@ def load_tokenizer(folder: Path) -> Any:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
+    if not (folder / "tokenizer.json").is_file():  # transformers would look for a repository of this name
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / "tokenizer.json"))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not tokenizer.chat_template:
         raise DataError(f"{folder} has no chat template: choose an instruct model as base")

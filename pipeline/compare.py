@@ -26,6 +26,7 @@ from pipeline.ways.names import FOLDER
 from pipeline.ways.plan import RECORDS, Plan
 from pipeline.ways.steps import measure_all, size_of
 from pipeline.ways.summary import summarise
+from pipeline.workflow.locks import absent
 
 TARGET = Path("reports/ways.json")
 
@@ -69,7 +70,7 @@ def need_inputs(root: Path, params: Params) -> None:
     }  # fmt: skip
     for place, stage in stages.items():
         if not (root / place).exists():
-            raise DataError(f"{root / place} is missing: run `snakemake {stage}` first")
+            raise absent(root / place, root, stage)
 
 
 def need_trainable(root: Path, params: Params) -> None:

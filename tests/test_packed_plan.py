@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shaped_gguf import shaped, written
 from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned
+from tiny import tiny_gguf
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.llamacpp.converters import quantise_gguf
@@ -266,3 +267,8 @@ def test_every_tensor_of_a_file_is_planned(base: tuple[Path, str]) -> None:
     header, found = read_header(base[0] / "model.gguf"), packed_file(base[0] / "model.gguf")
     matrices = sum(tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items() if len(shape) > 1)
     assert matrices == found.linears + found.tables
+
+
+def test_a_gguf_of_experts_is_not_planned(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"x\.gguf is a mixture of experts \(num_experts 8\)"):
+        gguf_shape(tiny_gguf(tmp_path / "x.gguf", llama__expert_count=8))

@@ -167,6 +167,12 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], code: int, 
     assert shown.exit_code == code and sentence in " ".join(shown.stderr.split()) and not shown.stdout
 
 
+def test_a_mixture_of_experts_is_not_planned(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
+    shown = plan("--recipe", "demo", "--config", tmp_path / "config.json", "--root", tmp_path)
+    assert shown.exit_code == 3 and "config.json is a mixture of experts (num_local_experts 8)" in shown.stderr
+
+
 def test_an_unknown_base_says_how_to_give_its_shape(tmp_path: Path) -> None:
     params = yaml.safe_load((PROJECT / "recipes" / "qwen2.5-0.5b.yaml").read_text(encoding="utf-8"))
     params["base"]["model"] = "someone/finetune"

@@ -11,6 +11,7 @@ from pipeline.errors import DataError
 from pipeline.jsonl import read_rows
 from pipeline.sections import ADAPTED
 from pipeline.watching.journal import Journal
+from pipeline.workflow.locks import absent
 
 # each input: the stage that makes it, and what the report can't do without
 NEEDED = {
@@ -48,15 +49,15 @@ class Inputs:
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
     """Every input below `root`. Raises `DataError` with the file and the stage that makes it where one is missing or not whole."""
     needed = {file: what for file, what in NEEDED.items() if what[0] not in ONLY_MERGED or ADAPTED not in models}
-    found = {Path(file).stem: read_report(root / file, stage, keys) for file, (stage, keys) in needed.items()}
+    found = {Path(file).stem: read_report(root, file, stage, keys) for file, (stage, keys) in needed.items()}
     log = root / "reports" / "train.csv"
     if not log.is_file():
-        raise DataError(f"{log} is missing: run `python -m pipeline train`, which makes it")
+        raise absent(log, root, "train")
     with log.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    evaluations = {model: read_report(root / "reports" / "eval" / f"{model}.json", f"evaluate@{model}", ("bytes", "task")) for model in models}
+    evaluations = {model: read_report(root, f"reports/eval/{model}.json", f"evaluate@{model}", ("bytes", "task")) for model in models}
     scored = [model for model, result in evaluations.items() if result.get("task")]
-    answers = {model: read_answers(root / "reports" / "eval" / f"{model}.answers.jsonl", f"evaluate@{model}") for model in scored}
+    answers = {model: read_answers(root, f"reports/eval/{model}.answers.jsonl", f"evaluate@{model}") for model in scored}
     for model in scored:
         if [row["id"] for row in answers[model]] != [row["id"] for row in answers[scored[0]]]:
             remedy = f"run `python -m pipeline evaluate@{model}` again"
@@ -66,12 +67,13 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
                   ways=found.get("ways"), parity=found["parity"], base=found["base"], evaluations=evaluations, answers=answers)  # fmt: skip
 
 
-def read_report(path: Path, stage: str, keys: Sequence[str]) -> dict[str, Any]:
-    """One JSON object that has `keys`. Raises `DataError` that names `stage`, which makes it."""
+def read_report(root: Path, file: str, stage: str, keys: Sequence[str]) -> dict[str, Any]:
+    """One JSON object that has `keys`. Raises `DataError` that names `stage`, which makes it; `MachineError` if that is at it."""
+    path = root / file
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path} is missing: run `python -m pipeline {stage}`, which makes it") from None
+        raise absent(path, root, stage) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} can't be read ({error}): run `python -m pipeline {stage}` again") from error
     lacking = [key for key in keys if key not in value] if isinstance(value, dict) else list(keys)
@@ -80,8 +82,8 @@ def read_report(path: Path, stage: str, keys: Sequence[str]) -> dict[str, Any]:
     return dict(value)
 
 
-def read_answers(path: Path, stage: str) -> list[dict[str, Any]]:
-    """One model's answers. Raises `DataError` that names `stage`, which makes them."""
-    if not path.is_file():
-        raise DataError(f"{path} is missing: run `python -m pipeline {stage}`, which makes it")
-    return list(read_rows(path))
+def read_answers(root: Path, file: str, stage: str) -> list[dict[str, Any]]:
+    """One model's answers. Raises what `absent` gives if they are not there."""
+    if not (root / file).is_file():
+        raise absent(root / file, root, stage)
+    return list(read_rows(root / file))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.checks import Check, State
 from pipeline.errors import ConfigError, DataError, MachineError
+from pipeline.experts import sign_of_experts
 from pipeline.llamacpp.gguf_header import NotGguf, read_header
 from pipeline.packed import MODEL_FILE
 from pipeline.planning.card import Card
@@ -23,7 +24,8 @@ from pipeline.sections import LoraType, Training
 from pipeline.training.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
 NF4_BLOCK = 64  # weights that share a scale
-JSON_OBJECTS = "config.json", "tokenizer.json"  # without which no base can be loaded
+CONFIG = "config.json"
+JSON_OBJECTS = CONFIG, "tokenizer.json"  # without which no base can be loaded
 
 
 def preflight(
@@ -77,6 +79,8 @@ def whole_base(base: Path) -> Check:
         for name in JSON_OBJECTS:
             if name not in missing and not isinstance(json.loads((base / name).read_text(encoding="utf-8")), dict):
                 raise ValueError(f"{name} is no JSON object")
+        if CONFIG not in missing and (sign := sign_of_experts(json.loads((base / CONFIG).read_text(encoding="utf-8")))):
+            return Check("base", "fail", f"a mixture of experts ({sign})", "take a dense model as base.model", DataError)
         if (packed := base / MODEL_FILE).is_file():
             return packed_base(packed, missing)
         index = base / "model.safetensors.index.json"

@@ -4,7 +4,6 @@ Called by the first lines of the Snakefile, in its main process only. Messages g
 `snakemake --rulegraph` and the like.
 """
 
-import fcntl
 import os
 import re
 import subprocess
@@ -17,8 +16,12 @@ from pipeline.errors import DataError, MachineError, QuenchError, ToolError
 from pipeline.params import load_params
 from pipeline.publish import remove
 from pipeline.workflow.graphs import need_graph
+from pipeline.workflow.locks import RUN, Held, lock_file, stages_at_work, take
+from pipeline.workflow.owner import mark_run
+from pipeline.workflow.scraps import working
 from pipeline.workflow.settle import REUSE, Settled, settle
 
+PATIENCE = 3.0  # seconds in which the stages of a killed run end
 # Snakemake has no better sign, before it plans, that it will run nothing
 DRY_RUN = {"--dry-run", "--dryrun", "--dag", "--rulegraph", "--filegraph", "--list", "--summary", "--lint", "--unlock"}
 # flags that mean "run it, whatever its record says", also among others: -f, -F, -R, -pF, -Rtrain, --force, --forceall, --forcerun=train
@@ -33,6 +36,9 @@ def prepare(root: Path = Path()) -> None:
     try:
         need_graph(root, load_params(root / "params.yaml").graph)
         _be_the_only_one(root)
+        _no_stage_at_work(root)
+        with working(root):
+            pass  # what killed runs left is swept
         _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours
         _allow_reuse(sys.argv[1:])
         if (root / ".dvc").is_dir():
@@ -63,28 +69,22 @@ def _allow_reuse(words: list[str]) -> None:
 
 
 def _be_the_only_one(root: Path) -> None:
-    """Take the project's lock until this process ends; the kernel gives a dead owner's back."""
-    path = root / ".quench" / "run.lock"
-    path.parent.mkdir(exist_ok=True)
-    lock = path.open("a+")
+    """Take the project's lock until this process ends, and have its jobs end with it."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise MachineError(f"{root.resolve()} is in use by process {_owner(lock)}: wait until it is done, then run again") from None
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-    _held.append(lock)
+        _held.append(take(lock_file(RUN, root)))
+    except Held as other:
+        raise MachineError(f"{root.resolve()} is in use by process {other}: wait until it is done, then run again") from None
+    mark_run()
 
 
-def _owner(lock: IO[str]) -> str:
-    """The holder's process id; it may need a moment to write it."""
-    for _ in range(20):
-        lock.seek(0)
-        if (pid := lock.read()) and Path(f"/proc/{pid}").exists():
-            return pid
-        time.sleep(0.05)
-    return pid or "unknown"
+def _no_stage_at_work(root: Path) -> None:
+    """Raise `MachineError` if a stage runs here already: started by hand, or a killed run's that still saves its work."""
+    deadline = time.monotonic() + PATIENCE
+    while at_work := stages_at_work(root):
+        if time.monotonic() > deadline:
+            named = " and ".join(f"{stage} is already running as process {pid}" for stage, pid in at_work.items())
+            raise MachineError(f"{named} in {root.resolve()}: wait until it is done, or end it, then run again")
+        time.sleep(0.1)
 
 
 def _empty(folder: Path) -> None:

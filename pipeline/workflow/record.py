@@ -16,6 +16,9 @@ from typing import IO, Any
 import yaml
 
 from pipeline.errors import MachineError, ToolError
+from pipeline.workflow.locks import Held, lock_file, take
+from pipeline.workflow.owner import end_with_owner
+from pipeline.workflow.scraps import working
 
 LARGE = 2**20  # bytes
 
@@ -87,14 +90,18 @@ def seems_unchanged(stage: str, root: Path) -> bool:
 
 @contextmanager
 def running(stage: str, root: Path) -> Iterator[None]:
-    """Keep a second process from running the same stage below `root`. Raises `MachineError` where one does."""
-    path = root / ".quench" / f"{stage}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MachineError(f"{stage} is already running in {root.resolve()}: wait until it is done, or end that process") from None
+    """Run `stage` below `root` in this process: nobody else runs it meanwhile, and it ends with the run that started it.
+
+    What killed runs left is swept first. Raises `MachineError` if another process runs the stage.
+    """
+    end_with_owner(stage)
+    try:
+        lock = take(lock_file(stage, root))
+    except Held as other:
+        raise MachineError(
+            f"{stage} is already running as process {other} in {root.resolve()}: wait until it is done, or end that process"
+        ) from None
+    with lock, working(root):
         yield
 
 
