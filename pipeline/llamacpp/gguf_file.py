@@ -35,7 +35,7 @@ def describe(path: Path) -> dict[str, Any]:
 
     header = check_gguf(path)
     types = {name: GGMLQuantizationType(kind).name for name, (_, kind) in header.tensors.items()}
-    parameters = sum(math.prod(shape) for shape, _ in header.tensors.values())
+    weights = _parameters(header)
     stored = sum(tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items())
     file_type = header.fields.get("general.file_type")
     level = LlamaFileType(file_type).name if file_type is not None else ""
@@ -47,13 +47,22 @@ def describe(path: Path) -> dict[str, Any]:
     )
     return {
         "bytes": path.stat().st_size,
-        "parameters": parameters,
-        "bits_per_weight": round(stored * 8 / parameters, 3),
+        "parameters": weights,
+        "bits_per_weight": round(stored * 8 / weights, 3),
         "tensors": len(types),
         "tensor_types": dict(sorted(Counter(types.values()).items())),
         "fallback_tensors": sum(fallbacks.values()),
         "fallback_types": dict(sorted(fallbacks.items())),
     }
+
+
+def parameters(path: Path) -> int:
+    """How many weights a GGUF's tensors hold together."""
+    return _parameters(check_gguf(path))
+
+
+def _parameters(header: Header) -> int:
+    return sum(math.prod(shape) for shape, _ in header.tensors.values())
 
 
 def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:
