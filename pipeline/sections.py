@@ -260,6 +260,7 @@ class Merge(Section):
 
 class Convert(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    base: bool
     type: Literal["F16", "BF16"]
 
 

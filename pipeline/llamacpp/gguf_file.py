@@ -7,9 +7,11 @@ from typing import Any
 
 from pipeline.errors import DataError
 from pipeline.llamacpp.gguf_header import Header, NotGguf, read_header, tensor_bytes
+from pipeline.publish import publishing
 
 K_BLOCK = 256  # K- and I-quants pack rows in blocks of 256 weights; other row lengths fall back to types with blocks of 32
 PLAIN_TYPES = ("F32", "F16", "BF16")
+NOT_MADE = "quench.not_made"  # the field of a GGUF without tensors that stands for one that nothing needs; it says why
 HEADS = ("output.weight", "token_embd.weight")
 
 
@@ -19,9 +21,32 @@ def check_gguf(path: Path) -> Header:
         header = read_header(path)
     except (NotGguf, OSError) as error:
         raise DataError(f"{path} is not a whole GGUF ({error}): run the stage that makes it again") from error
+    if not header.tensors and (why := header.fields.get(NOT_MADE)):
+        raise DataError(f"{path} was not made, for {why}: set it to true, then run `snakemake convert`")
     if not header.tensors:
         raise DataError(f"{path} holds no tensor: run the stage that makes it again")
     return header
+
+
+def write_not_made(path: Path, why: str) -> None:
+    """Put a GGUF without tensors in the place of one that nothing needs: a stage's outputs are always the same files, so that all graphs agree."""
+    from gguf import GGUFWriter
+
+    with publishing(path) as aside:
+        writer = GGUFWriter(aside, "none")
+        writer.add_string(NOT_MADE, why)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+
+
+def is_made(path: Path) -> bool:
+    """Whether a GGUF is one, not what `write_not_made` put in its place. Raises `DataError` where it is damaged."""
+    try:
+        return NOT_MADE not in read_header(path).fields
+    except (NotGguf, OSError) as error:
+        raise DataError(f"{path} is not a whole GGUF ({error}): run the stage that makes it again") from error
 
 
 def describe(path: Path) -> dict[str, Any]:
