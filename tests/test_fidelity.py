@@ -100,6 +100,25 @@ def test_outputs_that_lie_apart_fail() -> None:
     assert {line.verdict for line in lines.values()} == {"fail"}
 
 
+def test_a_larger_model_must_be_closer() -> None:
+    """What SmolLM2-135M measures, sound, on the built-in prompts; of 7B it would be another model."""
+    figures = {
+        "mean_relative": 0.45,
+        "max_relative": 1.12,
+        "kld": 0.68,
+        "same_top": 0.70,
+        "mean_abs": 1.0,
+        "max_abs": 2.0,
+        "nmse": 0.1,
+        "positions": 128,
+    }
+    assert {line.verdict for line in output_lines(figures, "", 134_515_008).values()} == {"pass"}
+    assert {line.verdict for line in output_lines(figures, "").values()} == {"pass"}
+    assert {line.verdict for line in output_lines(figures, "", 7_615_616_512).values()} == {"fail"}
+    one_side = figures | {"kld": 1.2, "same_top": 0.65}  # the adapter on one side only
+    assert output_lines(one_side, "", 134_515_008)["output_divergence"].verdict == "fail"
+
+
 def test_an_error_is_relative_to_what_softmax_sees() -> None:
     before = [np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 0.0]], dtype=np.float32)]
     mean = before[0].mean(axis=1, keepdims=True)

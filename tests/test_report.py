@@ -126,7 +126,15 @@ def test_the_training_is_told_with_its_health_samples_and_record(project: Path, 
 
 
 def fidelity_report(**changed: Any) -> dict[str, Any]:
-    line = {"title": "Scale of the NF4 weights", "what": "of a linear", "figure": 0.0057, "limit": 0.02, "unit": "", "verdict": "pass", "detail": "14"}
+    line = {
+        "title": "Scale of the NF4 weights",
+        "what": "of a linear",
+        "figure": 0.0057,
+        "limit": 0.02,
+        "unit": "",
+        "verdict": "pass",
+        "detail": "14",
+    }
     failed = line | {"title": "Blocks <of> it", "figure": 1.59, "limit": 0.5, "verdict": "fail"}
     open_ = line | {"title": "Two adapters", "figure": None, "limit": None, "verdict": "not measured"}
     check = {"sentence": "Here NF4 keeps 5.0 MB, so at 7B 6.04 GB."}

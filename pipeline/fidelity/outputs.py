@@ -5,11 +5,19 @@ from typing import Any
 import numpy as np
 
 from pipeline.llamacpp.logits import Floats, divergence, log_softmax, nmse
-from pipeline.seams.level_limits import level_limit
+from pipeline.seams.level_limits import SIZE_POWER
 from pipeline.seams.seam import Seam
 
 POSITIONS = 32  # last positions of a prompt whose logits are compared: a 152k vocabulary takes 19 MB a prompt
-MAX_ERROR, MAX_WORST_ERROR = 0.3, 0.6
+# What rounding costs in outputs depends on the model and the text, so these limits are of another kind than those of the weights, which find a
+# single linear that is off (`pipeline.fidelity.weights`): they say whether this is the same model at all. Measured, all of sound models:
+#                                     mean error   largest   KLD     same first choice
+#   SmolLM2-135M, 4 built-in prompts  0.45         1.12      0.68    70 %
+#   the same, 8 held-out rows         –            –         0.20    81 %    (with its trained adapter 0.06, 95 %)
+#   random Qwen2 of 39M, 4 prompts    0.19         0.22      0.002   80 %
+# and of SmolLM2 with its adapter on one side only: KLD 1.2 to 1.4, 65 to 70 %. So for a model of that size or smaller:
+MAX_ERROR, MAX_WORST_ERROR, MAX_KLD, MAX_OTHER_FIRST = 0.7, 1.7, 1.0, 0.4
+SMALLEST = 134_515_008  # parameters; a larger model must be closer, by the power of the size that `level_limits` has from published figures
 
 
 def last_logits(model: Any, rows: list[list[int]]) -> list[Floats]:
@@ -53,20 +61,24 @@ def norms(logits: Floats) -> Floats:
 
 def output_lines(figures: dict[str, float], where: str, parameters: int | None = None) -> dict[str, Seam]:
     """Relative error of the outputs, mean and largest, divergence and first choice, each against its limit for a model of `parameters`."""
-    title, limits = "16-bit base with adapter → NF4 base with adapter", level_limit("nf4", parameters)
+    title = "16-bit base with adapter → NF4 base with adapter"
+    larger = max(1.0, (parameters or 0) / SMALLEST) ** SIZE_POWER
+    # a divergence grows with the square of the error, and so does its limit
+    most_mean, most_worst, most_kld, least = (
+        MAX_ERROR / larger**0.5, MAX_WORST_ERROR / larger**0.5, MAX_KLD / larger, 1 - MAX_OTHER_FIRST / larger**0.5,
+    )  # fmt: skip
     detail = f"logits differ by {figures['mean_abs']:.3f} on average, {figures['max_abs']:.2f} at most, NMSE {figures['nmse']:.4f}; {where}"
-    least = limits.same_top
 
     def line(name: str, what: str, key: str, limit: float, unit: str, note: str, *, good: bool) -> Seam:
         return Seam(f"{title}, {name}", what, figures[key], limit, unit, "pass" if good else "fail", note)
 
     mean, worst = figures["mean_relative"], figures["max_relative"]
     return {
-        "output_error": line("error", "mean relative error of the outputs", "mean_relative", MAX_ERROR, "", detail, good=mean <= MAX_ERROR),
-        "output_worst": line("largest error", "largest relative error of a position's outputs", "max_relative", MAX_WORST_ERROR, "", where,
-                             good=worst <= MAX_WORST_ERROR),
-        "output_divergence": line("divergence", "mean KL divergence", "kld", limits.kld, "nats", f"{where}; limit: {limits.source}",
-                                  good=figures["kld"] <= limits.kld),
+        "output_error": line("error", "mean relative error of the outputs", "mean_relative", most_mean, "", detail, good=mean <= most_mean),
+        "output_worst": line("largest error", "largest relative error of a position's outputs", "max_relative", most_worst, "", where,
+                             good=worst <= most_worst),
+        "output_divergence": line("divergence", "mean KL divergence", "kld", most_kld, "nats", where,
+                                  good=figures["kld"] <= most_kld),
         "output_first_choice": line("first choice", "share of positions with the same first choice", "same_top", least, "", where,
                                     good=figures["same_top"] >= least),
     }  # fmt: skip

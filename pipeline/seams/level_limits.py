@@ -10,8 +10,8 @@ from math import exp, log
 from pipeline.llamacpp.levels import split_level
 
 # Mean KL divergence from F16 in nats: Llama-3-8B on Wikitext-2, without an importance matrix (IQ levels: with one, others are not published).
-# Source: llama.cpp, tools/perplexity/README.md, "LLaMA 3 8b Scoreboard" (revision f364eb6f). It is the largest of the models of 7 to 9 billion
-# parameters that figures were found for: at Q4_K_M Llama-2-7B has 0.0127 (the same page), Mistral-7B 0.01 (llama.cpp pull request 4739),
+# Source: llama.cpp, tools/perplexity/README.md, "LLaMA 3 8b Scoreboard" (revision f364eb6f). It is among the largest of the models of 7 to 9
+# billion parameters that figures were found for: at Q4_K_M Llama-2-7B has 0.0127 (the same page), Mistral-7B 0.01 (llama.cpp pull request 4739),
 # files of Qwen3.5-9B 0.009 to 0.035 (r/LocalLLaMA 1rr72lr).
 PUBLISHED_MODEL, PUBLISHED_PARAMETERS = "Llama-3-8B", 8.03e9
 PUBLISHED_KLD = {
