@@ -196,6 +196,9 @@ def plan(
 @app.command(epilog="example: quench fidelity --prompts 8")
 def fidelity(
     prompts: Annotated[int, typer.Option("--prompts", metavar="N", min=1, help="Held-out rows whose logits are compared.")] = 8,
+    adapters: Annotated[
+        list[Path] | None, typer.Option("--adapter", metavar="DIR", help="Switch between these two (default: the trained one and a checkpoint).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
     params: ParamsFile = None,
     root: Root = Path(),
@@ -206,7 +209,7 @@ def fidelity(
     from pipeline.workflow.scraps import working
 
     with working(root):
-        main(load_params(params or root / "params.yaml"), root, prompts, as_json=as_json)
+        main(load_params(params or root / "params.yaml"), root, prompts, as_json=as_json, adapters=adapters or [])
 
 
 @app.command(epilog="example: quench parity --depth full")

@@ -1,9 +1,10 @@
 """The sections of `params.yaml` as typed, frozen models, one per stage; `pipeline.params` reads the file."""
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator, model_validator
 
 from pipeline.llamacpp.levels import level_problem, split_level
 from pipeline.processor import ComputeDtype
@@ -11,6 +12,7 @@ from pipeline.processor import ComputeDtype
 Fraction = Annotated[float, Field(ge=0, le=1)]
 SplitFraction = Annotated[float, Field(ge=0, le=0.5)]
 Count = Annotated[int, Field(ge=1)]
+AUTO: Literal["auto"] = "auto"  # a limit that follows from the level and the model's size: `pipeline.seams.level_limits`
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Layers = Annotated[int, Field(ge=0)]
 Format = Literal[
@@ -38,6 +40,27 @@ def reference_of(model: str, sixteen: str) -> str:
     """The model that another is compared with: a level of the untuned base with the 16-bit base, any other with the tuned 16-bit model."""
     untuned = f"{UNTUNED}{sixteen}"
     return untuned if model.startswith(UNTUNED) and model != untuned else sixteen
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kld_limit(value: Any) -> Any:
+    if value == AUTO or (_is_number(value) and value > 0):
+        return value
+    raise ValueError(f"is {value!r}: give a number above 0, or auto")
+
+
+def _share_limit(value: Any) -> Any:
+    if value == AUTO or (_is_number(value) and 0 <= value <= 1):
+        return value
+    raise ValueError(f"is {value!r}: give a number from 0 to 1, or auto")
+
+
+# one validator for both kinds of value, so that a wrong one is one error
+KldLimit = Annotated[float | Literal["auto"], PlainValidator(_kld_limit)]
+ShareLimit = Annotated[float | Literal["auto"], PlainValidator(_share_limit)]
 
 
 class Section(BaseModel):
@@ -237,6 +260,7 @@ class Merge(Section):
 
 class Convert(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    base: bool
     type: Literal["F16", "BF16"]
 
 
@@ -295,8 +319,8 @@ class Parity(Section):
     rows: Count
     prompts: Count
     max_kld_exact: Annotated[float, Field(gt=0)]
-    max_kld_trained: Annotated[float, Field(gt=0)]
-    max_kld_level: Annotated[float, Field(gt=0)]
+    max_kld_trained: KldLimit
+    max_kld_level: KldLimit
     max_kld_served: Annotated[float, Field(gt=0)]
     min_same_top_served: Fraction
     rmse_slack: Annotated[float, Field(ge=1)]
@@ -342,8 +366,8 @@ class Evaluate(Section):
 
 
 class Gate(Section):
-    max_kld: Annotated[float, Field(gt=0)] | None
-    min_same_top: Fraction | None
+    max_kld: KldLimit | None
+    min_same_top: ShareLimit | None
     max_task_drop: Annotated[float, Field(ge=0, le=100)] | None
     min_stopped: Fraction | None
     max_forgetting: Annotated[float, Field(ge=0, le=100)] | None

@@ -228,7 +228,7 @@ def check_beforehand(root: Path, params: Params) -> None:
 
     checks = preflight(
         tokens=root / "data/tokens", base=root / "models/base", disk=root, settings=params.training, max_length=params.preprocess.max_length,
-        levels=params.quantize.levels, lora=params.lora.type,
+        levels=params.quantize.levels, lora=params.lora.type, untuned=params.convert.base,
     )  # fmt: skip
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
     refuse(checks)

@@ -20,7 +20,7 @@ from pipeline.params import Params, load_params
 from pipeline.planning import activations, packed
 from pipeline.planning.activations import Step
 from pipeline.planning.base import find_packed, find_shape
-from pipeline.planning.disk import CACHE, plan_disk
+from pipeline.planning.disk import BASE, CACHE, plan_disk
 from pipeline.planning.ladder import Setup, ladder, longest_rows
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.packed import PackedBase, gguf_shape, level_of, packed_file, packed_level
@@ -176,7 +176,7 @@ def test_the_ladder_packs_again_and_shortens() -> None:
 
 def test_nothing_is_merged_on_disk() -> None:
     sizes = plan_disk(QWEN_7B, TRAIN, ["Q4_K_M"])
-    assert set(sizes) == {"checkpoints", "adapter", "LoRA GGUF", CACHE}
+    assert set(sizes) == {"checkpoints", "adapter", "LoRA GGUF", BASE, CACHE}
     assert sizes["LoRA GGUF"] == 2 * 40_370_176
     assert plan_disk(QWEN_7B, TRAIN, ["Q4_K_M"], "F32")["LoRA GGUF"] == 4 * 40_370_176
 

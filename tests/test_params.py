@@ -58,6 +58,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"train": {"r": True}}, "train.r", "is True"),
         ({"train": {"target_modules": []}}, "train.target_modules", "at least 1"),
         ({"train": {"lora_dropout": float("nan")}}, "train.lora_dropout", "nan"),
+        ({"convert": {"base": False}}, "params", "convert.base is false, .*but base-F16 is named.*set it to true"),
         ({"base": {"trust_remote_code": True}}, "base", "trust_remote_code is never on"),
         ({"base": {"trust_remote_code": False}}, "base", "remove the key"),
         ({"base": {"source": "hub", "model": "a/b", "revision": "main", "file": None}}, "base", "'main'.*needs a commit, 40 hexadecimal digits"),

@@ -57,7 +57,8 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
         if (asked or ADAPTED).lower() not in (ADAPTED, BARE):
             raise ConfigError(f"no model is called {asked!r}: with base.quantization gguf there are {ADAPTED} (the base with its adapter) and {BARE}")
         return (asked or ADAPTED).lower()
-    known = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, f"base-{params.convert.type}")}
+    untuned = [f"base-{params.convert.type}"] if params.convert.base else []
+    known = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, *untuned)}
     if asked is None:
         return known.get(_recommended(root).upper(), params.quantize.tuned[0])
     if asked.upper() not in known:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DataError
+from pipeline.hashing import json_hash
 from pipeline.jsonl import read_rows
 from pipeline.sections import ADAPTED
 from pipeline.watching.journal import Journal
@@ -44,6 +45,7 @@ class Inputs:
     base: Mapping[str, Any]
     evaluations: Mapping[str, Mapping[str, Any]]
     answers: Mapping[str, Sequence[Mapping[str, Any]]]
+    fidelity: Mapping[str, Any] | None = None  # what `quench fidelity`, which is no stage, said of this very base
 
 
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
@@ -63,8 +65,10 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
             remedy = f"run `python -m pipeline evaluate@{model}` again"
             raise DataError(f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: {remedy}")
     journal = Journal(root / "reports" / "train.jsonl").rows()  # runs of older versions have none: what it holds is then not measured
+    fidelity = read_fidelity(root / "reports" / "fidelity.json", found["base"]["files"])
     return Inputs(data=found["data"], labels=found["labels"], train=found["train"], log=rows, journal=journal, merge=found.get("merge"),
-                  ways=found.get("ways"), parity=found["parity"], base=found["base"], evaluations=evaluations, answers=answers)  # fmt: skip
+                  ways=found.get("ways"), parity=found["parity"], base=found["base"], evaluations=evaluations, answers=answers,
+                  fidelity=fidelity)  # fmt: skip
 
 
 def read_report(root: Path, file: str, stage: str, keys: Sequence[str]) -> dict[str, Any]:
@@ -80,6 +84,22 @@ def read_report(root: Path, file: str, stage: str, keys: Sequence[str]) -> dict[
     if lacking:
         raise DataError(f"{path} lacks {', '.join(lacking)}: run `python -m pipeline {stage}` again")
     return dict(value)
+
+
+def read_fidelity(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
+    """What `quench fidelity` measured, if it is there and of the base's weights; None for another base's, or an older version's."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        lines = found["lines"].values()
+        whole = all({"title", "what", "figure", "limit", "verdict", "detail"} <= line.keys() for line in lines)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise DataError(f"{path} is not what `quench fidelity` wrote: run that again, or delete the file")
+    weights = {name: digest for name, digest in base_files.items() if name.endswith(".safetensors")}
+    return dict(found) if found.get("base_weights_sha256") == json_hash(weights) else None
 
 
 def read_answers(root: Path, file: str, stage: str) -> list[dict[str, Any]]:
