@@ -110,8 +110,8 @@ def test_front_matter_names_the_base_and_what_the_model_is_of_it() -> None:
     assert whole["base_model_relation"] == "finetune"
 
 
-def test_a_base_from_a_folder_does_not_tell_where_that_was(project: Path) -> None:
-    shipping.change(project / "models/base.json", source="path", model="/home/somebody/models/qwen")
+def test_a_base_from_a_folder_does_not_tell_where_that_was(tmp_path: Path) -> None:
+    project = shipping.write_project(tmp_path, source="path", model="/home/somebody/models/qwen")
     assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
     for file in (project / "models/bundle/demo-Q4_K_M").rglob("*"):
         assert file.is_dir() or b"somebody" not in file.read_bytes(), file
@@ -245,6 +245,7 @@ def stale_level(root: Path) -> None:
 
 def other_adapter(root: Path) -> None:
     (root / "models/adapter/adapter_model.safetensors").write_bytes(b"trained since")
+    shipping.trained_again(root)
 
 
 def other_merge(root: Path) -> None:
@@ -288,7 +289,7 @@ def no_reference(root: Path) -> None:
         (other_base, ["reports/eval/base-F16.json is about another file than demo-base-F16.gguf"]),
         (no_reference, ["demo-F16.gguf is not there, so nothing says"]),
         (stale_level, ["reports/eval/Q4_K_M.json is about another file", "reports/parity.json is about another file"]),
-        (other_adapter, ["passport differs from models/adapter and models/merged (quench.adapter.sha256)"]),
+        (other_adapter, ["passport differs from models/adapter (quench.adapter.sha256)"]),
         (other_merge, ["quench.merge.onto"]),
         (other_model, ["passport differs", "comes from another model than demo-F16.gguf"]),
         (old_parity, ["reports/parity.json does not say which files it measured"]),
