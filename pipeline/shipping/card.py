@@ -20,6 +20,7 @@ from pipeline.reporting.ollama import ollama_template
 from pipeline.reporting.recommend import Recommendation, reference_name
 from pipeline.sections import ADAPTED, SOURCE, Serve
 from pipeline.shipping.gate import REFERENCES
+from pipeline.shipping.listing import escaped
 
 TEMPLATES = Path(__file__).parents[1] / "reporting" / "templates"
 CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)  # a line of the card's lineage
@@ -76,7 +77,7 @@ def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[s
 
 def claims(passport: Mapping[str, Any]) -> dict[str, str]:
     """A passport as the card prints it: JSON values without what would end the table's cell."""
-    return {key: json.dumps(value, ensure_ascii=False).replace("`", r"\u0060").replace("|", r"\u007c") for key, value in passport.items()}
+    return {key: escaped(json.dumps(value, ensure_ascii=False)).replace("`", r"\u0060").replace("|", r"\u007c") for key, value in passport.items()}
 
 
 def claimed(card: str) -> dict[str, Any]:
