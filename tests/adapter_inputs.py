@@ -100,8 +100,7 @@ def write_project(root: Path) -> Path:
     base = tiny.tiny_gguf(root / "models/base/model.gguf")
     change(root / "models/base.json", files={"model.gguf": file_hash(base)})
     fields = lineage_fields(root / "models/base.json") | adapter_fields(root / "models/adapter") | {BASE_FILE: file_hash(base)}
-    texts = {key.replace(".", "__"): value for key, value in fields.items() if isinstance(value, str)}  # all that tiny_lora writes
-    lora = tiny_lora(root / "models/gguf/demo-lora.gguf", **texts)
+    lora = tiny_lora(root / "models/gguf/demo-lora.gguf", **{key.replace(".", "__"): value for key, value in fields.items()})
     hashes = {file.name: file_hash(file) for file in (base, lora)}
     change(root / "reports/parity.json", files=hashes)
     for model in LIKE:

@@ -53,9 +53,11 @@ def adapter(root: Path) -> Made:
 
 
 @pytest.fixture(scope="module", params=[merged, adapter], ids=["merged", "adapter"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     """Each test puts back what it changes."""
-    return request.param(tmp_path_factory.mktemp("records") / "project")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.scoring.paired.SWAPS", 50)  # an exact p-value is not what is tested
+        yield request.param(tmp_path_factory.mktemp("records") / "project")
 
 
 def shipped(made: Made) -> int:
@@ -69,7 +71,7 @@ def shipped(made: Made) -> int:
         code = error.exit_code
     assert code == 0 or said.getvalue().strip()
     assert "\x1b" not in said.getvalue()
-    assert (made.root / "models/bundle").exists() == (code == 0)
+    assert bool(list(made.root.glob("models/bundle/*"))) == (code == 0)
     shutil.rmtree(made.root / "models/bundle", ignore_errors=True)
     return code
 
@@ -117,3 +119,65 @@ def put(value: Any, place: tuple[Any, ...], new: Any) -> None:
         del value[place[-1]]
     else:
         value[place[-1]] = new
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_damaged_value_is_a_traceback(made: Made, data: st.DataObject) -> None:
+    """A value of another kind anywhere in a record that the judgement is made from."""
+    record = data.draw(st.sampled_from([*COMMON, f"reports/eval/{made.level}.json"]))
+    value = json.loads((made.root / record).read_text(encoding="utf-8"))
+    put(value, data.draw(st.sampled_from(list(paths(value)))), data.draw(st.sampled_from([GONE, *WRONG])))
+    with damaged(made, record, json.dumps(value).encode()):
+        assert shipped(made) in (0, *REFUSED)
+
+
+ROTTEN = [
+    "models/adapter/adapter_model.safetensors", "models/adapter/run.json", "models/adapter/chat_template.jinja", "data/tokens/train.parquet",
+    "data/final/train.jsonl", "data/final/val.jsonl", "data/final/test.jsonl",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ROTTEN)
+@pytest.mark.parametrize("spoil", [lambda data: None, lambda data: data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]], ids=["missing", "one bit"])
+def test_what_the_model_was_made_of_is_compared_with_what_its_records_name(made: Made, place: str, spoil: Callable[[bytes], bytes | None]) -> None:
+    file = made.root / place
+    before = file.read_bytes()
+    try:
+        file.unlink()
+        if (after := spoil(before)) is not None:
+            file.write_bytes(after)
+        assert shipped(made) in REFUSED
+    finally:
+        file.write_bytes(before)
+    assert shipped(made) == 0
+
+
+def test_another_runs_rows_are_refused_though_they_are_whole(made: Made) -> None:
+    """Rows that were curated since: whole, and not those that the model was trained and measured on."""
+    manifest = made.root / "data/tokens/manifest.json"
+    with damaged(made, "data/final/train.jsonl", b'{"id": "other"}\n'):
+        assert shipped(made) in REFUSED
+        rows = json.loads(manifest.read_text())
+        rows["rows"]["train.jsonl"] = file_hash(made.root / "data/final/train.jsonl")
+        with damaged(made, "data/tokens/manifest.json", json.dumps(rows).encode()):  # preprocessed since, and not trained on
+            assert shipped(made) in REFUSED
+    with damaged(made, f"reports/eval/{made.level}.json", without(made.root / f"reports/eval/{made.level}.json", "rows_sha256")):
+        assert shipped(made) in REFUSED
+
+
+def test_a_base_of_another_name_is_refused(made: Made) -> None:
+    value = json.loads((made.root / "models/base.json").read_text()) | {"model": "another", "license": "mit"}
+    with damaged(made, "models/base.json", json.dumps(value).encode()):
+        assert shipped(made) in REFUSED
+
+
+def test_a_control_character_never_gets_into_the_texts(made: Made) -> None:
+    value = json.loads((made.root / "models/base.json").read_text())
+    value["architecture"]["architectures"] = ["Llama\u202eFor"]
+    with damaged(made, "models/base.json", json.dumps(value).encode()):
+        assert shipped(made) in REFUSED
+
+
+def without(file: Path, key: str) -> bytes:
+    return json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != key}).encode()

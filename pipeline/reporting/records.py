@@ -112,9 +112,9 @@ class Base(Shape):
     model: Name
     architecture: Architecture
     files: Annotated[dict[FileName, Sha256], Field(min_length=1)]
-    revision: str | None = None
-    license: str | None = None
-    eos_token: str | None = None
+    revision: str | None
+    license: str | None
+    eos_token: str | None
 
 
 class TaskScore(Shape):
@@ -191,30 +191,30 @@ class Serving(Shape):
 
 
 class Evaluation(Shape):
-    """reports/eval/MODEL.json."""
+    """reports/eval/MODEL.json; those of older versions lack what has a default."""
 
-    model: str | None = None
-    file: FileName | None = None
-    sha256: Sha256 | None = None
     bytes: Annotated[int, Field(gt=0, le=LARGEST)]
-    reference: str | None = None
-    answers_sha256: Sha256 | None = None
-    rows_sha256: Sha256 | None = None
-    llama_cpp: str = ""
-    lora: Lora | None = None
-    tensors: Count | None = None
-    fallback_tensors: Count | None = None
-    bits_per_weight: Number | None = None
-    perplexity: Number | None = None
-    kld_mean: Number | None = None
-    same_top: Number | None = None
+    task: Task | None
+    file: FileName
+    sha256: Sha256
+    reference: str
+    tensors: Count
+    fallback_tensors: Count
+    bits_per_weight: Number
+    perplexity: Number | None
+    kld_mean: Number | None
+    same_top: Number | None
     all_tokens: Likeness | None = None
     by_row: dict[str, RowSums] | None = None
     ctx_size: Annotated[int, Field(gt=0, le=LARGEST)] = 1
     kv_cache_bytes: Count | None = None
     serving: Serving | None = None
-    task: Task | None
     general: General | None = None
+    lora: Lora | None = None
+    model: str | None = None
+    answers_sha256: Sha256 | None = None
+    rows_sha256: Sha256 | None = None
+    llama_cpp: str = ""
 
 
 class Answer(Shape):

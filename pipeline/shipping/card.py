@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ class PrintedTools(Toolchain):
 
 def fill(template: str, **values: Any) -> str:
     """One template as plain text; what it does not get and asks for is an error."""
+    return str(_environment().get_template(template).render(**values))
+
+
+@cache
+def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
@@ -45,7 +51,7 @@ def fill(template: str, **values: Any) -> str:
         autoescape=select_autoescape([], default=False),  # Markdown, shell and INI, no HTML
     )  # fmt: skip
     environment.filters.update(FILTERS)
-    return environment.get_template(template).render(**values)
+    return environment
 
 
 def text_values(

@@ -85,7 +85,7 @@ def passport_faults(found: Mapping[str, Any], name: str, root: Path, *, merged: 
     if merged:
         parts.append((MERGED, folder_fields(root / MERGED)))
     known = {key for _, fields in parts for key in fields}
-    differ = {place: [key for key, value in fields.items() if key.startswith(OWN) and found.get(key) != value] for place, fields in parts}
+    differ = {place: [key for key, value in fields.items() if found.get(key) != value] for place, fields in parts}
     differ[""] = [key for key in found if key.startswith(OWN) and key not in known]
     if any(differ.values()):
         places = " and ".join(place for place, keys in differ.items() if place and keys) or " and ".join(place for place, _ in parts)
