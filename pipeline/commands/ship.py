@@ -17,10 +17,10 @@ from pipeline.params import Params
 from pipeline.reporting.inputs import load_inputs
 from pipeline.reporting.ollama import chat_template
 from pipeline.sections import ADAPTED, UNTUNED
+from pipeline.shipping import lineage
 from pipeline.shipping.advice import advise
 from pipeline.shipping.bundle import Shipment, how_to_use, make_bundle
 from pipeline.shipping.evidence import adapter_mismatches, mismatches
-from pipeline.shipping.lineage import need_records
 
 
 def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | None) -> int:
@@ -65,7 +65,7 @@ def shippable(params: Params, asked: str) -> str:
 def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:
     """What the bundle would be made of, and why it may not be made."""
     inputs = load_inputs(root, params.evaluate.models)
-    datasets = need_records(root, inputs, level)
+    datasets = lineage.need_records(root, inputs, level)
     advice, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)
     lora = model_files(params, root, level).lora
     shipment = Shipment(
