@@ -148,6 +148,7 @@ rule report:
             "pipeline/reporting/quants.py",
             "pipeline/reporting/recommend.py",
             "pipeline/reporting/recommend_adapter.py",
+            "pipeline/reporting/records.py",
             "pipeline/reporting/svg.py",
             "pipeline/reporting/task_scores.py",
             "pipeline/reporting/terminal.py",

@@ -119,7 +119,7 @@ def read_json(path: Path, remedy: str) -> Any:
     """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, where the file is missing or cut."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is missing or no JSON ({type(error).__name__}): {remedy}") from error
 
 

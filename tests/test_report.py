@@ -406,7 +406,7 @@ def test_a_missing_input_is_named_with_its_stage(project: Path, params: Params, 
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("{", "can't be read"), ('{"task": null}', "lacks bytes"), ("[]", "lacks bytes"), ('{"bytes": 1}', "lacks task")]
+    ("content", "words"), [("{", "can't be read"), ('{"task": null}', "lacks bytes"), ("[]", "can't be read"), ('{"bytes": 1}', "lacks task")]
 )
 def test_a_broken_input_is_named_with_its_stage(project: Path, params: Params, content: str, words: str) -> None:
     (project / "reports" / "eval" / "F16.json").write_text(content, encoding="utf-8")

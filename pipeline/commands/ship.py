@@ -13,16 +13,14 @@ from pathlib import Path
 from pipeline.commands.serve import model_file
 from pipeline.errors import ConfigError, GateError
 from pipeline.evaluation.files import model_files
-from pipeline.hashing import file_hash
 from pipeline.params import Params
 from pipeline.reporting.inputs import load_inputs
 from pipeline.reporting.ollama import chat_template
 from pipeline.sections import ADAPTED, UNTUNED
+from pipeline.shipping import lineage
 from pipeline.shipping.advice import advise
 from pipeline.shipping.bundle import Shipment, how_to_use, make_bundle
 from pipeline.shipping.evidence import adapter_mismatches, mismatches
-
-SPLITS = ("train", "val", "test")
 
 
 def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | None) -> int:
@@ -67,12 +65,12 @@ def shippable(params: Params, asked: str) -> str:
 def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:
     """What the bundle would be made of, and why it may not be made."""
     inputs = load_inputs(root, params.evaluate.models)
+    datasets = lineage.need_records(root, inputs, level)
     advice, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)
     lora = model_files(params, root, level).lora
-    final = {split: root / "data" / "final" / f"{split}.jsonl" for split in SPLITS}
     shipment = Shipment(
         gguf, params.convert.name, level, inputs, advice, verdicts[level], params.serve, chat_template(root / "models" / "adapter"),
-        tuple(params.curate.languages), {f"{split} rows": file_hash(path) for split, path in final.items() if path.is_file()}, lora,
+        tuple(params.curate.languages), datasets, lora,
     )  # fmt: skip
     if lora:
         other = adapter_mismatches(gguf, lora, root, inputs.evaluations, inputs.parity)
