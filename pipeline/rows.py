@@ -64,7 +64,7 @@ class Envelope(TypedDict):
     """What every row says about itself; no part of its content."""
 
     id: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description="the start of the content's SHA-256: equal contents, equal ids")]
-    source: Annotated[str, Field(description="FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation")]
+    source: Annotated[str, Field(description="FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text")]
     domain: str
 
 

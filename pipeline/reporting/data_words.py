@@ -42,7 +42,7 @@ def verdict(account: Mapping[str, Any]) -> str:
     total = sum(rows for rows, _ in lost)
     sentences = [f"Left out: {_listed(named)}." if total else "Nothing was left out." if account["rows_read"] else ""]
     if account["parts_added"]:
-        sentences.append(f"Splitting long conversations added {plural(account['parts_added'], 'row', 'rows')}.")
+        sentences.append(f"Splitting long rows added {plural(account['parts_added'], 'row')}.")
     train, val, test = (account["splits"].get(split, 0) for split in SPLITS)
     sentences.append(f"{count(train)} are for training, {count(val)} for watching it and {count(test)} are held out for measuring.")
     return " ".join(filter(None, sentences))
@@ -78,9 +78,9 @@ def percent(value: Any) -> str:
     return "< 0.1 %" if shown == "0.0" and value > 0 else "> 99.9 %" if shown == "100.0" and value < 1 else f"{shown} %"
 
 
-def plural(number: int, one: str, many: str) -> str:
-    """1 row, 2 rows."""
-    return f"{count(number)} {one if number == 1 else many}"
+def plural(number: int, one: str, many: str = "") -> str:
+    """1 row, 2 rows, 1,000 rows; without `many` it is `one` with an s."""
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
 def words(identifier: Any) -> str:
