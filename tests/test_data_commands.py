@@ -13,9 +13,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
-from pipeline.commands.data import one_line, plain
 from pipeline.commands.data.check import files
 from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.reporting.data_words import one_line, plain
 from pipeline.rows import row_id
 
 SPLITS = ("train", "val", "test")

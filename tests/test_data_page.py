@@ -249,7 +249,7 @@ def test_the_headline_says_what_was_lost_and_why() -> None:
     full = whole(account())
     assert title(full) == "7,312 of 8,000 rows kept"
     assert verdict(full).startswith("Left out: 512 near duplicates, 121 exact duplicates, 48 rows with turns out of order and 25 for other reasons.")
-    assert "Splitting long conversations added 18 rows. 6,210 are for training" in verdict(full)
+    assert "Splitting long rows added 18 rows. 6,210 are for training" in verdict(full)
 
 
 @pytest.mark.parametrize("given", [{}, {"rows_read": 0, "rules": [], "tokens": None}, {"duplicates": {}, "poison": {}}])
