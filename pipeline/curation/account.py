@@ -243,7 +243,7 @@ def refuse_empty(counts: Mapping[str, Any], samples: Mapping[str, list[dict[str,
         where = first and f"{first['file']}{' line ' + str(first['line']) if first['line'] else ''}"
         example = f"; first {where}: {first['detail']}" if first else ""
         raise DataError(
-            f"none of {plural(counts['rows_read'], 'row')} in {raw} can be used ({reasons}{example}): docs/data-formats.md shows what is read"
+            f"0 of {plural(counts['rows_read'], 'row')} in {raw} can be used ({reasons}{example}): docs/data-formats.md shows what is read"
         )
     for split, wanted in (("train", True), ("test", settings.test_fraction > 0)):
         if wanted and not splits[split]:

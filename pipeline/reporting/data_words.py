@@ -74,7 +74,7 @@ def training_words(untrained: Mapping[str, int], scored: int) -> list[str]:
     """What supervised training doesn't do with rows, a sentence each: rows of other kinds (kind → rows), and rows with a reward."""
     found = []
     if rows := sum(untrained.values()):
-        kinds = _listed([f"{count(number)} {kind}" for kind, number in most(untrained)])
+        kinds = _listed([f"{count(number)} {kind}" for kind, number in most(untrained) if number])
         found.append(f"{plural(rows, 'row')} won't be trained ({kinds}): train.method sft learns from chats and text. They are kept for later.")
     if scored:
         has = plural(scored, "row has", "rows have")

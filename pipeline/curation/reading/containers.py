@@ -41,7 +41,7 @@ def raw_files(raw: Path) -> list[tuple[str, Path]]:
     """`files_below` data/raw. Raises `DataError` also where none of them is one that is read."""
     files = files_below(raw)
     if not any(_suffixes(name)[0] for name, _ in files):
-        others = f" (none of {plural(len(files), 'file')} in it is {READ})" if files else ""
+        others = f" (it holds {plural(len(files), 'file')}, but none that is {READ})" if files else ""
         raise DataError(f"no data in {raw}{others}: put JSONL there (or `make demo` writes an example)")
     return files
 
