@@ -249,6 +249,6 @@ def refuse_empty(counts: Mapping[str, Any], samples: Mapping[str, list[dict[str,
         if wanted and not splits[split]:
             lost = counts["rows_rejected"] + counts["rows_dropped"]
             raise DataError(
-                f"{plural(kept, 'row')} in {raw} {'leaves' if kept == 1 else 'leave'} no {split} row at val_fraction {settings.val_fraction} and "
+                f"of {plural(kept, 'row')} in {raw} none is left for {split} at val_fraction {settings.val_fraction} and "
                 f"test_fraction {settings.test_fraction} ({plural(lost, 'was', 'were')} rejected): add rows or change these fractions"
             )
