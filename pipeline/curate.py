@@ -182,13 +182,20 @@ def find_suspects(spool: Spool, decisions: Decisions, group: NDArray[np.int32]) 
     return suspects((spool.row(index) for index in chosen), group[chosen])
 
 
-def unread_words(counts: dict[str, Any]) -> list[str]:
-    """The files that were not read, in a sentence that names the first ones."""
-    names = [*counts["files_unread"]]
-    if not names:
-        return []
-    shown = ", ".join(names[:FILES_NAMED]) + (", …" if len(names) > FILES_NAMED else "")
-    return [f"{plural(counts['files_found'], 'file')}, of which {plural(len(names), 'was', 'were')} not read: {shown} (only {READ} are)"]
+def file_words(counts: dict[str, Any]) -> list[str]:
+    """The files that were not read and those without a row, a sentence each that names the first ones."""
+    unread, empty = [*counts["files_unread"]], [name for name, file in counts["files"].items() if not file["rows"]]
+    found = []
+    if unread:
+        were = plural(len(unread), "was", "were")
+        found.append(f"{plural(counts['files_found'], 'file')}, of which {were} not read: {_first(unread)} (only {READ} are)")
+    if empty:
+        found.append(f"{plural(len(empty), 'file holds', 'files hold')} no row: {_first(empty)}")
+    return found
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:FILES_NAMED]) + (", …" if len(names) > FILES_NAMED else "")
 
 
 def main(params: Params, root: Path) -> None:
@@ -196,8 +203,9 @@ def main(params: Params, root: Path) -> None:
     counts = curate(root, params.curate)
     splits = ", ".join(f"{split} {counts['splits'][split]}" for split in SPLITS)
     lost = counts["rows_rejected"] + counts["rows_dropped"]
-    print(f"curate: {plural(counts['rows_read'], 'row')} read, {counts['rows_kept']:,} kept ({splits}), {lost:,} rejected")
-    for sentence in [*unread_words(counts), *training_words(counts["untrained"], counts["scored"])]:
+    parts = f", {counts['parts_added']:,} more by splitting" if counts["parts_added"] else ""
+    print(f"curate: {plural(counts['rows_read'], 'row')} read{parts}, {counts['rows_kept']:,} kept ({splits}), {lost:,} rejected")
+    for sentence in [*file_words(counts), *training_words(counts["untrained"], counts["scored"])]:
         print(f"curate: {sentence}")
     if lost or counts["files_rejected"]:
         print(f"curate: why, and where: {root / 'data/rejects.jsonl'} (reasons in docs/data-formats.md)")

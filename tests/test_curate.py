@@ -446,16 +446,18 @@ OPEN = {"prompt": "how many legs has a spider?", "answer": 8}
 def test_what_training_does_not_use_is_counted_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chats = [chat(f"question {number} of many", f"reply {number * 7919}") for number in range(60)]
     scored = [chat("rate this one", "badly done") | {"score": -1}, chat("and another one", "well done then") | {"reward": 0.5}]
-    project = Project(tmp_path, {"a.jsonl": lines(*chats, *scored, PREFERENCE, PREFERENCE, OPEN), "b.txt": b"x", "c\n\x1b.md": b"x"}, tokens=[])
+    files = {"a.jsonl": lines(*chats, *scored, PREFERENCE, PREFERENCE, OPEN), "b.txt": b"x", "c\n\x1b.md": b"x", "d.json.gz": b""}
+    project = Project(tmp_path, files, tokens=[])
     main(load_params(REPO / "recipes/demo.yaml"), tmp_path)
     counts = json.loads((tmp_path / "reports/data.json").read_text())
     assert (counts["untrained"], counts["scored"]) == ({"preference": 1, "prompt": 1}, 2)
     said = capsys.readouterr().out
-    assert "3 files, of which 2 were not read: b.txt, c\\n\\x1b.md" in said
+    assert "4 files, of which 2 were not read: b.txt, c\\n\\x1b.md" in said
+    assert "1 file holds no row: d.json.gz" in said
     assert "2 rows won't be trained (1 preference and 1 prompt)" in said
     assert "2 rows have a reward" in said
     page = project.outputs()["data.html"].decode()
-    for words in ("2 rows won&#39;t be trained", "2 rows have a reward", "3 files found: 1 read, 2 not read"):
+    for words in ("2 rows won&#39;t be trained", "2 rows have a reward", "4 files found: 2 read, 2 not read"):
         assert words in page
 
 

@@ -301,7 +301,7 @@ def test_check_counts_every_file_and_row_and_what_is_not_trained(raw: Path) -> N
     (raw / "zero.jsonl").symlink_to("/dev/zero")
     shown = quench(raw.parent, "check", str(raw))
     assert shown.exit_code == 3
-    assert "check: 6 files: 3 read, 3 not read; 4 rows: 3 usable, 1 rejected" in shown.stdout
+    assert "check: 6 files: 3 read, 3 not read, 1 without a row; 4 rows: 3 usable, 1 rejected" in shown.stdout
     assert "check: 1 row won't be trained (1 prompt)" in shown.stdout
     assert "check: 1 row has a reward" in shown.stdout
     assert "check: 4 rejected: 3 unknown_container, 1 not_json" in shown.stdout

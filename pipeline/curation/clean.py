@@ -240,13 +240,14 @@ def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
 def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> Iterator[dict[str, Any]]:
     """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or mended.
 
-    `found` counts: `files`, `unread` files, `lines`, `usable` lines, and rows by kind and as `scored` (with a reward).
+    `found` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as `scored` (with a reward).
     """
     found["files"] += 1
     if why := refusal(path):
         found["unread"] += 1
         yield cleaner.entry(name, RawLine(0, None, b""), Rejected("read", why)) | {"line": None}
         return
+    before = found["lines"]
     for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=Counter()):
         found["lines"] += 1
         try:
@@ -257,6 +258,7 @@ def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> 
         found["usable"] += 1
         found.update(row["kind"] for row in rows)
         found["scored"] += sum("reward" in row for row in rows)
+    found["empty"] += found["lines"] == before
 
 
 def by_glob(file: str, values: Mapping[str, Value], default: Value) -> Value:

@@ -97,4 +97,5 @@ def _account(found: Counter[str]) -> list[str]:
     rejected = found["lines"] - found["usable"]
     rows = f"{plural(found['lines'], 'row')}: {found['usable']:,} usable, {rejected:,} rejected"
     files = f"{plural(found['files'], 'file')}: {found['files'] - found['unread']:,} read, {found['unread']:,} not read"
+    files += f", {found['empty']:,} without a row" if found["empty"] else ""
     return [f"{files}; {rows}", *training_words({kind: found[kind] for kind in get_args(Kind) if kind not in TRAINED}, found["scored"])]
