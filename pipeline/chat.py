@@ -17,6 +17,7 @@ from pipeline.errors import DataError
 from pipeline.skeleton import Message, Tools
 from pipeline.tokens.rendering import Rendered, Unrenderable, control_ids, implied_ids, renderings
 
+NOT_A_CHAT = "not_a_chat"  # the reason of a row whose kind supervised training doesn't learn from
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 TOGETHER = 256  # rows that are tokenised in one call
 Row = dict[str, Any]  # of data/final, as `pipeline.rows` describes them; those of older runs have no kind and are chats
@@ -119,7 +120,7 @@ def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
     if kind == "text":
         return []
     if kind != "chat":
-        return Unrenderable("not_a_chat", f"supervised training has no use for a row of kind {kind}")
+        return Unrenderable(NOT_A_CHAT, f"supervised training has no use for a row of kind {kind}")
     try:
         return renderings(tokenizer, row["messages"], row.get("tools"))
     except Unrenderable as why:

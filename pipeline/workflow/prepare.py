@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from pipeline.curation.reading.special_files import need_plain_files
 from pipeline.errors import DataError, MachineError, QuenchError, ToolError
 from pipeline.params import load_params
 from pipeline.publish import remove
@@ -39,6 +40,7 @@ def prepare(root: Path = Path()) -> None:
         _no_stage_at_work(root)
         with working(root):
             pass  # what killed runs left is swept
+        _need_plain_files(root)
         _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours
         _allow_reuse(sys.argv[1:])
         if (root / ".dvc").is_dir():
@@ -113,6 +115,11 @@ def _refetch(stages: list[str], root: Path) -> None:
     if subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode:
         raise ToolError(f"{', '.join(stages)} failed (see above): mend that, then run again")
     settle(root)
+
+
+def _need_plain_files(root: Path) -> None:
+    """Refuse what DVC would open and wait for without end, and names that it can't record, before it hashes the user's folders."""
+    need_plain_files(*(root / "data" / name for name in ("raw", "guard", "evaluation")), recorded=(root / ".dvc").is_dir())
 
 
 def _need_raw_data(root: Path) -> None:
