@@ -115,7 +115,7 @@ rule quantize:
         gguf=f"models/gguf/{NAME}-{{level}}.gguf",
     log:
         "logs/quantize-{level}.log",
-    threads: config["quantize"]["nthreads"]
+    threads: SETTINGS.quantize.nthreads
     shell:
         "python -m pipeline quantize@{wildcards.level} 2>&1 | tee {log}"
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.curation.account import Account, check_account, group_counts, refuse_empty, token_counts, turn_counts
-from pipeline.curation.clean import Block, Cleaner, blocks, by_glob, cleaner_arguments
+from pipeline.curation.clean import Block, Cleaner, blocks, by_glob, check_globs, cleaner_arguments
 from pipeline.curation.comparing.compare import Comparison
 from pipeline.curation.comparing.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
 from pipeline.curation.comparing.poison import SAMPLE_ROWS, Suspect, suspects
@@ -49,11 +49,14 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
     """Run the stage below `root`, publish its outputs, and give the account (what `reports/data.json` holds).
 
     Streams: memory grows by some 60 bytes a row. `processes`: workers, by default one a core; the outputs are the same bytes
-    with any number. Raises `DataError` where no row can be used or a wanted split is empty; then nothing is published.
+    with any number. Raises `DataError` where no row can be used or a wanted split is empty, `ConfigError` for a glob that no file
+    matches; then nothing is published.
     """
     data = root / "data"
     need_plain_files(data / "raw", data / "guard", recorded=(root / ".dvc").is_dir())
     files = raw_files(data / "raw")
+    for key, globs in (("curate.formats", settings.formats), ("curate.source_weights", settings.source_weights)):
+        check_globs(key, globs, [name for name, _ in files])
     total_bytes = sum(size(path) for _, path in files if path.is_file())
     need_disk(data, DISK_FACTOR * total_bytes)
     arguments = cleaner_arguments(root, settings)

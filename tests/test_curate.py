@@ -111,6 +111,15 @@ def test_a_bad_line_is_rejected_with_its_reason_and_the_run_goes_on(
     assert {entry["rule"]: entry["rejected"] for entry in report["rules"] if entry["rejected"]} == {rule: 1}
 
 
+@pytest.mark.parametrize("key", ["formats", "source_weights"])
+@pytest.mark.parametrize("globs", [["logs/*"], ["b.*", "c.*"], ["*", "b.*"]])
+def test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written(tmp_path: Path, key: str, globs: list[str]) -> None:
+    project = Project(tmp_path, {"b.jsonl": lines(GOOD, chat("another"))})
+    with pytest.raises(ConfigError, match=rf"curate\.{key} names {re.escape(repr(globs[-1]))}"):
+        project.run(**{key: dict.fromkeys(globs, "messages" if key == "formats" else 0.5)})
+    assert not (tmp_path / "data/final").exists()
+
+
 def test_the_docs_list_exactly_the_reasons_there_are() -> None:
     documented = re.findall(r"^\| `(\w+)` \|", DOCS.read_text().partition("## What is rejected")[2].partition("\n## ")[0], flags=re.MULTILINE)
     sources = [REPO / "pipeline/jsonl.py", *(path for path in (REPO / "pipeline/curation").rglob("*.py") if path.name != "export.py")]

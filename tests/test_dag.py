@@ -51,6 +51,7 @@ PLUMBING = {
     "progress",
     "publish",
     "sections",
+    "strict_yaml",
     "training.preflight",
     "watching.run_record",
     "workflow.graphs",
@@ -705,6 +706,7 @@ def test_killed_while_outputs_come_back(toy: Toy) -> None:
     ("file", "text", "code", "words"),
     [
         ("params.yaml", "base: 3\n", 2, "params.yaml has"),
+        ("params.yaml", "seed: 2020-99-99\n", 2, "line 1, column 7"),
         ("data/raw", None, 3, "data/raw holds no file: put JSONL files"),
         ("dvc.yaml", "stages: [\n", 4, "DVC can't read this project"),
     ],
@@ -718,6 +720,16 @@ def test_mistake_is_one_sentence_with_its_exit_code(toy: Toy, file: str, text: s
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--config", "train=x"], ["--config", "train={r: 4}", "-n"], ["-n", "--configfile", "params.yaml"]])
+def test_settings_given_to_snakemake_are_refused_for_no_stage_would_see_them(toy: Toy, words: list[str]) -> None:
+    before = toy.ran()
+    done = toy.snakemake(*words)
+    assert done.returncode == 2
+    assert "edit params.yaml, or run one stage with `python -m pipeline STAGE --params FILE`" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert toy.ran() == before
 
 
 def test_failed_recording_fails_the_stage(toy: Toy) -> None:

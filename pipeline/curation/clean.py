@@ -21,10 +21,11 @@ from pipeline.curation.rules.heuristics import garbage, languages, refusals
 from pipeline.curation.rules.length import Length
 from pipeline.curation.rules.reasoning import reasoning
 from pipeline.curation.rules.redaction import Redactor
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.jsonl import BadLine, dump_line, parse_line
 from pipeline.rows import Row, row_id
 from pipeline.sections import Curate
+from pipeline.strict_yaml import printable, quoted
 
 Value = TypeVar("Value")
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page
@@ -264,6 +265,21 @@ def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> 
 def by_glob(file: str, values: Mapping[str, Value], default: Value) -> Value:
     """What the settings say for a file below data/raw: the value of the first glob that fits, or the default."""
     return next((value for glob, value in values.items() if fnmatchcase(file, glob)), default)
+
+
+def check_globs(key: str, globs: Iterable[str], files: Iterable[str]) -> None:
+    """Raise `ConfigError` for a glob of setting `key` that decides for none of the `files` below data/raw: it would change nothing."""
+    names, before = list(files), list[str]()
+    for glob in globs:
+        mine = {name for name in names if fnmatchcase(name, glob)}
+        if not mine:
+            some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+            raise ConfigError(
+                f"{key} names {quoted(glob)}, which no file below data/raw matches (there: {printable(some, 200)}): correct the glob or remove it"
+            )
+        if all(any(fnmatchcase(name, other) for other in before) for name in mine):
+            raise ConfigError(f"{key} names {quoted(glob)}, but globs before it match all its files and the first counts: put it before them")
+        before.append(glob)
 
 
 def domain_of(file: str) -> str:

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pipeline.curation.reading.special_files import need_plain_files
-from pipeline.errors import DataError, MachineError, QuenchError, ToolError
-from pipeline.params import load_params
+from pipeline.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
+from pipeline.params import Params, load_params
 from pipeline.publish import remove
+from pipeline.strict_yaml import printable
 from pipeline.workflow.graphs import need_graph
 from pipeline.workflow.locks import RUN, Held, lock_file, stages_at_work, take
 from pipeline.workflow.owner import mark_run
@@ -30,12 +31,17 @@ FORCED = re.compile(r"-[nktplDS]*[fFR].*|--force(?!-).*")
 _held: list[IO[str]] = []  # the lock's open file: the lock lasts as long as the process
 
 
-def prepare(root: Path = Path()) -> None:
-    """Make the folder ready for a plan; a user's mistake ends the process with one sentence and its exit code."""
+def prepare(given: Any = None, root: Path = Path()) -> Params:
+    """Make the folder ready for a plan and give its settings; a user's mistake ends the process with one sentence and its exit code.
+
+    `given` is what Snakemake was given by `--config` and `--configfile` (`workflow.config_settings`): stages would not see it.
+    """
     # rules say `python`: this one, also where the virtual environment is not activated
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     try:
-        need_graph(root, load_params(root / "params.yaml").graph)
+        _refuse_other_settings(given)
+        params = load_params(root / "params.yaml")
+        need_graph(root, params.graph)
         _be_the_only_one(root)
         _no_stage_at_work(root)
         with working(root):
@@ -52,6 +58,17 @@ def prepare(root: Path = Path()) -> None:
     except QuenchError as error:
         print(f"snakemake: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    return params
+
+
+def _refuse_other_settings(given: Any) -> None:
+    """Raise `ConfigError` where settings were given to Snakemake itself: every stage reads params.yaml, and DVC records it."""
+    files, keys = (getattr(given, name, ()) for name in ("configfiles", "config"))
+    if words := [*(f"--configfile {file}" for file in files), *(f"--config {key}=…" for key in keys)]:
+        raise ConfigError(
+            f"{printable(' '.join(words), 120)} would change nothing, for every stage reads params.yaml: edit params.yaml, or run one stage with "
+            "`python -m pipeline STAGE --params FILE`"
+        )
 
 
 def _is_dry_run(words: list[str]) -> bool:
