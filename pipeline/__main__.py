@@ -24,6 +24,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
     """
     from pipeline.params import load_params
     from pipeline.workflow.graphs import need_graph
+    from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.record import inputs_state, record, running
     from pipeline.workflow.settle import reuse
 
@@ -43,6 +44,8 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
     with running(stage, root):
         if known_to_dvc and reuse(stage, root):
             return
+        if known_to_dvc:
+            verify_inputs(stage, root)
         module = importlib.import_module(f"pipeline.{name}")
         before = inputs_state(stage, root)
         module.main(params, root, *([item] if item else []), **extra)

@@ -50,6 +50,8 @@ PLUMBING = {
     "training.preflight",
     "watching.run_record",
     "workflow.graphs",
+    "workflow.hashes",
+    "workflow.integrity",
     "workflow.record",
 }
 

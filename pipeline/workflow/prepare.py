@@ -32,7 +32,7 @@ def prepare(root: Path = Path()) -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     try:
         need_graph(root, load_params(root / "params.yaml").graph)
-        _be_the_only_one(root)
+        be_the_only_one(root)
         _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours
         _allow_reuse(sys.argv[1:])
         if (root / ".dvc").is_dir():
@@ -62,7 +62,7 @@ def _allow_reuse(words: list[str]) -> None:
         os.environ[REUSE] = "1"
 
 
-def _be_the_only_one(root: Path) -> None:
+def be_the_only_one(root: Path) -> None:
     """Take the project's lock until this process ends; the kernel gives a dead owner's back."""
     path = root / ".quench" / "run.lock"
     path.parent.mkdir(exist_ok=True)
@@ -94,6 +94,8 @@ def _empty(folder: Path) -> None:
 
 
 def _tell(settled: Settled) -> None:
+    if settled.damaged:
+        print(f"changed on disk though the date did not, so it is not used: {', '.join(settled.damaged)}", file=sys.stderr)
     if settled.restored:
         print(f"restored from DVC's cache: {', '.join(settled.restored)}", file=sys.stderr)
     if settled.absent:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from pipeline.errors import DataError
+from pipeline.workflow.integrity import verify_inputs
 from pipeline.workflow.record import record
 from pipeline.workflow.settle import reuse
 
@@ -78,6 +80,11 @@ if __name__ == "__main__":
     stage, _, item = sys.argv[1].partition("@")
     if reuse(sys.argv[1], Path()):
         sys.exit()
+    try:
+        verify_inputs(sys.argv[1], Path())
+    except DataError as error:
+        print(f"{sys.argv[1]}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     with Path("counter").open("a") as counter:
         counter.write(sys.argv[1] + "\n")
     globals()[stage](*[item] if item else [])
