@@ -157,8 +157,6 @@ def _open(file: Path) -> sqlite3.Connection:
 
 def _with_table(database: sqlite3.Connection) -> sqlite3.Connection:
     database.execute("PRAGMA synchronous = OFF")  # a memory: a power cut may cost it
-    database.execute(
-        "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, inode INTEGER, size INTEGER, mtime INTEGER, ctime INTEGER, md5 TEXT)"
-    )
+    database.execute("CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, inode INTEGER, size INTEGER, mtime INTEGER, ctime INTEGER, md5 TEXT)")
     database.execute("SELECT * FROM hashes LIMIT 1")
     return database

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.errors import DataError
 from pipeline.hashing import NO_PART
 from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.record import Recorded, open_project, recorded, stages_of
+from pipeline.workflow.record import open_project, recorded, stages_of
 
 ASIDE = "rotten"  # folder in DVC's cache for objects that are not what their names say
 NAMED = 3  # files of a folder that a sentence names
@@ -36,10 +36,9 @@ def verify_inputs(stage: str, root: Path) -> None:
 
 def verify_outputs(paths: Iterable[Path], root: Path, *, anew: bool = True) -> None:
     """Raise `DataError` where one of `paths` (files, or folders of them) is not what its stage recorded; `anew`: read also what seems unchanged."""
-    here = os.path.abspath(root)
-    inside = [Path(os.path.relpath(os.path.abspath(path), here)) for path in paths]
+    root, inside = root.resolve(), [os.path.relpath(path, root) for path in paths]  # a link as a file is not followed: it leads into DVC's cache
     with Hashes(root) as hashes:
-        _need_good(root.resolve(), [root.resolve() / path for path in inside if ".." not in path.parts], hashes, anew=anew)
+        _need_good(root, [root / path for path in inside if not path.startswith("..")], hashes, anew=anew)
 
 
 def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, anew: bool) -> None:

@@ -94,7 +94,7 @@ def inputs_state(stage: str, root: Path) -> Any:
     known = _stage(stage, root)
     if known is None:
         return None
-    params = _read(root / "params.yaml")
+    params = read_yaml(root / "params.yaml")
     tracked = {key: params.get(key.partition(".")[0]) for key in known.get("params", [])}
     edited = [root / dep for dep in known.get("deps", []) if dep.startswith(("pipeline/", "data/raw", "data/guard", "data/evaluation"))]
     files = [path for dep in edited for path in ([dep] if dep.is_file() else sorted(dep.rglob("*"))) if path.is_file()]
@@ -110,11 +110,11 @@ def seems_unchanged(stage: str, root: Path) -> bool:
     if not (root / ".dvc").is_dir() or not lock.is_file():
         return False
     with recording(root):  # DVC writes dvc.lock in place
-        entry = (_read(lock) or {}).get("stages", {}).get(stage)
+        entry = (read_yaml(lock) or {}).get("stages", {}).get(stage)
     if entry is None:
         return False
     for file, recorded in entry.get("params", {}).items():
-        params = _read(root / file)
+        params = read_yaml(root / file)
         if any(_value(params, key) != value for key, value in recorded.items()):
             return False
     return not any(_surely_differs(root / dep["path"], dep) for dep in entry.get("deps", []))
@@ -127,7 +127,7 @@ def recorded(root: Path) -> list[Recorded]:
         return []
     stages = stages_of(root)
     with recording(root):  # DVC writes dvc.lock in place
-        entries = (_read(lock) or {}).get("stages", {})
+        entries = (read_yaml(lock) or {}).get("stages", {})
     return [
         Recorded(name, Path(out["path"]), out["md5"])
         for name, entry in entries.items()
@@ -139,8 +139,8 @@ def recorded(root: Path) -> list[Recorded]:
 def stages_of(root: Path) -> dict[str, Entry]:
     """The stages of `dvc.yaml` with the values of `params.yaml` filled in, one for each level or model; none where it can't be read."""
     try:
-        params = _read(root / "params.yaml")
-        return dict(_entries(_read(root / "dvc.yaml")["stages"], params))
+        params = read_yaml(root / "params.yaml")
+        return dict(_entries(read_yaml(root / "dvc.yaml")["stages"], params))
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         return {}  # DVC says what is wrong with it
 
@@ -182,11 +182,12 @@ def _stage(stage: str, root: Path) -> dict[str, Any] | None:
     if not (root / ".dvc").is_dir() or not file.is_file():
         return None
     name, _, item = stage.partition("@")
-    entry: dict[str, Any] | None = _read(file).get("stages", {}).get(name)
+    entry: dict[str, Any] | None = read_yaml(file).get("stages", {}).get(name)
     return entry["do"] if entry and item else entry
 
 
-def _read(file: Path) -> Any:
+def read_yaml(file: Path) -> Any:
+    """What a YAML file holds."""
     return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  (C where PyYAML has it: ten times as fast)
 
 
@@ -203,6 +204,7 @@ def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:
         return not path.is_dir() or "nfiles" not in recorded
     size = path.stat().st_size
     return size != recorded.get("size") or (size < LARGE and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != recorded.get("md5"))
+
 
 def _words(error: Exception) -> str:
     return " ".join(str(error).split())

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.errors import MachineError
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import drop_rotten, learn, teach
-from pipeline.workflow.record import open_project, seems_unchanged
+from pipeline.workflow.record import open_project, read_yaml, seems_unchanged
 
 REUSE = "QUENCH_REUSE"  # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
 OLD = 10**9  # nanoseconds since 1970: older than any input
@@ -105,7 +105,7 @@ def _mend_lock(file: Path) -> None:
 
     try:
         if file.exists():
-            COMPILED_LOCKFILE_SCHEMA(yaml.safe_load(file.read_text(encoding="utf-8")))
+            COMPILED_LOCKFILE_SCHEMA(read_yaml(file))
     except (yaml.YAMLError, Invalid, UnicodeDecodeError):
         broken = file.replace(file.with_name("dvc.lock.broken"))
         print(f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run again", file=sys.stderr)
@@ -201,4 +201,3 @@ def _set_date(path: Path, date: int, hashes: Hashes) -> bool:
         return False
     hashes.date(_carrier(path), date)
     return True
-
