@@ -25,6 +25,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     from pipeline.params import load_params
     from pipeline.publish import need_folder
     from pipeline.workflow.graphs import need_graph
+    from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.locks import inputs_below
     from pipeline.workflow.record import inputs_state, record, running
     from pipeline.workflow.settle import reuse
@@ -48,6 +49,8 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     with running(stage, root):
         if known_to_dvc and reuse(stage, root):
             return
+        if known_to_dvc:
+            verify_inputs(stage, root)
         module = importlib.import_module(f"pipeline.{name}")
         before = inputs_state(stage, root)
         with inputs_below(root):

@@ -266,6 +266,14 @@ def ship(
     raise typer.Exit(code)
 
 
+@app.command(epilog="example: quench verify")
+def verify(root: Root = Path()) -> None:
+    """Read every recorded file and all of DVC's cache, and name what is damaged, with its remedy; exit 3 if anything is."""
+    from pipeline.commands.verify import main
+
+    raise typer.Exit(main(root))
+
+
 @app.command("verify-bundle", epilog="example: quench verify-bundle models/bundle/demo-Q4_K_M")
 def verify_bundle(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The bundle.")],

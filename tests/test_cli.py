@@ -28,6 +28,7 @@ COMMANDS = (
     "parity",
     "split",
     "ship",
+    "verify",
     "verify-bundle",
 )
 HEAVY = ("torch", "transformers", "dvc", "matplotlib", "pydantic", "httpx")

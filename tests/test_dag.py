@@ -55,6 +55,8 @@ PLUMBING = {
     "training.preflight",
     "watching.run_record",
     "workflow.graphs",
+    "workflow.hashes",
+    "workflow.integrity",
     "workflow.locks",
     "workflow.owner",
     "workflow.record",
@@ -697,6 +699,37 @@ def test_killed_while_outputs_come_back(toy: Toy) -> None:
     assert toy.bytes() == before
     assert not scrap.exists()
     toy.agree()
+
+
+# ---- bytes that changed behind their date (more in tests/test_integrity.py)
+
+
+def test_damage_is_planned_around_and_healed(toy: Toy) -> None:
+    """A file that changed behind its date comes back from the cache; one whose copy there is damaged too is made again; nothing else runs."""
+    assert toy.plan() == []
+    before = toy.bytes()
+    copy = hashlib.md5((toy.root / "models/demo-Q5_K_M.gguf").read_bytes(), usedforsecurity=False).hexdigest()
+    for path in ("models/adapter/a.txt", "models/demo-Q5_K_M.gguf", f".dvc/cache/files/md5/{copy[:2]}/{copy[2:]}"):
+        _flip(toy.root / path)
+    alone = subprocess.run([sys.executable, "run.py", "merge"], cwd=toy.root, capture_output=True, text=True, check=False)
+    assert alone.returncode == 3
+    assert "models/adapter (a.txt) changed on disk since train wrote it: `dvc checkout --force models/adapter`" in alone.stderr
+    done = toy.snakemake()
+    assert "though the date did not, so it is not used: models/adapter/a.txt, models/demo-Q5_K_M.gguf" in done.stderr
+    assert spared(done) == ["merge", "quantize", "report", "train"]
+    assert toy.ran()[len(ALL) :] == ["quantize"]
+    assert toy.bytes() == before
+    toy.agree()
+
+
+def _flip(path: Path) -> None:
+    """Change a byte in place; date, size and mode stay."""
+    found = path.stat()
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.write(b"#")
+    path.chmod(found.st_mode)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 # ---- mistakes, and the other uses of `snakemake`

@@ -42,7 +42,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         _refuse_other_settings(given)
         params = load_params(root / "params.yaml")
         need_graph(root, params.graph)
-        _be_the_only_one(root)
+        be_the_only_one(root)
         _no_stage_at_work(root)
         with working(root):
             pass  # what killed runs left is swept
@@ -87,7 +87,7 @@ def _allow_reuse(words: list[str]) -> None:
         os.environ[REUSE] = "1"
 
 
-def _be_the_only_one(root: Path) -> None:
+def be_the_only_one(root: Path) -> None:
     """Take the project's lock until this process ends, and have its jobs end with it."""
     try:
         _held.append(take(lock_file(RUN, root)))
@@ -113,6 +113,8 @@ def _empty(folder: Path) -> None:
 
 
 def _tell(settled: Settled) -> None:
+    if settled.damaged:
+        print(f"changed on disk though the date did not, so it is not used: {', '.join(settled.damaged)}", file=sys.stderr)
     if settled.restored:
         print(f"restored from DVC's cache: {', '.join(settled.restored)}", file=sys.stderr)
     if settled.absent:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import yaml
 
+from pipeline.errors import DataError
 from pipeline.llamacpp.tools import run_tool
+from pipeline.workflow.integrity import verify_inputs
 from pipeline.workflow.record import record, running
 from pipeline.workflow.settle import reuse
 
@@ -82,6 +84,11 @@ if __name__ == "__main__":
     with running(sys.argv[1], Path()):
         if reuse(sys.argv[1], Path()):
             sys.exit()
+        try:
+            verify_inputs(sys.argv[1], Path())
+        except DataError as error:
+            print(f"{sys.argv[1]}: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
         with Path("counter").open("a") as counter:
             counter.write(sys.argv[1] + "\n")
         globals()[stage](*[item] if item else [])
