@@ -3,11 +3,13 @@
 On the real graph for DVC with small random files in the place of models.
 """
 
+import errno
 import hashlib
 import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 
@@ -214,6 +216,43 @@ def test_a_good_file_mends_the_cache(project: Path, capsys: pytest.CaptureFixtur
     assert settle(project).stale == set()
     assert rotten.read_bytes() == whole
     assert verify(project) == 0
+
+
+def test_damage_to_what_dvc_remembers_of_runs(project: Path) -> None:
+    runs = files_below(project / ".dvc/cache/runs")
+    assert runs and verify(project) == 0
+    text = runs[0].read_bytes()
+    runs[0].write_bytes(text.replace(b"md5: ", b"md5: 0", 1))
+    assert verify(project) == DataError.exit_code
+    assert not runs[0].exists()
+
+
+def test_what_the_disk_does_not_give_back_is_damage(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    real = pipeline.workflow.hashes._md5
+
+    def failing(path: Path, advance: Callable[[int], None]) -> str:
+        if path == project / F16:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, advance)
+
+    monkeypatch.setattr(pipeline.workflow.hashes, "_md5", failing)
+    assert verify(project) == DataError.exit_code
+    assert F16 in capsys.readouterr().err
+    monkeypatch.undo()
+    verify_inputs("quantize@Q4_K_M", project)
+
+
+def test_what_another_process_read_is_not_believed(project: Path) -> None:
+    """One that was killed before it could tell DVC, which believes in what it had."""
+    assert settle(project).stale == set()
+    (project / ".quench/hashes.db").unlink()
+    flip(project / F16, random.Random(0))  # noqa: S311
+    time.sleep(0.11)
+    with Hashes(project) as hashes:
+        hashes.md5(project / F16)
+    with pytest.raises(DataError, match=F16):
+        verify_inputs("quantize@Q4_K_M", project)
+    assert "convert" in settle(project).stale
 
 
 def test_raw_data_may_be_edited_but_not_behind_its_date(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

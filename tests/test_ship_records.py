@@ -1,6 +1,7 @@
 """`quench ship` with damaged, missing and swapped records: one sentence and exit code 3 or 5, never a traceback, never a bundle."""
 
 import contextlib
+import hashlib
 import io
 import json
 import shutil
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import adapter_inputs
 import pytest
 import shipping
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -181,3 +183,34 @@ def test_a_control_character_never_gets_into_the_texts(made: Made) -> None:
 
 def without(file: Path, key: str) -> bytes:
     return json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != key}).encode()
+
+
+def test_a_changed_parity_report_is_refused_by_the_record_that_dvc_keeps(tmp_path: Path) -> None:
+    """It names no hash of itself: only dvc.lock knows what parity wrote."""
+    pytest.importorskip("pipeline.workflow.integrity")  # which compares with dvc.lock
+    made = merged(tmp_path / "project")
+    report = made.root / "reports/parity.json"
+    record_with_dvc(made, {"parity": ["reports/parity.json", "reports/parity.html"]})
+    assert shipped(made) == 0
+    value = json.loads(report.read_text())
+    seam = next(iter(value["seams"].values()))
+    seam["detail"] = "all was compared"
+    report.write_text(json.dumps(value))
+    assert shipped(made) == 3
+
+
+def record_with_dvc(made: Made, outputs: dict[str, list[str]]) -> None:
+    """A DVC project whose dvc.lock has these outputs of stages, as they are."""
+    (made.root / ".dvc").mkdir()
+    (made.root / ".dvc/config").write_text("[core]\n    no_scm = true\n")
+    (made.root / "params.yaml").write_text(yaml.safe_dump(made.params.model_dump(mode="json"), allow_unicode=True))
+    (made.root / "reports/parity.html").write_text("page")
+    outs = {stage: [{"path": path, "hash": "md5", **of_dvc(made.root / path)} for path in paths] for stage, paths in outputs.items()}
+    (made.root / "dvc.yaml").write_text(yaml.safe_dump({"stages": {stage: {"cmd": "true", "outs": paths} for stage, paths in outputs.items()}}))
+    lock = {"schema": "2.0", "stages": {stage: {"cmd": "true", "outs": found} for stage, found in outs.items()}}
+    (made.root / "dvc.lock").write_text(yaml.safe_dump(lock))
+
+
+def of_dvc(file: Path) -> dict[str, Any]:
+    data = file.read_bytes()
+    return {"md5": hashlib.md5(data, usedforsecurity=False).hexdigest(), "size": len(data)}

@@ -59,7 +59,7 @@ def warnings(account: Mapping[str, Any]) -> list[str]:
         found.append(f"{percent(rejected / read)} of the lines were rejected: look at the largest branch below before you train on what is left.")
     if account["rows_kept"] and not splits.get("test"):
         found.append("no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the finished model.")
-    found += [sentence[0].lower() + sentence[1:] for sentence in training_words(account["untrained"], account["scored"])]
+    found += training_words(account["untrained"], account["scored"])
     if suspects := account["poison"]["suspects"]:
         came = plural(suspects, "phrase nearly always comes", "phrases nearly always come")
         found.append(f"{came} with one and the same answer: see whether someone planted {'it' if suspects == 1 else 'them'}.")

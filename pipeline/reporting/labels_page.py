@@ -75,7 +75,7 @@ def _notes(account: Mapping[str, Any]) -> list[str]:
     found = []
     if rejected * 5 > train["rows_read"]:
         found.append(f"{percent(rejected / train['rows_read'])} of the training rows were left out: see why below.")
-    found += [sentence[0].lower() + sentence[1:] for sentence in training_words(*untrained_and_scored(account))]
+    found += training_words(*untrained_and_scored(account))
     if account["trained_share"] < LITTLE:
         found.append("hardly anything of what is read is trained: shorten what comes before the answers, or expect a slow start.")
     return found

@@ -108,9 +108,9 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
                    beside={gguf.name: sha256} if lora else None),
     }  # fmt: skip
     for file, text in texts.items():
-        if found := obeyed(text):
+        if hidden := obeyed(text):
             source = "models/base.json, the chat template or params.yaml"
-            raise DataError(f"{file} would hold {found}, a control character that can hide what stands there: take it out of {source}, then run again")
+            raise DataError(f"{file} would hold {hidden}, which can hide what stands there: take it out of {source}, then run again")
         (folder / file).write_text(text, encoding="utf-8")
     (folder / SCRIPT).chmod(0o755)
     for file, value in ((EVALUATION, evaluation), (PARITY, inputs.parity), (GATE, asdict(shipment.verdict))):

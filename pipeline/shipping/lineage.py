@@ -55,7 +55,7 @@ class TokensManifest(Shape):
 
 
 def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
-    """Raise `DataError` unless adapter, tokens and rows below `root` are what training and the evaluation of `model` saw; sha256 of the rows by title."""
+    """sha256 of the rows by title. Raises `DataError` unless adapter, tokens and rows below `root` are what training and evaluating `model` saw."""
     adapter = root / ADAPTER
     if not (adapter / "adapter_model.safetensors").is_file():
         raise DataError(f"{adapter} has no adapter_model.safetensors: {_back(ADAPTER, 'train')}")

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.progress import progress
 
@@ -23,7 +23,7 @@ YOUNG = 100_000_000  # nanoseconds: a file changed so recently may change once m
 SAVED_EVERY = 1.0  # seconds
 INT64 = 2**63 - 1  # the largest number that SQLite keeps
 NEVER = -1  # a change time that no file has
-UNREADABLE = "unreadable"  # stands for the md5 of a file that the disk does not give back
+UNREADABLE = "0" * 32  # stands for the md5 of a file that the disk does not give back
 
 State = tuple[int, int, int, int]  # inode, size, modification time, change time; both in nanoseconds
 
@@ -37,8 +37,8 @@ class Hashes:
         self.suspects: set[Path] = set()  # other bytes than remembered, though inode, size and date are the same
         self._unsaved: dict[bytes, tuple[State, str]] = {}
         self._saved_at = time.monotonic()
-        self._database = _open(self._root / ".quench" / "hashes.db")
-        self._known = {row[0]: (row[1:5], row[5]) for row in self._database.execute("SELECT * FROM hashes")}
+        self._database, rows = _open(self._root / ".quench" / "hashes.db")
+        self._known: dict[bytes, tuple[State, str]] = {row[0]: (row[1:5], row[5]) for row in rows}
 
     def __enter__(self) -> "Hashes":
         return self
@@ -52,14 +52,14 @@ class Hashes:
         return self.md5s([path], anew=anew).get(path)
 
     def md5s(self, paths: Iterable[Path], *, anew: bool = False) -> dict[Path, str]:
-        """The md5 of each file that is there; one that can't be read has a text that is no md5."""
+        """The md5 of each file that is there; one that can't be read has `UNREADABLE`."""
         found = {path: None if anew else self._recall(path) for path in paths}
         unknown = [path for path, digest in found.items() if digest is None and path.is_file()]
         size = sum(path.stat().st_size for path in unknown)
         shown = progress("reading files that may have changed", size) if size > SHOWN else nullcontext(lambda _: None)
         with shown as advance, ThreadPoolExecutor(os.cpu_count()) as pool:
             for path, seen in zip(unknown, pool.map(partial(_look, advance=advance), unknown), strict=True):
-                found[path] = self._take_in(path, seen) if isinstance(seen, Look) else seen
+                found[path] = self._take_in(path, seen) if seen else None
         return {path: digest for path, digest in found.items() if digest is not None}
 
     def date(self, path: Path, date: int) -> None:
@@ -78,7 +78,9 @@ class Hashes:
 
     def _take_in(self, path: Path, seen: "Look") -> str:
         known = self._known.get(self._name(path))
-        if known and known[0][:3] == seen.after[:3] and known[1] != seen.md5:
+        if seen.md5 == UNREADABLE:
+            pass  # it may be read another time
+        elif known and known[0][:3] == seen.after[:3] and known[1] != seen.md5:
             self.suspects.add(path)  # and stays one until it is another file, or has another date
             self._remember(path, (*seen.after[:3], NEVER), known[1])
         elif seen.before == seen.after and seen.after[3] < seen.started - YOUNG:
@@ -118,15 +120,17 @@ class Look(NamedTuple):
     started: int  # nanoseconds since 1970
 
 
-def _look(path: Path, advance: Callable[[int], None]) -> Look | str | None:
-    """Read a file; None where it is gone, a text where the disk does not give it back."""
+def _look(path: Path, advance: Callable[[int], None]) -> Look | None:
+    """Read a file; None where it is gone."""
     try:
         before, started = _state(path), time.time_ns()
-        return Look(_md5(path, advance), before, _state(path), started)
+        try:
+            digest = _md5(path, advance)
+        except OSError:
+            digest = UNREADABLE
+        return Look(digest, before, _state(path), started)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        return f"{UNREADABLE} ({error.strerror or error})"
 
 
 def _state(path: Path) -> State:
@@ -143,20 +147,19 @@ def _md5(path: Path, advance: Callable[[int], None]) -> str:
     return digest.hexdigest()
 
 
-def _open(file: Path) -> sqlite3.Connection:
-    """The database; one that is damaged starts empty, and where none can be written it lives for this process only."""
+def _open(file: Path) -> tuple[sqlite3.Connection, list[Any]]:
+    """The database and its rows; one that is damaged starts empty, and where none can be written it lives for this process only."""
     for attempt in (1, 2):
         try:
             file.parent.mkdir(exist_ok=True)
-            return _with_table(sqlite3.connect(file, timeout=60))
+            return _with_rows(sqlite3.connect(file, timeout=60))
         except (sqlite3.DatabaseError, OSError) as error:
             if attempt == 1 and type(error) is sqlite3.DatabaseError:
                 file.unlink(missing_ok=True)  # not a database any more
-    return _with_table(sqlite3.connect(":memory:"))
+    return _with_rows(sqlite3.connect(":memory:"))
 
 
-def _with_table(database: sqlite3.Connection) -> sqlite3.Connection:
+def _with_rows(database: sqlite3.Connection) -> tuple[sqlite3.Connection, list[Any]]:
     database.execute("PRAGMA synchronous = OFF")  # a memory: a power cut may cost it
     database.execute("CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, inode INTEGER, size INTEGER, mtime INTEGER, ctime INTEGER, md5 TEXT)")
-    database.execute("SELECT * FROM hashes LIMIT 1")
-    return database
+    return database, database.execute("SELECT * FROM hashes").fetchall()

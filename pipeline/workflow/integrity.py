@@ -9,6 +9,7 @@ Both raise `DataError`, and both say nothing about a file that no stage of a DVC
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.record import open_project, recorded, stages_of
 
 ASIDE = "rotten"  # folder in DVC's cache for objects that are not what their names say
+RUN = re.compile(r"[0-9a-f]{64}")  # name of a run in DVC's cache
 NAMED = 3  # files of a folder that a sentence names
 Digests = Mapping[Path, str]
 
@@ -36,19 +38,26 @@ def verify_inputs(stage: str, root: Path) -> None:
 
 def verify_outputs(paths: Iterable[Path], root: Path, *, anew: bool = True) -> None:
     """Raise `DataError` where one of `paths` (files, or folders of them) is not what its stage recorded; `anew`: read also what seems unchanged."""
-    root, inside = root.resolve(), [os.path.relpath(path, root) for path in paths]  # a link as a file is not followed: it leads into DVC's cache
+    inside = [os.path.relpath(path, root) for path in paths]  # a file that is a link is not followed: it leads into DVC's cache
     with Hashes(root) as hashes:
-        _need_good(root, [root / path for path in inside if not path.startswith("..")], hashes, anew=anew)
+        _need_good(root.resolve(), [root.resolve() / path for path in inside if not path.startswith("..")], hashes, anew=anew)
 
 
 def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, anew: bool) -> None:
     wanted = [one for one in recorded(root) if any(_overlap(root / one.path, path) for path in paths)]
-    digests = hashes.md5s([file for one in wanted for file in files_below(root / one.path)], anew=anew)
-    changed = [one for one in wanted if (root / one.path).exists() and _digest(root / one.path, digests) != one.md5]
+    changed = differing({root / one.path: one.md5 for one in wanted}, hashes, anew=anew)
     if changed or hashes.suspects:
         with open_project(root, wait=True) as repo:
-            if found := faults(repo, hashes, {root / one.path for one in changed}):
+            if found := faults(repo, hashes, changed):
                 raise DataError("; ".join(found))
+
+
+def differing(records: Mapping[Path, str], hashes: Hashes, *, anew: bool = False) -> list[Path]:
+    """Which files and folders of `records` ({path: md5}) have other bytes; DVC is to hear of them, also if another process read them."""
+    digests = hashes.md5s([file for path in records for file in files_below(path)], anew=anew)
+    changed = [path for path, md5 in records.items() if path.exists() and _digest(path, digests) != md5]
+    hashes.fresh |= {file: digests[file] for path in changed for file in files_below(path) if file in digests}
+    return changed
 
 
 def faults(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[str]:
@@ -61,7 +70,7 @@ def faults(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[str]:
     for out in repo.index.outs:
         path, is_source = Path(out.fs_path), out.stage.is_data_source
         suspects = [file for file in hashes.suspects if _overlap(file, path)] if is_source else []
-        if suspects or (path in wanted and not is_source and "modified" in out.workspace_status().values()):
+        if (suspects if is_source else path in wanted) and "modified" in out.workspace_status().values():
             drop_rotten(out, hashes)
             sentences.append(_source_sentence(out, suspects) if is_source else _stage_sentence(out, changed_files(out, hashes)))
     return sentences
@@ -80,10 +89,10 @@ def learn(repo: Any, hashes: Hashes) -> list[str]:
 
     Raises `DataError` where such a file is raw data: nothing but its owner can tell damage from an edit.
     """
-    hashes.md5s([file for out in repo.index.outs for file in files_below(Path(out.fs_path))])
+    changed = differing({Path(out.fs_path): out.hash_info.value for out in repo.index.outs}, hashes)
     if found := faults(repo, hashes, ()):
         raise DataError("; ".join(found))
-    return sorted(file.relative_to(repo.root_dir).as_posix() for file in hashes.suspects)
+    return sorted(file.relative_to(repo.root_dir).as_posix() for file in hashes.suspects if any(_overlap(file, path) for path in changed))
 
 
 def drop_rotten(out: Any, hashes: Hashes) -> None:
@@ -95,14 +104,33 @@ def drop_rotten(out: Any, hashes: Hashes) -> None:
 
 
 def put_aside(cache: Path, digests: Digests) -> list[str]:
-    """Put aside each object of DVC's cache (of `digests`, by path) that is not what its name says; the names, also said on stderr."""
-    rotten = [path for path, digest in digests.items() if path.parent.name + path.name.removesuffix(".dir") != digest]
-    for path in rotten:
-        target = cache.parents[1] / ASIDE / f"{path.parent.name}{path.name}"
-        target.parent.mkdir(exist_ok=True)
-        path.replace(target)
-        print(f"{target.name} in DVC's cache is damaged: it is not used, and now in {target.parent}", file=sys.stderr)
-    return [f"{path.parent.name}{path.name}" for path in rotten]
+    """Put aside each object of DVC's cache (of `digests`, by path) that is not what its name says; the names."""
+    rotten = {path: path.parent.name + path.name for path, digest in digests.items()}
+    return [_move(path, cache, name) for path, name in rotten.items() if name.removesuffix(".dir") != digests[path]]
+
+
+def put_runs_aside(repo: Any) -> list[str]:
+    """The same of what DVC's cache remembers of runs (`dvc repro` goes by that)."""
+    from dvc.exceptions import DvcException
+    from dvc.utils import dict_sha256
+    from dvc.utils.serialize import load_yaml
+
+    def is_good(path: Path) -> bool:
+        try:
+            return bool(dict_sha256(load_yaml(path), exclude=["size", "nfiles"]) == path.name)
+        except (DvcException, OSError, ValueError, TypeError, AttributeError):
+            return False
+
+    runs = [path for path in files_below(Path(repo.stage_cache.cache_dir)) if RUN.fullmatch(path.name)]
+    return [_move(path, Path(repo.cache.local.path), path.name) for path in runs if not is_good(path)]
+
+
+def _move(path: Path, cache: Path, name: str) -> str:
+    target = cache.parents[1] / ASIDE / name
+    target.parent.mkdir(exist_ok=True)
+    path.replace(target)
+    print(f"{name} in DVC's cache is damaged: it is not used, and now in {target.parent}", file=sys.stderr)
+    return name
 
 
 def place(cache: Path, md5: str) -> Path:

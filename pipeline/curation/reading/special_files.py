@@ -17,7 +17,7 @@ KINDS = {
     stat.S_ISFIFO: "a named pipe, which would be waited for without end",
     stat.S_ISSOCK: "a socket",
     stat.S_ISCHR: "a device, which may have no end",
-    stat.S_ISBLK: "a disk",
+    stat.S_ISBLK: "a block device",
 }
 KERNEL = ("/proc/", "/sys/")  # what is below is made while it is read: a file there may have no end
 ESCAPED = str.maketrans({"\n": "\\n", "\t": "\\t"})
