@@ -78,7 +78,7 @@ def _is_number(value: Any) -> bool:
 def _kld_limit(value: Any) -> Any:
     if value == AUTO or (_is_number(value) and 0 < value <= 1000):
         return value
-    raise ValueError(f"is {value!r}: give a number above 0, or auto")
+    raise ValueError(f"is {value!r}: give a number above 0 and up to 1000, or auto")
 
 
 def _share_limit(value: Any) -> Any:
