@@ -144,7 +144,8 @@ def main(params: Params, root: Path, model: str) -> None:
     )
     said = root / f"reports/eval/{model}.answers.jsonl"
     write_rows(said, answers)
-    write_json(root / f"reports/eval/{model}.json", {"model": model, "reference": reference, "answers_sha256": file_hash(said)} | figures)
+    hashes = {"answers_sha256": file_hash(said), "rows_sha256": file_hash(root / "data/final/test.jsonl")}
+    write_json(root / f"reports/eval/{model}.json", {"model": model, "reference": reference} | hashes | figures)
     scored = (figures["task"] or {}).get("score")
     score = "" if scored is None else f", task score {scored:.1%}"
     print(f"evaluate: {model}: {figures['bytes'] / 1e6:.0f} MB, perplexity {figures['perplexity']:.3f}, mean KLD {figures['kld_mean']:.4f}{score}")

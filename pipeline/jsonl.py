@@ -78,6 +78,16 @@ def parse_value(line: bytes) -> Any:
     return _parse_strictly(line) if value is None else value
 
 
+def parse_record(data: bytes) -> dict[str, Any]:
+    """The JSON object that is the whole of a file which Quench itself wrote. Raises `BadLine`."""
+    value = _parse_json(data)
+    if not isinstance(value, dict):
+        raise BadLine("not_object", "it is no JSON object")
+    if _deeper_than(value, MAX_DEPTH):
+        raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
+    return value
+
+
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file that Quench itself wrote (and which may hold what a model said, control characters too).
 

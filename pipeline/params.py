@@ -90,6 +90,16 @@ class Params(Section):
         return self
 
     @model_validator(mode="after")
+    def _untuned_base_is_made(self) -> "Params":
+        if self.convert.base or self.graph == "adapter":
+            return self
+        names = [model for model in (*self.evaluate.models, *self.quantize.levels) if model.startswith(UNTUNED)]
+        wanting = [f"{name} is named" for name in dict.fromkeys(names)] + (["compare.seeds names seeds"] if self.compare.seeds else [])
+        if wanting:
+            raise ValueError(f"convert.base is false, so there is no GGUF of the untuned base, but {' and '.join(wanting)}: set it to true")
+        return self
+
+    @model_validator(mode="after")
     def _merged_levels_agree(self) -> "Params":
         if self.graph == "adapter":
             return self

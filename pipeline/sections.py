@@ -1,10 +1,11 @@
 """The sections of `params.yaml` as typed, frozen models, one per stage; `pipeline.params` reads the file."""
 
+import math
 import re
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator, model_validator
 
 from pipeline.llamacpp.levels import level_problem, split_level, tensor_type_problem
 from pipeline.processor import ComputeDtype
@@ -31,6 +32,7 @@ Threads = Annotated[int, Field(ge=1, le=4096)]
 Slots = Annotated[int, Field(ge=1, le=1024)]
 Divergence = Annotated[float, Field(gt=0, le=1000)]  # nats
 Points = Annotated[float, Field(ge=0, le=100)]
+AUTO: Literal["auto"] = "auto"  # a limit that follows from the level and the model's size: `pipeline.seams.level_limits`
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Layers = Annotated[int, Field(ge=0, le=10_000)]
 Format = Literal[
@@ -67,6 +69,27 @@ def reference_of(model: str, sixteen: str) -> str:
     """The model that another is compared with: a level of the untuned base with the 16-bit base, any other with the tuned 16-bit model."""
     untuned = f"{UNTUNED}{sixteen}"
     return untuned if model.startswith(UNTUNED) and model != untuned else sixteen
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kld_limit(value: Any) -> Any:
+    if value == AUTO or (_is_number(value) and 0 < value <= 1000):
+        return value
+    raise ValueError(f"is {value!r}: give a number above 0 and up to 1000, or auto")
+
+
+def _share_limit(value: Any) -> Any:
+    if value == AUTO or (_is_number(value) and 0 <= value <= 1):
+        return value
+    raise ValueError(f"is {value!r}: give a number from 0 to 1, or auto")
+
+
+# one validator for both kinds of value, so that a wrong one is one error
+KldLimit = Annotated[float | Literal["auto"], PlainValidator(_kld_limit)]
+ShareLimit = Annotated[float | Literal["auto"], PlainValidator(_share_limit)]
 
 
 class Section(BaseModel):
@@ -270,6 +293,7 @@ FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter 
 
 class Convert(Section):
     name: Annotated[str, _fits("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", FILE_NAME)]
+    base: bool
     type: Literal["F16", "BF16"]
 
 
@@ -336,8 +360,8 @@ class Parity(Section):
     rows: Count
     prompts: Count
     max_kld_exact: Divergence
-    max_kld_trained: Divergence
-    max_kld_level: Divergence
+    max_kld_trained: KldLimit
+    max_kld_level: KldLimit
     max_kld_served: Divergence
     min_same_top_served: Fraction
     rmse_slack: Annotated[float, Field(ge=1, le=1000)]
@@ -391,8 +415,8 @@ class Evaluate(Section):
 
 
 class Gate(Section):
-    max_kld: Divergence | None
-    min_same_top: Fraction | None
+    max_kld: KldLimit | None
+    min_same_top: ShareLimit | None
     max_task_drop: Points | None
     min_stopped: Fraction | None
     max_forgetting: Points | None

@@ -7,10 +7,10 @@ from typing import Any
 import tiny
 from parity_inputs import same, seam
 from report_inputs import answers, evaluation, put, write_inputs
-from shipping import change
+from shipping import change, write_lineage
 from tiny_lora import tiny_lora
 
-from pipeline.conversion.passport import BASE_FILE, adapter_fields
+from pipeline.conversion.passport import BASE_FILE, adapter_fields, lineage_fields
 from pipeline.evaluation.speed import IN_PROCESS
 from pipeline.hashing import file_hash
 from pipeline.params import Params, load_params
@@ -96,15 +96,13 @@ def write_project(root: Path) -> Path:
     write_reports(root)
     (root / "models/base").mkdir()
     (root / "models/gguf").mkdir()
-    (root / "models/adapter/adapter_model.safetensors").write_bytes(b"adapter")
-    (root / "data/final").mkdir(parents=True)
-    (root / "data/final/train.jsonl").write_text("{}\n", encoding="utf-8")
+    write_lineage(root)
     base = tiny.tiny_gguf(root / "models/base/model.gguf")
-    fields = adapter_fields(root / "models/adapter") | {BASE_FILE: file_hash(base), "general.license": "apache-2.0"}
+    change(root / "models/base.json", files={"model.gguf": file_hash(base)})
+    fields = lineage_fields(root / "models/base.json") | adapter_fields(root / "models/adapter") | {BASE_FILE: file_hash(base)}
     lora = tiny_lora(root / "models/gguf/demo-lora.gguf", **{key.replace(".", "__"): value for key, value in fields.items()})
     hashes = {file.name: file_hash(file) for file in (base, lora)}
     change(root / "reports/parity.json", files=hashes)
-    change(root / "models/base.json", files={"model.gguf": hashes["model.gguf"]})
     for model in LIKE:
         known: dict[str, Any] = {"answers_sha256": file_hash(root / f"reports/eval/{model}.answers.jsonl")}
         if model != "source":

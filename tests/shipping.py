@@ -9,8 +9,8 @@ import tiny
 from parity_inputs import parity_report
 from report_inputs import put, write_inputs
 
-from pipeline.conversion.passport import adapter_fields, folder_fields
-from pipeline.hashing import file_hash
+from pipeline.conversion.passport import adapter_fields, folder_fields, lineage_fields
+from pipeline.hashing import file_hash, tree_hash
 from pipeline.params import Params, load_params
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo.yaml"
@@ -32,18 +32,18 @@ def params(**gate: Any) -> Params:
     )
 
 
-def write_project(root: Path) -> Path:
-    """Everything that `quench ship` reads, below `root`."""
+def write_project(root: Path, **base: Any) -> Path:
+    """Everything that `quench ship` reads, below `root`; `base` are other values of models/base.json."""
     write_inputs(root)
+    change(root / "models/base.json", **base)
     adapter, merged, ggufs = root / "models/adapter", root / "models/merged", root / "models/gguf"
     merged.mkdir()
     ggufs.mkdir()
-    (adapter / "adapter_model.safetensors").write_bytes(b"adapter")
     (merged / "chat_template.jinja").write_text("template", encoding="utf-8")
-    put(merged / "merge.json", {"onto": "nf4", "method": "stream", "dtype": "float16", "adapters": []})
-    (root / "data/final").mkdir(parents=True)
-    (root / "data/final/train.jsonl").write_text("{}\n", encoding="utf-8")
-    fields = {key.replace(".", "__"): value for key, value in (adapter_fields(adapter) | folder_fields(merged)).items()}
+    adapter_sha256 = write_lineage(root)
+    put(merged / "merge.json", {"onto": "nf4", "method": "stream", "dtype": "float16", "adapters": [], "adapter_sha256": adapter_sha256})
+    own = lineage_fields(root / "models/base.json") | adapter_fields(adapter) | folder_fields(merged)
+    fields = {key.replace(".", "__"): value for key, value in own.items()}
     for model, kind in FILE_TYPES.items():
         padding = {"padding.weight": np.zeros((PADDING[model], 32), np.float32)}
         tiny.tiny_gguf(ggufs / f"demo-{model}.gguf", tensors=padding, general__file_type=kind, **fields)
@@ -59,6 +59,30 @@ def write_project(root: Path) -> Path:
     for model in MODELS:
         change(root / f"reports/eval/{model}.json", general=None, serving=None, **({} if model == "base-F16" else {"task": task}))
     return root
+
+
+def write_lineage(root: Path) -> str:
+    """Rows, tokens and an adapter that name each other, as curate, preprocess and train leave them; the adapter's sha256."""
+    rows, tokens, adapter = root / "data/final", root / "data/tokens", root / "models/adapter"
+    rows.mkdir(parents=True)
+    tokens.mkdir()
+    for split in ("train", "val", "test"):
+        (rows / f"{split}.jsonl").write_text(f'{{"id": "{split}"}}\n', encoding="utf-8")
+    (tokens / "train.parquet").write_bytes(b"tokens")
+    put(tokens / "manifest.json", {"rows": {f"{split}.jsonl": file_hash(rows / f"{split}.jsonl") for split in ("train", "val")}})
+    (adapter / "adapter_model.safetensors").write_bytes(b"adapter")
+    put(adapter / "run.json", {"tokens_sha256": tree_hash(tokens), "settings": {"r": 16}})
+    trained_again(root)
+    for report in (root / "reports/eval").glob("*.json"):
+        change(report, rows_sha256=file_hash(rows / "test.jsonl"))
+    return file_hash(adapter / "adapter_model.safetensors")
+
+
+def trained_again(root: Path) -> None:
+    """reports/train.json speaks of the adapter that is there."""
+    run = json.loads((root / "reports/train.json").read_text(encoding="utf-8"))["run"]
+    hashes = run["hashes"] | {"adapter": tree_hash(root / "models/adapter")}
+    change(root / "reports/train.json", run=run | {"hashes": hashes})
 
 
 def change(path: Path, **values: Any) -> None:

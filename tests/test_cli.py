@@ -28,6 +28,7 @@ COMMANDS = (
     "parity",
     "split",
     "ship",
+    "verify",
     "verify-bundle",
 )
 HEAVY = ("torch", "transformers", "dvc", "matplotlib", "pydantic", "httpx")
@@ -46,6 +47,18 @@ print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY"
+
+
+@pytest.mark.parametrize("root", ["nowhere", "file"])
+@pytest.mark.parametrize("words", ["use demo", "graph", "serve", "adapters", "export-lora", "chat", "load", "report", "doctor", "plan --recipe demo",
+                                   "plan --serve", "fidelity", "parity --depth quick", "split", "ship F16", "data check x", "data diff HEAD",
+                                   "data show", "data export x --to messages"])  # fmt: skip
+def test_a_root_that_is_no_folder_is_one_sentence(words: str, root: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    shown = CliRunner().invoke(app, [*words.split(), "--root", str(tmp_path / root)])
+    assert shown.exit_code == 2
+    assert shown.stderr == f"quench: {tmp_path / root} is no folder: --root names the one that holds data/, models/ and reports/\n"
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_help_is_instant() -> None:

@@ -7,6 +7,7 @@ import resource
 import shutil
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,8 @@ def test_front_matter_names_the_base_and_what_the_model_is_of_it() -> None:
     assert whole["base_model_relation"] == "finetune"
 
 
-def test_a_base_from_a_folder_does_not_tell_where_that_was(project: Path) -> None:
-    shipping.change(project / "models/base.json", source="path", model="/home/somebody/models/qwen")
+def test_a_base_from_a_folder_does_not_tell_where_that_was(tmp_path: Path) -> None:
+    project = shipping.write_project(tmp_path, source="path", model="/home/somebody/models/qwen")
     assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
     for file in (project / "models/bundle/demo-Q4_K_M").rglob("*"):
         assert file.is_dir() or b"somebody" not in file.read_bytes(), file
@@ -245,6 +246,7 @@ def stale_level(root: Path) -> None:
 
 def other_adapter(root: Path) -> None:
     (root / "models/adapter/adapter_model.safetensors").write_bytes(b"trained since")
+    shipping.trained_again(root)
 
 
 def other_merge(root: Path) -> None:
@@ -288,7 +290,7 @@ def no_reference(root: Path) -> None:
         (other_base, ["reports/eval/base-F16.json is about another file than demo-base-F16.gguf"]),
         (no_reference, ["demo-F16.gguf is not there, so nothing says"]),
         (stale_level, ["reports/eval/Q4_K_M.json is about another file", "reports/parity.json is about another file"]),
-        (other_adapter, ["passport differs from models/adapter and models/merged (quench.adapter.sha256)"]),
+        (other_adapter, ["passport differs from models/adapter (quench.adapter.sha256)"]),
         (other_merge, ["quench.merge.onto"]),
         (other_model, ["passport differs", "comes from another model than demo-F16.gguf"]),
         (old_parity, ["reports/parity.json does not say which files it measured"]),
@@ -482,6 +484,62 @@ def test_lies_with_true_checksums_are_found(bundle: Path) -> None:
         (bundle / BILL).write_text(broken, encoding="utf-8")
         sum_again(bundle)
         assert "The bundle's JSON can't be read" in refused(bundle)
+
+
+OBEYED = ["\x1b[2J", "\b", "\r", "\x7f", "\x9b31m", "\u202e", "\u2066", "\0"]
+
+
+@pytest.mark.parametrize("name", [CARD, SCRIPT, UNIT, "Modelfile", BILL, EVALUATION])
+def test_texts_that_hide_what_stands_there_are_refused(bundle: Path, name: str) -> None:
+    text = (bundle / name).read_text(encoding="utf-8")
+    for hidden in OBEYED:
+        (bundle / name).write_text(text.replace("e", f"e{hidden}", 1), encoding="utf-8")
+        sum_again(bundle)
+        said = refused(bundle)
+        assert name in said
+        assert f"U+{ord(hidden[0]):04X}" in said
+    (bundle / name).write_text(text.replace("\n", "\n\t", 1) if name == CARD else text, encoding="utf-8")
+    sum_again(bundle)
+    assert bundle_faults(bundle) == []
+
+
+def changed_bill(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
+    """A bill's text with one change."""
+
+    def changed(text: str) -> str:
+        value = json.loads(text)
+        change(value)
+        return json.dumps(value)
+
+    return changed
+
+
+NONSENSE: dict[str, Callable[[str], str]] = {
+    "no format": changed_bill(lambda bill: bill.pop("bomFormat")),
+    "another format": changed_bill(lambda bill: bill.update(bomFormat="SPDX")),
+    "another version": changed_bill(lambda bill: bill.update(specVersion="9.9")),
+    "unknown key": changed_bill(lambda bill: bill.update(nonsense=1)),
+    "components of text": changed_bill(lambda bill: bill.update(components=["a", "b"])),
+    "no components": changed_bill(lambda bill: bill.pop("components")),
+    "component of no type": changed_bill(lambda bill: bill["components"][0].update(type="lie")),
+    "no base": changed_bill(lambda bill: bill.update(components=[one for one in bill["components"] if one["bom-ref"] != "base-model"])),
+    "no rows": changed_bill(lambda bill: bill.update(components=[one for one in bill["components"] if one["type"] != "data"])),
+    "no properties": changed_bill(lambda bill: bill["metadata"]["component"].pop("properties")),
+    "another passport": changed_bill(lambda bill: bill["metadata"]["component"]["properties"][0].update(value="lie")),
+    "another file": changed_bill(lambda bill: bill["metadata"]["component"].update(
+        components=[{"type": "file", "name": GGUF, "hashes": [{"alg": "SHA-256", "content": "0" * 64}]}])),
+    "only the hash": changed_bill(lambda bill: [bill.pop(key) for key in list(bill) if key != "metadata"]),
+    "very many values": changed_bill(lambda bill: bill.update(dependencies=[{"ref": str(number)} for number in range(100_000)])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", NONSENSE)
+def test_a_bill_of_nonsense_is_refused(bundle: Path, damage: str) -> None:
+    (bundle / BILL).write_text(NONSENSE[damage]((bundle / BILL).read_text(encoding="utf-8")), encoding="utf-8")
+    sum_again(bundle)
+    faults = bundle_faults(bundle)
+    assert faults
+    assert all(BILL in fault for fault in faults)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -20,7 +20,7 @@ from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION, find_toolchain
 from pipeline.workflow.graphs import WORDS
 
 GB = 1e9
-DEMO_DISK = 6 * GB  # set-up and the demo's artifacts
+DEMO_DISK = 7 * GB  # set-up and the demo's artifacts
 DEMO_MEMORY = 8 * GB
 PINNED = ("transformers", "peft", "trl", "bitsandbytes", "gguf", "dvc", "snakemake")  # a slip in one of these changes results
 

@@ -13,22 +13,22 @@ from pathlib import Path
 from pipeline.commands.serve import model_file
 from pipeline.errors import ConfigError, GateError
 from pipeline.evaluation.files import model_files
-from pipeline.hashing import file_hash
 from pipeline.params import Params
 from pipeline.reporting.inputs import load_inputs
 from pipeline.reporting.ollama import chat_template
 from pipeline.sections import ADAPTED, UNTUNED
+from pipeline.shipping import lineage
 from pipeline.shipping.advice import advise
 from pipeline.shipping.bundle import Shipment, how_to_use, make_bundle
 from pipeline.shipping.evidence import adapter_mismatches, mismatches
-
-SPLITS = ("train", "val", "test")
+from pipeline.workflow.integrity import verify_outputs
 
 
 def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | None) -> int:
     """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason where it may not be shipped, else 0."""
     level = shippable(params, asked)
     gguf = model_file(params, root, level)
+    _need_recorded(params, root, level, gguf)
     shipment, reasons = prepare(params, root, level, gguf)
     if reasons:
         print(f"{level} is not shipped:", file=sys.stderr)
@@ -64,15 +64,21 @@ def shippable(params: Params, asked: str) -> str:
     return level
 
 
+def _need_recorded(params: Params, root: Path, level: str, gguf: Path) -> None:
+    """Raise `DataError` where what leaves, or what the bundle says about it, is not what the stages recorded."""
+    verify_outputs([file for file in (gguf, model_files(params, root, level).lora) if file], root)
+    verify_outputs([root / place for place in ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")], root, anew=False)
+
+
 def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:
     """What the bundle would be made of, and why it may not be made."""
     inputs = load_inputs(root, params.evaluate.models)
+    datasets = lineage.need_records(root, inputs, level)
     advice, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)
     lora = model_files(params, root, level).lora
-    final = {split: root / "data" / "final" / f"{split}.jsonl" for split in SPLITS}
     shipment = Shipment(
         gguf, params.convert.name, level, inputs, advice, verdicts[level], params.serve, chat_template(root / "models" / "adapter"),
-        tuple(params.curate.languages), {f"{split} rows": file_hash(path) for split, path in final.items() if path.is_file()}, lora,
+        tuple(params.curate.languages), datasets, lora,
     )  # fmt: skip
     if lora:
         other = adapter_mismatches(gguf, lora, root, inputs.evaluations, inputs.parity)

@@ -25,6 +25,11 @@ Fields = dict[str, str | int]
 
 def base_fields(lineage: Path, tools: Toolchain) -> Fields:
     """The base (`lineage` is models/base.json) and llama.cpp, for every GGUF. Raises `DataError` where the record can't be read."""
+    return lineage_fields(lineage) | {"quench.llama_cpp.commit": tools.commit, "quench.llama_cpp.package": VERSION}
+
+
+def lineage_fields(lineage: Path) -> Fields:
+    """The base alone. Raises `DataError` where the record can't be read."""
     record = read_json(lineage, "run the stage that makes it again")
     named, revision = str(record["model"]), record.get("revision")
     on_hub = record["source"] == "hub"
@@ -37,8 +42,6 @@ def base_fields(lineage: Path, tools: Toolchain) -> Fields:
         "general.base_model.0.version": revision,
         "quench.base.source": record["source"],
         "quench.base.sha256": _hash_of(record["files"]),
-        "quench.llama_cpp.commit": tools.commit,
-        "quench.llama_cpp.package": VERSION,
     }
     return {"general.base_model.count": 1, **{key: str(value) for key, value in given.items() if value}}
 

@@ -87,6 +87,7 @@ class Cleaned:
     domains: list[str]
     kinds: list[str]
     turns: list[int]  # messages without the system's
+    scored: list[bool]  # whether they have a reward
     rejects: list[bytes]
     changes: list[bytes]
     samples: dict[str, list[dict[str, Any]]]  # "reject REASON" or "change RULE" → the first few
@@ -159,7 +160,7 @@ class Cleaner:
         """Every line of a block, accounted for."""
         tally = Tally(lines=len(block.lines))
         raw = sum(len(line.data) for line in block.lines if isinstance(line.data, bytes))
-        done = Cleaned(block.file, raw, tally, [], [], [], [], [], [], [], {})
+        done = Cleaned(block.file, raw, tally, [], [], [], [], [], [], [], [], {})
         for line in block.lines:
             changes: Changes = []
             try:
@@ -175,6 +176,7 @@ class Cleaner:
                 done.domains.append(row["domain"])
                 done.kinds.append(row["kind"])
                 done.turns.append(sum(turn["role"] != "system" for turn in row["messages"]))
+                done.scored.append("reward" in row)
             if changes:
                 self.note(done, line, done.ids[-len(rows)], changes)
         tally.redactions.update(self.redactor.take_counts())
@@ -236,16 +238,28 @@ def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
         raise DataError(f"{path}, which curate.names asks for, can't be read ({error}): mend the file, or set curate.names to null") from error
 
 
-def check_file(path: Path, name: str, cleaner: Cleaner) -> Iterator[dict[str, Any]]:
-    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or mended."""
+def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or mended.
+
+    `found` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as `scored` (with a reward).
+    """
+    found["files"] += 1
     if why := refusal(path):
+        found["unread"] += 1
         yield cleaner.entry(name, RawLine(0, None, b""), Rejected("read", why)) | {"line": None}
         return
+    before = found["lines"]
     for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=Counter()):
+        found["lines"] += 1
         try:
-            cleaner.clean(name, RawLine(*line), Tally(), [])
+            rows = cleaner.clean(name, RawLine(*line), Tally(), [])
         except Rejected as rejected:
             yield cleaner.entry(name, RawLine(*line), rejected)
+            continue
+        found["usable"] += 1
+        found.update(row["kind"] for row in rows)
+        found["scored"] += sum("reward" in row for row in rows)
+    found["empty"] += found["lines"] == before
 
 
 def by_glob(file: str, values: Mapping[str, Value], default: Value) -> Value:

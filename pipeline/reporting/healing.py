@@ -82,6 +82,8 @@ def interval_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | Non
 
     damage, left = (resampled_means(of["kld"], seed) for of in (before, after))  # one seed and as many rows: the same draws
     shares = 1 - left[damage > 0] / damage[damage > 0]
+    if not shares.size:
+        return rows, None, None
     low, high = np.percentile(shares, [2.5, 97.5])
     return rows, float(low), float(high)
 

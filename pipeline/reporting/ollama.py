@@ -5,10 +5,12 @@ Without a TEMPLATE Ollama guesses by likeness to templates it knows and falls ba
 says so; where it doesn't, the Modelfile says that instead.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pipeline.errors import DataError
+from pipeline.publish import read_json
 
 CHATML = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
 QUESTION = {"role": "user", "content": "q1"}
@@ -48,14 +50,17 @@ def chatml(messages: list[dict[str, str]]) -> str:
 
 
 def chat_template(model: Path) -> str | None:
-    """The Jinja chat template of a Hugging Face folder; None where it has none or several."""
+    """The Jinja chat template of a Hugging Face folder; None where it has none or several. Raises `DataError` where it can't be read."""
     file, config = model / "chat_template.jinja", model / "tokenizer_config.json"
+    again = "run `python -m pipeline train` again"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    if config.is_file():
-        found = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
-        return found if isinstance(found, str) else None
-    return None
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{file} can't be read ({error}): {again}") from error
+    settings = read_json(config, again) if config.is_file() else {}
+    found = settings.get("chat_template") if isinstance(settings, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:
@@ -71,5 +76,13 @@ def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:
     tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     try:
         return environment.from_string(jinja).render(messages=messages, add_generation_prompt=True, tools=None, **tokens)
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError):  # a foreign template may stumble over anything
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ):  # a foreign template may stumble over anything
         return None

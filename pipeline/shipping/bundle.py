@@ -7,6 +7,7 @@ whole or not at all.
     quench ship Q4_K_M
 """
 
+import json
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -16,13 +17,13 @@ from pathlib import Path
 from pipeline.conversion.passport import passport
 from pipeline.errors import DataError, MachineError
 from pipeline.hashing import file_hash
-from pipeline.publish import need_disk, publishing, write_json
+from pipeline.publish import need_disk, publishing, write_text
 from pipeline.reporting.inputs import Inputs
 from pipeline.reporting.recommend import Recommendation
 from pipeline.sections import Serve
 from pipeline.shipping.card import claims, fill, serve_script, text_values
 from pipeline.shipping.gate import Verdict
-from pipeline.shipping.listing import Hostile, checksums, plain_files, read_small
+from pipeline.shipping.listing import Hostile, checksums, escaped, obeyed, plain_files, read_small
 from pipeline.shipping.sbom import bill
 from pipeline.shipping.signature import SIGNATURE, sign
 
@@ -107,11 +108,13 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
                    beside={gguf.name: sha256} if lora else None),
     }  # fmt: skip
     for file, text in texts.items():
+        if hidden := obeyed(text):
+            source = "models/base.json, the chat template or params.yaml"
+            raise DataError(f"{file} would hold {hidden}, which can hide what stands there: take it out of {source}, then run again")
         (folder / file).write_text(text, encoding="utf-8")
     (folder / SCRIPT).chmod(0o755)
-    write_json(folder / EVALUATION, dict(evaluation))
-    write_json(folder / PARITY, dict(inputs.parity))
-    write_json(folder / GATE, asdict(shipment.verdict))
+    for file, value in ((EVALUATION, evaluation), (PARITY, inputs.parity), (GATE, asdict(shipment.verdict))):
+        write_text(folder / file, escaped(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)) + "\n")
 
 
 def need_untouched(folder: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeline.reporting.ollama import ollama_template
 from pipeline.reporting.recommend import Recommendation, reference_name
 from pipeline.sections import ADAPTED, SOURCE, Serve
 from pipeline.shipping.gate import REFERENCES
+from pipeline.shipping.listing import escaped
 
 TEMPLATES = Path(__file__).parents[1] / "reporting" / "templates"
 CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)  # a line of the card's lineage
@@ -37,6 +39,11 @@ class PrintedTools(Toolchain):
 
 def fill(template: str, **values: Any) -> str:
     """One template as plain text; what it does not get and asks for is an error."""
+    return str(_environment().get_template(template).render(**values))
+
+
+@cache
+def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
@@ -44,7 +51,7 @@ def fill(template: str, **values: Any) -> str:
         autoescape=select_autoescape([], default=False),  # Markdown, shell and INI, no HTML
     )  # fmt: skip
     environment.filters.update(FILTERS)
-    return environment.get_template(template).render(**values)
+    return environment
 
 
 def text_values(
@@ -76,7 +83,7 @@ def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[s
 
 def claims(passport: Mapping[str, Any]) -> dict[str, str]:
     """A passport as the card prints it: JSON values without what would end the table's cell."""
-    return {key: json.dumps(value, ensure_ascii=False).replace("`", r"\u0060").replace("|", r"\u007c") for key, value in passport.items()}
+    return {key: escaped(json.dumps(value, ensure_ascii=False)).replace("`", r"\u0060").replace("|", r"\u007c") for key, value in passport.items()}
 
 
 def claimed(card: str) -> dict[str, Any]:

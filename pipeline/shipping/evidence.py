@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.conversion.passport import BASE_FILE, IMATRIX, adapter_fields, folder_fields, passport
+from pipeline.conversion.passport import BASE_FILE, IMATRIX, passport
 from pipeline.hashing import file_hash
-from pipeline.publish import read_json
+from pipeline.reporting.records import Base, read_record
 from pipeline.sections import ADAPTED, BARE, UNTUNED
 from pipeline.shipping.gate import REFERENCES
+from pipeline.shipping.lineage import passport_faults
 
 Hashes = dict[str, str]  # sha256 by file name
 
@@ -34,16 +35,15 @@ def mismatches(gguf: Path, model: str, root: Path, evaluations: Mapping[str, Map
         if one not in hashes:
             yield f"{path.name} is not there, so nothing says that reports/eval/{one}.json is about it: run `snakemake`, or pull it (`dvc pull`)."
             continue
-        if evaluations[one].get("sha256") != hashes[one]:
+        if evaluations[one].get("sha256") != hashes[one] or evaluations[one].get("file") != path.name:
             yield f"reports/eval/{one}.json is about another file than {path.name}: {again}."
-        if evaluations[one].get("answers_sha256") != file_hash(root / f"reports/eval/{one}.answers.jsonl"):
-            yield f"reports/eval/{one}.answers.jsonl are not the answers that reports/eval/{one}.json sums up: {again}."
+        yield from _answers_fault(root, one, evaluations[one])
         if measured is not None and not one.startswith(UNTUNED) and measured.get(path.name) != hashes[one]:
             yield f"reports/parity.json is about another file than {path.name}: run `snakemake --force parity`."
     if measured is None:
         yield "reports/parity.json does not say which files it measured: run `snakemake --force parity`."
     own = passport(gguf)
-    yield from _lineage(own, gguf.name, root)
+    yield from passport_faults(own, gguf.name, root, merged=True)
     if sixteen in hashes and sixteen != model and _common(own) != _common(passport(files[sixteen])):
         yield f"{gguf.name} comes from another model than {files[sixteen].name} (their passports differ): run `snakemake --force quantize`."
 
@@ -59,37 +59,28 @@ def adapter_mismatches(gguf: Path, lora: Path, root: Path, evaluations: Mapping[
     hashes: Hashes = {file.name: file_hash(file) for file in (gguf, lora)}
     for one in (model for model in (ADAPTED, BARE) if model in evaluations):
         again, found = f"run `python -m pipeline evaluate@{one}` again", evaluations[one]
-        told = {gguf.name: found.get("sha256")} | ({lora.name: (found.get("lora") or {}).get("sha256")} if one == ADAPTED else {})
+        told = {gguf.name: found.get("sha256") if found.get("file") == gguf.name else None}
+        told |= {lora.name: (found.get("lora") or {}).get("sha256")} if one == ADAPTED else {}
         if other := [name for name, sha256 in told.items() if sha256 != hashes[name]]:
             yield f"reports/eval/{one}.json is about another file than {' and '.join(other)}: {again}."
-        answers = root / f"reports/eval/{one}.answers.jsonl"
-        if found.get("answers_sha256") != (file_hash(answers) if answers.is_file() else None):
-            yield f"reports/eval/{one}.answers.jsonl are not the answers that reports/eval/{one}.json sums up: {again}."
+        yield from _answers_fault(root, one, found)
     measured = parity.get("files") or {}
     if other := [name for name, sha256 in hashes.items() if measured.get(name) != sha256]:
         yield f"reports/parity.json is about another file than {' and '.join(other)}: run `snakemake --force parity`."
-    recorded = read_json(root / "models/base.json", "run `snakemake base`").get("files") or {}
-    if recorded.get(gguf.name) != hashes[gguf.name]:
+    if read_record(root, "models/base.json", Base, "base")["files"].get(gguf.name) != hashes[gguf.name]:
         yield f"models/base.json names another {gguf.name} than the one that is there: run `snakemake --force base`."
-    own, adapter = passport(lora), root / "models/adapter"
+    own = passport(lora)
     if own.get(BASE_FILE) != hashes[gguf.name]:
         yield f"{lora.name} was made for another file than {gguf.name}: run `snakemake --force lora`."
-    expected = adapter_fields(adapter) if (adapter / "adapter_model.safetensors").is_file() else {}
-    if not expected:
-        yield f"models/adapter is not here, so nothing says which training {lora.name} comes from: run `snakemake`, or pull it (`dvc pull`)."
-    elif differ := [key for key, value in expected.items() if own.get(key) != value]:
-        yield f"{lora.name}'s passport differs from models/adapter ({', '.join(differ)}): run `snakemake` again."
+    yield from passport_faults(own, lora.name, root, merged=False)
 
 
-def _lineage(found: Mapping[str, Any], name: str, root: Path) -> Iterator[str]:
-    """Where the passport names another adapter, data or merge than those below `root`."""
-    adapter, merged = root / "models/adapter", root / "models/merged"
-    expected = (adapter_fields(adapter) if (adapter / "adapter_model.safetensors").is_file() else {}) | folder_fields(merged)
-    differ = [key for key, value in expected.items() if found.get(key) != value]
-    if not expected:
-        yield "models/adapter and models/merged are not here, so nothing says which training this file comes from: run `snakemake merge`."
-    elif differ:
-        yield f"{name}'s passport differs from models/adapter and models/merged ({', '.join(differ)}): run `snakemake` again."
+def _answers_fault(root: Path, model: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Where the answers are not those that the figures sum up."""
+    answers = root / f"reports/eval/{model}.answers.jsonl"
+    if not answers.is_file() or found.get("answers_sha256") != file_hash(answers):
+        stage = f"evaluate@{model}"
+        yield f"{answers.relative_to(root)} are not the answers that reports/eval/{model}.json sums up: run `python -m pipeline {stage}` again."
 
 
 def _common(fields: Mapping[str, Any]) -> dict[str, Any]:

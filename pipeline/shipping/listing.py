@@ -11,6 +11,8 @@ from pathlib import Path
 MAX_FILES = 1000
 MAX_DEPTH = 4
 MAX_SMALL = 16 << 20  # bytes of any file but the GGUF
+# what a terminal or an editor obeys and does not show: C0 but tab and newline, DEL, C1, and what turns the direction of writing
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # of `sha256sum`
 
 
@@ -89,6 +91,17 @@ def read_small(path: Path) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Hostile(f"{path.name} is no UTF-8 text ({error.reason} at byte {error.start}).") from error
+
+
+def obeyed(text: str) -> str | None:
+    """The first character of a text that is not shown but obeyed, as "U+001B in line 3"; None where there is none."""
+    found = OBEYED.search(text)
+    return f"U+{ord(found[0]):04X} in line {text.count(chr(10), 0, found.start()) + 1}" if found else None
+
+
+def escaped(text: str) -> str:
+    """JSON with such characters as escapes: the same values, safe to look at."""
+    return OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def hash_plain(path: Path) -> str:

@@ -6,14 +6,17 @@ packages of the training run. Neither dates nor places: the same model has the s
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
+from pipeline.shipping.listing import escaped
 
 NAMESPACE = uuid.UUID("4f0a0c5e-8f0e-5d5c-9a53-8a1d6b1d2f67")  # ours, for serial numbers that follow from the model's hash
 BASE_REF, LLAMA_REF = "base-model", "llama.cpp"
+VERSION = "1.6"  # of CycloneDX
+MOST_VALUES = 5000  # of a bill: a validator compares each value of a list with each other
 
 
 def bill(
@@ -67,7 +70,7 @@ def bill(
     text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=2)
     value = json.loads(text)
     value["metadata"].pop("timestamp", None)  # the library always writes the present one
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return escaped(json.dumps(value, indent=2, ensure_ascii=False)) + "\n"
 
 
 def subject_hash(text: str) -> str | None:
@@ -88,6 +91,40 @@ def hashes_beside(text: str) -> dict[str, str]:
         return {str(one["name"]): str(one["hashes"][0]["content"]) for one in parts}
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"it has no {error}") from error
+
+
+def schema_fault(text: str) -> str | None:
+    """What makes a text no CycloneDX 1.6 bill, in half a sentence; None where it is one. Raises `ValueError` where it is no JSON."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    if text.count(",") + text.count("{") + text.count("[") > MOST_VALUES:
+        return f"it has more than {MOST_VALUES:,} values"
+    if (found := json.loads(text).get("specVersion")) != VERSION:
+        return f"specVersion is {str(found)[:20]!a}, not {VERSION}"
+    fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    return None if fault is None else f"{fault.data.json_path[:80]}: {fault.data.message[:160]}"
+
+
+def bill_faults(text: str, hashes: Mapping[str, str], passport: Mapping[str, Any]) -> Iterator[str]:
+    """Where a valid bill says otherwise than the GGUFs' `hashes` (sha256 by name) and the `passport` of the first, half a sentence each."""
+    value = json.loads(text)
+    subject = value["metadata"]["component"]
+    said = {one["name"]: one.get("value") for one in subject.get("properties", [])}
+    if differ := sorted(key for key in said.keys() | passport.keys() if said.get(key) != _text(passport.get(key))):
+        yield f"says otherwise than the passport in {next(iter(hashes))}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}"
+    listed = [*subject.get("components", []), *(part for one in value.get("components", []) for part in one.get("components", []))]
+    if other := sorted({part["name"] for part in listed if part["name"] in hashes and _sha256(part) != hashes[part["name"]]}):
+        yield f"has another sha256 for {', '.join(other)}"
+    refs = {one.get("bom-ref"): one for one in value.get("components", [])}
+    if not any(_sha256(part) for part in refs.get(BASE_REF, {}).get("components", [])):
+        yield "does not say which files the base is"
+    if not any(one["type"] == "data" and _sha256(one) for one in refs.values()):
+        yield "does not say which rows the model was trained on"
+
+
+def _sha256(component: Mapping[str, Any]) -> str | None:
+    return next((str(one["content"]) for one in component.get("hashes", []) if one["alg"] == "SHA-256"), None)
 
 
 def _base(base: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@ agrees.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from pipeline.errors import DataError
 from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.shipping.bundle import BILL, CARD, EVALUATION, GATE, PARITY, SCRIPT, SUMS, UNIT
 from pipeline.shipping.card import claimed
-from pipeline.shipping.listing import MAX_SMALL, Hostile, checksums, hash_plain, plain_files, read_small
-from pipeline.shipping.sbom import hashes_beside, subject_hash
+from pipeline.shipping.listing import MAX_SMALL, Hostile, checksums, hash_plain, obeyed, plain_files, read_small
+from pipeline.shipping.sbom import bill_faults, hashes_beside, schema_fault, subject_hash
 from pipeline.shipping.signature import SIGNATURE, signature_fault
 
 ADAPTER = "-lora.gguf"  # how the name of an adapter's GGUF ends; the base's file is beside it
@@ -59,7 +59,8 @@ def _faults(folder: Path, key: Path | None) -> Iterator[str]:
     if large := [name for name, size in sizes.items() if size > MAX_SMALL and name not in ggufs]:
         yield f"These files are larger than anything that belongs into a bundle: {', '.join(large)}."
         return
-    small = list(_altered(folder, {name: sha256 for name, sha256 in listed.items() if name not in ggufs}))
+    texts = {name: sha256 for name, sha256 in listed.items() if name not in ggufs}
+    small = list(_altered(folder, texts)) or list(_unshown(folder, texts))
     yield from small
     if small:
         return
@@ -79,6 +80,13 @@ def _altered(folder: Path, listed: dict[str, str]) -> Iterator[str]:
             yield f"{name} is not the file that {SUMS} lists: its sha256 differs."
 
 
+def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
+    """Texts are there to be read: a character that hides or turns others would show what does not stand there."""
+    for name in texts:
+        if found := obeyed(read_small(folder / name)):
+            yield f"{name} holds {found}, a control character that can hide what stands there: no bundle of `quench ship` does."
+
+
 def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iterator[str]:
     """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's), by the checksums and the first's passport."""
     card, (made, *beside) = read_small(folder / CARD), hashes
@@ -87,8 +95,12 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
         evaluation, parity, gate = (_object(folder / name) for name in (EVALUATION, PARITY, GATE))
         bill = read_small(folder / BILL)
         subject, parts, said = subject_hash(bill), hashes_beside(bill), claimed(card)
+        invalid = schema_fault(bill)
     except (ValueError, RecursionError) as error:  # deep brackets end the decoder
         yield f"The bundle's JSON can't be read ({error})."
+        return
+    if invalid:
+        yield f"{BILL} is no CycloneDX 1.6 bill of materials ({invalid})."
         return
     lora = evaluation.get("lora") if isinstance(evaluation.get("lora"), dict) else {}
     told = [(BILL, made, subject), (EVALUATION, gguf, evaluation.get("sha256"))]
@@ -119,6 +131,7 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
         return
     if beside and own.get(BASE_FILE) != hashes[gguf]:
         yield f"{made} was trained on another file than {gguf} (sha256 {str(own.get(BASE_FILE))[:12]!a}…)."
+    yield from (f"{BILL} {fault}." for fault in bill_faults(bill, hashes, own))
     if differ := sorted(key for key in own.keys() | said.keys() if own.get(key) != said.get(key)):
         yield f"{CARD} says otherwise than the passport in {made}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}."
 

@@ -77,7 +77,7 @@ class Journal:
     def _parsed(self, number: int, line: bytes) -> Row:
         try:
             row = json.loads(line, parse_constant=_refuse)  # not data's strict reader: what a model answers may hold any character
-        except ValueError as reason:
+        except (ValueError, RecursionError) as reason:
             raise DataError(f"line {number} of {self.path} is damaged ({reason}): {ANEW}") from reason
         if not isinstance(row, dict):
             raise DataError(f"line {number} of {self.path} is damaged (no object): {ANEW}")
