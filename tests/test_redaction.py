@@ -362,9 +362,9 @@ def test_a_scrubbed_text_is_clean(pieces: list[str]):
     ],
 )
 def test_scrub_takes_no_more_than_linear_time(unit: str):
-    start = time.perf_counter()
+    start = time.process_time()
     Redactor(names=("Ann Lee",)).scrub(unit * ((1 << 20) // len(unit)))
-    assert time.perf_counter() - start < 5  # 0.5 s at most; what is quadratic takes hours
+    assert time.process_time() - start < 5  # 0.5 s at most; what is quadratic takes hours
 
 
 def test_kinds_names_every_kind_once():
