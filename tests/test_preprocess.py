@@ -62,6 +62,8 @@ def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path:
         {"kind": "text", "messages": [], "segments": [{"text": "two and two", "train": False}, {"text": " are four", "train": True}]},
         chat | {"kind": "feedback", "label": False},
         chat | {"reward": -1.0},
+        # a part of a long text that is not its last one
+        {"kind": "text", "messages": [], "segments": [{"text": "one two three.\n\n", "train": True}, {"text": "", "train": False}]},
         {"kind": "prompt", "messages": chat["messages"][:1], "answer": "4"},
         {"messages": [chat["messages"][0], {"role": "assistant", "content": "<|im_end|>4"}]},
         {"messages": [chat["messages"][0], {"role": "assistant", "content": "4", "reasoning_content": "hm"}]},
@@ -74,7 +76,7 @@ def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path:
     account = run(root, tmp_path / "tokens", packing=False)
     counted = account["splits"]["train"]
     assert counted["rejected"] == {"control_token": 1, "not_a_chat": 2, "template_drops": 1}
-    assert counted["rows"] == 3
+    assert counted["rows"] == 4
     assert (counted["untrained"], counted["scored"]) == ({"feedback": 1, "prompt": 1}, 1)
     _, left_out, untrained, scored = said(account)
     assert left_out == "4 rows left out: 2 not_a_chat, 1 control_token, 1 template_drops"
@@ -83,7 +85,9 @@ def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path:
     page = render_labels_page(account, [])
     assert "2 rows won&#39;t be trained" in page
     assert "1 row has a reward" in page
-    text = parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()[1]
+    _, text, _, part = parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()
+    assert part["labels"] == part["input_ids"]
+    assert part["input_ids"][-1] != 151_645, "no end of text is learnt where the text goes on"
     assert [label for label in text["labels"] if label != IGNORED] == text["input_ids"][-3:]
     assert text["input_ids"][-1] == 151_645  # <|im_end|>, for it is learnt to its end
 
