@@ -55,8 +55,8 @@ $(DONE)/venv:
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(DONE) && touch $@
 
-# PyTorch stands apart from the lock file: which build is right depends on the machine. What pip is set up for is asked
-# first (a mirror may have it), then PyTorch's own index. TORCH= says otherwise; a choice once made stays.
+# PyTorch stands apart from the lock file: which build is right depends on the machine. TORCH= names it in pip's words;
+# a choice once made stays.
 ifneq ($(origin TORCH),undefined)
 ifneq ($(TORCH),$(shell cat $(DONE)/torch 2>/dev/null))
 .PHONY: $(DONE)/torch
@@ -67,13 +67,7 @@ TORCH ?= cpu
 $(DONE)/torch: $(DONE)/venv
 	@echo "installing PyTorch ($(TORCH))"
 	@rm -f $@
-ifeq ($(TORCH),cpu)
-	@$(PIP) install --quiet --no-deps "torch==2.13.0+cpu" 2>/dev/null \
-	  || $(PIP) install --quiet --no-deps "torch==2.13.0+cpu" --index-url https://download.pytorch.org/whl/cpu
-else
-	@$(PIP) uninstall --quiet --yes torch 2>/dev/null
-	@$(PIP) install --quiet $(TORCH)
-endif
+	@$(VENV)/bin/python -m pipeline.install --torch '$(TORCH)'
 	@echo '$(TORCH)' > $@
 
 $(DONE)/lock: requirements.lock $(DONE)/torch

@@ -2,20 +2,17 @@
 # where they differ.
 #   snakemake            everything            snakemake -n         what it would do
 #   snakemake train      up to the adapter     snakemake -c2        with two cores
+from pathlib import Path
+
+from pipeline.params import load_params
 from pipeline.workflow.prepare import prepare
 
-if workflow.is_main_process:
-    prepare()
-
-
-configfile: "params.yaml"
-
-
-NAME = config["convert"]["name"]
-TYPE = config["convert"]["type"]
-LEVELS = config["quantize"]["levels"]
-GRAPH = "adapter" if config["base"]["quantization"] == "gguf" else "merged"
-MODELS = config["evaluate"]["models"]
+SETTINGS = prepare(workflow.config_settings) if workflow.is_main_process else load_params(Path("params.yaml"))
+NAME = SETTINGS.convert.name
+TYPE = SETTINGS.convert.type
+LEVELS = SETTINGS.quantize.levels
+GRAPH = SETTINGS.graph
+MODELS = SETTINGS.evaluate.models
 
 
 wildcard_constraints:

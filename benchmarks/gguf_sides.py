@@ -1,4 +1,4 @@
-"""Two sides of LoRA training, a GGUF's packed weights and NF4, for gguf_train.py and gpu_gguf_train.py: bases, a step, its speed and its peak.
+"""Two sides of LoRA training, a GGUF's packed weights and NF4, for gguf_train.py and gpu_all.py: bases, a step, its speed and its peak.
 
 `python benchmarks/gguf_sides.py '{JSON}'` measures in a process of its own and prints one line of JSON last: the peak of one side, or the
 seconds of both, step by step in turns.

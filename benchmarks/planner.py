@@ -4,7 +4,7 @@
 
 Times are of processes run alternately (A B A B). Errors are (plan − measured) ÷ measured, on the CPU: of the tensors that stay
 after a step, of what autograd keeps for the backward, and, for FOLDER (a Hugging Face folder, the demo's base say), of the
-memory of a whole process at its peak, over three steps of the trainer's own loss. What a GPU takes is measured by gpu_train.py.
+memory of a whole process at its peak, over three steps of the trainer's own loss. What a GPU takes is measured by gpu_all.py.
 """
 
 import argparse

@@ -18,6 +18,8 @@ TEMPLATE = (
 SHAPES: dict[str, dict[str, Any]] = {
     "7b": {"vocab_size": 152_064, "hidden_size": 3_584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28,
            "num_key_value_heads": 4},
+    "0.5b": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4_864, "num_hidden_layers": 24, "num_attention_heads": 14,
+             "num_key_value_heads": 2},
     "tiny": {"vocab_size": 1_024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2},
     # as wide as 7b, and the smallest whose rows are K-quants' blocks of 256

@@ -157,6 +157,7 @@ rule report:
             "pipeline/reporting/ways_section.py",
             "pipeline/scoring/intervals.py",
             "pipeline/scoring/paired.py",
+            "pipeline/seams/level_limits.py",
             "pipeline/serving/key.py",
             "pipeline/shipping/advice.py",
             "pipeline/shipping/card.py",

@@ -115,7 +115,7 @@ rule quantize:
         gguf=f"models/gguf/{NAME}-{{level}}.gguf",
     log:
         "logs/quantize-{level}.log",
-    threads: config["quantize"]["nthreads"]
+    threads: SETTINGS.quantize.nthreads
     shell:
         "python -m pipeline quantize@{wildcards.level} 2>&1 | tee {log}"
 
@@ -312,6 +312,7 @@ rule report:
             "pipeline/reporting/ways_section.py",
             "pipeline/scoring/intervals.py",
             "pipeline/scoring/paired.py",
+            "pipeline/seams/level_limits.py",
             "pipeline/serving/key.py",
             "pipeline/shipping/advice.py",
             "pipeline/shipping/card.py",

@@ -16,14 +16,17 @@ ONLY_IN = {"lora": "adapter"} | dict.fromkeys(("merge", "convert", "imatrix", "q
 PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evaluate@MODEL
 
 
-def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True) -> None:
+def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path = True) -> None:
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
 
     In a job of Snakemake's, outputs come back from DVC's cache instead where nothing that they depend on has changed. Raises
     `QuenchError` for what a user can mend.
     """
     from pipeline.params import load_params
+    from pipeline.publish import need_folder
     from pipeline.workflow.graphs import need_graph
+    from pipeline.workflow.integrity import verify_inputs
+    from pipeline.workflow.locks import inputs_below
     from pipeline.workflow.record import inputs_state, record, running
     from pipeline.workflow.settle import reuse
 
@@ -33,6 +36,9 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
     if (name in PER_ITEM) != bool(item):
         wanted = f"{name}@NAME, {name}@F16 for example" if name in PER_ITEM else f"just {name}"
         raise ConfigError(f"{stage!r} is not how stage {name} is named: write {wanted}")
+    if isinstance(resume, Path) and name != "train":
+        raise ConfigError(f"--resume {resume} names a checkpoint, and only train has any: leave it out for {name}")
+    need_folder(root)
     params = load_params(params_file or root / "params.yaml")
     if name in ONLY_IN and ONLY_IN[name] != params.graph:
         raise ConfigError(f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: `snakemake` runs those that have")
@@ -43,9 +49,12 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool = True
     with running(stage, root):
         if known_to_dvc and reuse(stage, root):
             return
+        if known_to_dvc:
+            verify_inputs(stage, root)
         module = importlib.import_module(f"pipeline.{name}")
         before = inputs_state(stage, root)
-        module.main(params, root, *([item] if item else []), **extra)
+        with inputs_below(root):
+            module.main(params, root, *([item] if item else []), **extra)
         if inputs_state(stage, root) != before:
             raise MachineError(
                 f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: run the same command again"
@@ -61,13 +70,17 @@ def main(argv: list[str] | None = None) -> int:
         description="Run one stage.",
         epilog="example: python -m pipeline quantize@Q4_K_M",
     )
-    parser.add_argument("stage", metavar="STAGE", help=f"{', '.join(STAGES)}; quantize and evaluate take an item: quantize@Q4_K_M")
+    parser.add_argument("stage", metavar="STAGE", nargs="?", help=f"{', '.join(STAGES)}; quantize and evaluate take an item: quantize@Q4_K_M")
     parser.add_argument("--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)")
     parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="folder that holds data/, models/, reports/ (default: this one)")
-    parser.add_argument(
-        "--resume", action=argparse.BooleanOptionalAction, default=True, help="train: go on from the newest checkpoint of the same run, or start anew"
-    )
+    parser.add_argument("--resume", metavar="CHECKPOINT", nargs="?", type=Path, const=True, default=True,
+                        help="train: go on from the newest checkpoint of the same run (the default), or from this one")  # fmt: skip
+    parser.add_argument("--no-resume", dest="resume", action="store_false", help="train: start again from nothing; checkpoints are deleted")
     arguments = parser.parse_args(argv)
+    if arguments.stage is None and isinstance(arguments.resume, Path):  # --resume train
+        arguments.stage, arguments.resume = str(arguments.resume), True
+    if arguments.stage is None:
+        parser.error("name a STAGE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" for "±", not a traceback

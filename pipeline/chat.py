@@ -4,7 +4,9 @@ The text and its trained ranges are those of `pipeline.tokens.rendering`. Two th
 drops nothing that is said, and no control token comes from what is said (`pipeline.skeleton`).
 """
 
+import errno
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -15,6 +17,7 @@ from pipeline.errors import DataError
 from pipeline.skeleton import Message, Tools
 from pipeline.tokens.rendering import Rendered, Unrenderable, control_ids, implied_ids, renderings
 
+NOT_A_CHAT = "not_a_chat"  # the reason of a row whose kind supervised training doesn't learn from
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 TOGETHER = 256  # rows that are tokenised in one call
 Row = dict[str, Any]  # of data/final, as `pipeline.rows` describes them; those of older runs have no kind and are chats
@@ -46,6 +49,8 @@ def load_tokenizer(folder: Path) -> Any:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
+    if not (folder / "tokenizer.json").is_file():  # transformers would look for a repository of this name
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / "tokenizer.json"))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not tokenizer.chat_template:
         raise DataError(f"{folder} has no chat template: choose an instruct model as base")
@@ -115,7 +120,7 @@ def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
     if kind == "text":
         return []
     if kind != "chat":
-        return Unrenderable("not_a_chat", f"supervised training has no use for a row of kind {kind}")
+        return Unrenderable(NOT_A_CHAT, f"supervised training has no use for a row of kind {kind}")
     try:
         return renderings(tokenizer, row["messages"], row.get("tools"))
     except Unrenderable as why:

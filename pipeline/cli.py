@@ -37,7 +37,15 @@ app = typer.Typer(
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at the data: check files, compare versions, see rows, export.")
 app.add_typer(data, name="data")
 
-Root = Annotated[Path, typer.Option("--root", metavar="DIR", help="Folder that holds data/, models/, reports/.")]
+
+def _existing(root: Path) -> Path:
+    from pipeline.publish import need_folder
+
+    need_folder(root)
+    return root
+
+
+Root = Annotated[Path, typer.Option("--root", metavar="DIR", callback=_existing, help="Folder that holds data/, models/, reports/.")]
 ParamsFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", help="Configuration (default: ROOT/params.yaml).")]
 Split = Annotated[Literal["train", "val", "test"], typer.Option("--split", help="Which rows of data/final.")]
 MODEL_HELP = "Q4_K_M, F16, base-F16, … in any case; with base.quantization gguf: adapter, base. Default: the recommended one."
@@ -112,8 +120,10 @@ def export_lora(
     """Add the adapter to the weights of its base, for whoever wants one file."""
     from pipeline.commands.export_lora import main
     from pipeline.params import load_params
+    from pipeline.workflow.scraps import working
 
-    main(load_params(params or root / "params.yaml"), root, model, adapter, type)
+    with working(root):
+        main(load_params(params or root / "params.yaml"), root, model, adapter, type)
 
 
 @app.command(epilog="example: quench chat")
@@ -186,6 +196,9 @@ def plan(
 @app.command(epilog="example: quench fidelity --prompts 8")
 def fidelity(
     prompts: Annotated[int, typer.Option("--prompts", metavar="N", min=1, help="Held-out rows whose logits are compared.")] = 8,
+    adapters: Annotated[
+        list[Path] | None, typer.Option("--adapter", metavar="DIR", help="Switch between these two (default: the trained one and a checkpoint).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
     params: ParamsFile = None,
     root: Root = Path(),
@@ -193,8 +206,10 @@ def fidelity(
     """Compare the NF4 model that is trained with its 16-bit base, by checks with limits; exit 5 if one fails."""
     from pipeline.commands.fidelity import main
     from pipeline.params import load_params
+    from pipeline.workflow.scraps import working
 
-    main(load_params(params or root / "params.yaml"), root, prompts, as_json=as_json)
+    with working(root):
+        main(load_params(params or root / "params.yaml"), root, prompts, as_json=as_json, adapters=adapters or [])
 
 
 @app.command(epilog="example: quench parity --depth full")
@@ -209,8 +224,11 @@ def parity(
 ) -> None:
     """Show what the seams said last, or measure them anew; exit 5 if one failed."""
     from pipeline.commands.parity import main, measured_anew
+    from pipeline.workflow.locks import inputs_below
 
-    raise typer.Exit(main(root, as_json=as_json, measure=measured_anew(params, root, depth) if depth else None))
+    with inputs_below(root):
+        code = main(root, as_json=as_json, measure=measured_anew(params, root, depth) if depth else None)
+    raise typer.Exit(code)
 
 
 @app.command(epilog="example: quench split F16 --max-size 4G")
@@ -224,8 +242,10 @@ def split(
     """Split a GGUF into parts, for disks and hosts that take no large file; the parts are proven to hold every byte."""
     from pipeline.commands.split import main
     from pipeline.params import load_params
+    from pipeline.workflow.scraps import working
 
-    main(load_params(params or root / "params.yaml"), root, model, max_size, to)
+    with working(root):
+        main(load_params(params or root / "params.yaml"), root, model, max_size, to)
 
 
 @app.command(epilog="example: quench ship Q4_K_M")
@@ -239,8 +259,19 @@ def ship(
     """Make a level a bundle that can leave, or exit 5 with the reasons why it may not: the gate of report.gate."""
     from pipeline.commands.ship import main
     from pipeline.params import load_params
+    from pipeline.workflow.scraps import working
 
-    raise typer.Exit(main(load_params(params or root / "params.yaml"), root, level, to, sign))
+    with working(root):
+        code = main(load_params(params or root / "params.yaml"), root, level, to, sign)
+    raise typer.Exit(code)
+
+
+@app.command(epilog="example: quench verify")
+def verify(root: Root = Path()) -> None:
+    """Read every recorded file and all of DVC's cache, and name what is damaged, with its remedy; exit 3 if anything is."""
+    from pipeline.commands.verify import main
+
+    raise typer.Exit(main(root))
 
 
 @app.command("verify-bundle", epilog="example: quench verify-bundle models/bundle/demo-Q4_K_M")

@@ -15,7 +15,7 @@ from pipeline.held_out import answerable_rows
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.packed import DENSE
 from pipeline.params import Params
-from pipeline.planning.disk import CACHE, plan_disk
+from pipeline.planning.disk import own_bytes, plan_disk
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.packed import SCRATCH, packed_level
 from pipeline.planning.shape import load_shape
@@ -26,6 +26,7 @@ from pipeline.ways.names import FOLDER
 from pipeline.ways.plan import RECORDS, Plan
 from pipeline.ways.steps import measure_all, size_of
 from pipeline.ways.summary import summarise
+from pipeline.workflow.locks import absent
 
 TARGET = Path("reports/ways.json")
 
@@ -69,7 +70,7 @@ def need_inputs(root: Path, params: Params) -> None:
     }  # fmt: skip
     for place, stage in stages.items():
         if not (root / place).exists():
-            raise DataError(f"{root / place} is missing: run `snakemake {stage}` first")
+            raise absent(root / place, root, stage)
 
 
 def need_trainable(root: Path, params: Params) -> None:
@@ -96,7 +97,7 @@ def scratch_bytes(root: Path, params: Params) -> int:
     levels = params.compare.levels
     sizes = plan_disk(shape, params.training_on("cpu"), levels)
     sixteen = size_of(root / "models/base")
-    return max(sum(size for name, size in sizes.items() if name != CACHE), 3 * sixteen) + 2 * sum(level_bytes(shape, level) for level in levels)
+    return max(own_bytes(sizes), 3 * sixteen) + 2 * sum(level_bytes(shape, level) for level in levels)
 
 
 def forget_others(folder: Path, asked: set[str]) -> None:

@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.curation.account import Account, check_account, group_counts, refuse_empty, token_counts, turn_counts
-from pipeline.curation.clean import Block, Cleaner, blocks, by_glob, cleaner_arguments
+from pipeline.curation.clean import Block, Cleaner, blocks, by_glob, check_globs, cleaner_arguments
 from pipeline.curation.comparing.compare import Comparison
 from pipeline.curation.comparing.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
 from pipeline.curation.comparing.poison import SAMPLE_ROWS, Suspect, suspects
 from pipeline.curation.comparing.splits import SPLITS, TEST
 from pipeline.curation.outputs import write_clusters, write_rows
-from pipeline.curation.reading.containers import raw_files, raw_lines, refusal, sha256, size
+from pipeline.curation.reading.containers import READ, raw_files, raw_lines, refusal, sha256, size
+from pipeline.curation.reading.special_files import need_plain_files
 from pipeline.curation.rules.token_count import TokenCounter
 from pipeline.curation.samples import SHOWN, answer_samples, cluster_samples, leak_samples, row_samples, suspect_samples
 from pipeline.curation.spool import Spool, spread_evenly
@@ -33,12 +34,14 @@ from pipeline.params import Params
 from pipeline.progress import progress
 from pipeline.publish import need_disk, publishing, scratch_folder, write_json, write_text
 from pipeline.reporting.data_page import render_data_page
+from pipeline.reporting.data_words import plural, training_words
 from pipeline.rows import BadRow
 from pipeline.sections import Curate
 
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
 ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
 DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
+FILES_NAMED = 5  # of those that are not read, on the terminal
 TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
 
 
@@ -46,10 +49,14 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
     """Run the stage below `root`, publish its outputs, and give the account (what `reports/data.json` holds).
 
     Streams: memory grows by some 60 bytes a row. `processes`: workers, by default one a core; the outputs are the same bytes
-    with any number. Raises `DataError` where no row can be used or a wanted split is empty; then nothing is published.
+    with any number. Raises `DataError` where no row can be used or a wanted split is empty, `ConfigError` for a glob that no file
+    matches; then nothing is published.
     """
     data = root / "data"
+    need_plain_files(data / "raw", data / "guard", recorded=(root / ".dvc").is_dir())
     files = raw_files(data / "raw")
+    for key, globs in (("curate.formats", settings.formats), ("curate.source_weights", settings.source_weights)):
+        check_globs(key, globs, [name for name, _ in files])
     total_bytes = sum(size(path) for _, path in files if path.is_file())
     need_disk(data, DISK_FACTOR * total_bytes)
     arguments = cleaner_arguments(root, settings)
@@ -76,6 +83,7 @@ def read_and_clean(
     advance: Callable[[int], None],
 ) -> None:  # fmt: skip
     """Every line of every file: clean rows to the spool, the others to `rejects`, and what the rules changed to `changes`."""
+    account.files_found = len(files)
     refused = {name: why for name, path in files if (why := refusal(path))}
     for name, why in refused.items():
         rejects.write(dump_line(account.refuse(name, why)))
@@ -177,12 +185,31 @@ def find_suspects(spool: Spool, decisions: Decisions, group: NDArray[np.int32]) 
     return suspects((spool.row(index) for index in chosen), group[chosen])
 
 
+def file_words(counts: dict[str, Any]) -> list[str]:
+    """The files that were not read and those without a row, a sentence each that names the first ones."""
+    unread, empty = [*counts["files_unread"]], [name for name, file in counts["files"].items() if not file["rows"]]
+    found = []
+    if unread:
+        were = plural(len(unread), "was", "were")
+        found.append(f"{plural(counts['files_found'], 'file')}, of which {were} not read: {_first(unread)} (only {READ} are)")
+    if empty:
+        found.append(f"{plural(len(empty), 'file holds', 'files hold')} no row: {_first(empty)}")
+    return found
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:FILES_NAMED]) + (", …" if len(names) > FILES_NAMED else "")
+
+
 def main(params: Params, root: Path) -> None:
     """Run the stage on the data below `root` and say what became of the rows."""
     counts = curate(root, params.curate)
     splits = ", ".join(f"{split} {counts['splits'][split]}" for split in SPLITS)
     lost = counts["rows_rejected"] + counts["rows_dropped"]
-    print(f"curate: {counts['rows_read']} rows read, {counts['rows_kept']} kept ({splits}), {lost} rejected")
+    parts = f", {counts['parts_added']:,} more by splitting" if counts["parts_added"] else ""
+    print(f"curate: {plural(counts['rows_read'], 'row')} read{parts}, {counts['rows_kept']:,} kept ({splits}), {lost:,} rejected")
+    for sentence in [*file_words(counts), *training_words(counts["untrained"], counts["scored"])]:
+        print(f"curate: {sentence}")
     if lost or counts["files_rejected"]:
         print(f"curate: why, and where: {root / 'data/rejects.jsonl'} (reasons in docs/data-formats.md)")
     print(f"curate: the whole account: {root / 'reports/data.html'}")

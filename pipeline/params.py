@@ -1,10 +1,8 @@
 """`params.yaml`, read strictly: unknown keys are forbidden, and all errors are reported at once."""
 
-import re
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError, model_validator
 
 from pipeline.errors import ConfigError
@@ -34,6 +32,9 @@ from pipeline.sections import (
     Train,
     Training,
 )
+from pipeline.strict_yaml import Place, printable, quoted, read_strict
+
+LONGEST, MOST = 400, 1900  # characters of one error, and of all
 
 
 class Params(Section):
@@ -86,6 +87,16 @@ class Params(Section):
             raise ValueError(f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} {made_by}")
         if needed not in self.evaluate.models:
             raise ValueError(f"evaluate.models lacks {needed}, {why}: add it")
+        return self
+
+    @model_validator(mode="after")
+    def _untuned_base_is_made(self) -> "Params":
+        if self.convert.base or self.graph == "adapter":
+            return self
+        names = [model for model in (*self.evaluate.models, *self.quantize.levels) if model.startswith(UNTUNED)]
+        wanting = [f"{name} is named" for name in dict.fromkeys(names)] + (["compare.seeds names seeds"] if self.compare.seeds else [])
+        if wanting:
+            raise ValueError(f"convert.base is false, so there is no GGUF of the untuned base, but {' and '.join(wanting)}: set it to true")
         return self
 
     @model_validator(mode="after")
@@ -144,51 +155,43 @@ class Params(Section):
 
 
 def load_params(path: Path) -> Params:
-    """Read `params.yaml`; every error in it is named in one `ConfigError`, each with its key path."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read ({error.strerror}): run in the project's folder, or name the file with --params") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
-    try:
-        values = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 (a SafeLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    """Read `params.yaml`; every error in it is named in one `ConfigError`, each with its key path and its line."""
+    values, lines = read_strict(path)
+    if values is None:
+        raise ConfigError(f"{path} is empty: `quench use demo` puts a recipe there")
     try:
         return Params.model_validate(values)
     except ValidationError as error:
-        lines = [f"  {_line(item)}" for item in error.errors()]
-        raise ConfigError("\n".join([f"{path} has {_count(len(lines), 'error')}:", *lines])) from None
+        raise ConfigError(_report(path, [_line(item, lines) for item in error.errors()])) from None
 
 
-def _line(item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"]) or "params"
+def _report(path: Path, errors: list[str]) -> str:
+    """As many of the errors as can be read at once."""
+    shown = [f"{path} has {_count(len(errors), 'error')}:"]
+    while errors and sum(map(len, shown)) < MOST - LONGEST:
+        shown.append(f"  {errors.pop(0)}")
+    return "\n".join([*shown, *([f"  … and {_count(len(errors), 'error')} more"] if errors else [])])
+
+
+def _line(item: Any, lines: dict[Place, int]) -> str:
+    key = printable(".".join(str(part) for part in item["loc"]) or "params", 120)
+    found = [lines[item["loc"][:end]] for end in range(len(item["loc"]), 0, -1) if item["loc"][:end] in lines]
+    place = f" (line {found[0]})" if found else ""
+    return printable(f"{key}: {_words(item)}", LONGEST - len(place)) + place
+
+
+def _words(item: Any) -> str:
     match item["type"]:
         case "extra_forbidden":
-            return f"{key}: unknown key (value {item['input']!r}): remove it or mend its spelling"
+            return f"unknown key (value {quoted(item['input'])}): remove it or correct its spelling"
         case "missing":
-            return f"{key}: missing: add it (recipes/demo.yaml shows every key)"
+            return "missing: add it (recipes/demo.yaml shows every key)"
         case "value_error":
-            return f"{key}: {item['ctx']['error']}"
-    hint = " (YAML reads 2e-4 as text: write 2.0e-4)" if item["type"] == "float_type" and _looks_numeric(item["input"]) else ""
-    return f"{key}: is {item['input']!r}, {item['msg'][0].lower()}{item['msg'][1:]}{hint}"
-
-
-def _looks_numeric(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value) is not None
+            return str(item["ctx"]["error"])
+        case "model_type":
+            return f"is {quoted(item['input'])}, and a section with keys is needed (recipes/demo.yaml shows every key)"
+    return f"is {quoted(item['input'])}, {item['msg'][0].lower()}{item['msg'][1:]}"
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """A SafeLoader to which a key written twice is an error, not the last one's win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = {str(key) for key in keys if keys.count(key) > 1}
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"key {', '.join(sorted(twice))} is written twice", node.start_mark)
-        return super().construct_mapping(node, deep)

@@ -16,6 +16,7 @@ from pipeline.chat import chats, load_tokenizer
 from pipeline.errors import DataError, GateError
 from pipeline.hashing import file_hash
 from pipeline.jsonl import read_rows
+from pipeline.llamacpp.gguf_file import is_made
 from pipeline.llamacpp.levels import level_key
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.params import Params
@@ -34,10 +35,11 @@ from pipeline.seams.special import special_seams
 SPECIAL = {"tokens_special": "Special tokens", "text_chat_template": "Chat template", "tokens_levels": "Vocabularies and passports"}
 OUTPUTS = {"outputs_trained": "Trained model (NF4 with adapter) → merged model", "outputs_sixteen": "16-bit base with adapter → merged model",
            "outputs_gguf": "Merged model → 16-bit GGUF"}  # fmt: skip
+NO_BASE = "convert.base is false, so the untuned base has no GGUF"
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
 
 
-def parity(chain: Chain, measure: Measure, *, base_gguf: Path, lora: Path) -> Seams:
+def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path) -> Seams:
     """Measure every seam that `parity.depth` asks for, name the others; the caller decides what a failed one means.
 
     The stored weights come first: where they are damaged, llama.cpp may refuse the file, and then they say why.
@@ -53,26 +55,30 @@ def parity(chain: Chain, measure: Measure, *, base_gguf: Path, lora: Path) -> Se
     outputs = OUTPUTS | {level_key("outputs", level): f"{chain.gguf.stem} → {level}" for level in chain.levels}
     if depth == "quick":
         return seams | unmeasured(outputs | BEHAVIOUR | LORA, LEFT_OUT.format(depth, "standard"))
-    if depth == "full":
+    whole = depth == "full" and base_gguf is not None
+    if whole:
         outputs |= LORA
     told("outputs")
-    add_part(seams, outputs, lambda: outputs_of(chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if depth == "full" else {}))
+    add_part(seams, outputs, lambda: outputs_of(chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if whole else {}))
     told("behaviour")
     add_part(seams, BEHAVIOUR, lambda: behaviour([chain.gguf, *chain.levels.values()], tokenizer, measure))
-    return seams if depth == "full" else seams | unmeasured(LORA, LEFT_OUT.format(depth, "full"))
+    return seams if whole else seams | unmeasured(LORA, LEFT_OUT.format(depth, "full") if base_gguf else NO_BASE)
 
 
-def weights(chain: Chain, measure: Measure, base_gguf: Path) -> Seams:
+def weights(chain: Chain, measure: Measure, base_gguf: Path | None) -> Seams:
     """Base and adapter against the merged model, that against its GGUF, this against each level, the base against its own; tensor by tensor."""
     seams = merged_weights(chain.base, chain.adapter, chain.merged)
     seams["weights_gguf"] = gguf_weights(chain.merged, chain.gguf)
-    seams["weights_base"] = gguf_weights(chain.base, base_gguf)
+    if base_gguf:
+        seams["weights_base"] = gguf_weights(chain.base, base_gguf)
+    else:
+        seams |= unmeasured({"weights_base": "Untuned base → its 16-bit GGUF"}, NO_BASE)
     for level, path in chain.levels.items():
         seams[level_key("weights", level)], _ = level_weights(chain.gguf, path, level, measure.limits.rmse_slack, measure.tensor_types)
     return seams
 
 
-def outputs_of(chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[str, Path]) -> Seams:
+def outputs_of(chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[str, Path | None]) -> Seams:
     """What the models say to held-out rows, along the chain. Raises `DataError` where no row can be used."""
     bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools)
     return output_seams(chain, bench, measure.limits, **with_lora)
@@ -103,9 +109,10 @@ def merged_seams(params: Params, root: Path, measure: Measure) -> tuple[Seams, l
         base=root / "models/base", adapter=root / "models/adapter", merged=root / "models/merged", gguf=folder / f"{name}-{kind}.gguf",
         levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.tuned},
     )  # fmt: skip
-    merge_report, base_gguf = read_json(root / "reports/merge.json", "run `snakemake merge`"), folder / f"{name}-base-{kind}.gguf"
+    merge_report, untuned = read_json(root / "reports/merge.json", "run `snakemake merge`"), folder / f"{name}-base-{kind}.gguf"
+    base_gguf = untuned if is_made(untuned) else None
     seams = parity(chain, measure, base_gguf=base_gguf, lora=folder / f"{name}-lora.gguf")
-    return seams, [chain.gguf, base_gguf, *chain.levels.values()], merge_report
+    return seams, [chain.gguf, *([base_gguf] if base_gguf else []), *chain.levels.values()], merge_report
 
 
 def adapter_seams(params: Params, root: Path, measure: Measure) -> tuple[Seams, list[Path], dict[str, Any] | None]:

@@ -5,6 +5,7 @@ Writes `data/tokens/{train,val}.parquet` (`pipeline.tokens.tables`), `data/token
 Command: `python -m pipeline preprocess`
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from pipeline.errors import DataError
 from pipeline.jsonl import read_rows
 from pipeline.params import Params
 from pipeline.publish import publishing, write_json, write_text
-from pipeline.reporting.labels_page import render_labels_page
+from pipeline.reporting.data_words import most, plural, training_words
+from pipeline.reporting.labels_page import render_labels_page, untrained_and_scored
 from pipeline.tokens.attention import need_rows_apart
 from pipeline.tokens.manifest import NAME, manifest
 from pipeline.tokens.packing import best_fit
@@ -76,9 +78,9 @@ def sequences(tokenizer: Any, path: Path, max_length: int, tally: Tally) -> Iter
     for number, (row, encoded) in enumerate(encode(tokenizer, read_rows(path)), start=1):
         name = row_name(row, path.name, number)
         if isinstance(encoded, Unrenderable):
-            tally.reject(name, encoded.code, str(encoded))
+            tally.reject(row, name, encoded.code, str(encoded))
         elif (longest := max(len(one.ids) for one in encoded)) > max_length:
-            tally.reject(name, "too_long", f"{longest:,} tokens, preprocess.max_length is {max_length:,}")
+            tally.reject(row, name, "too_long", f"{longest:,} tokens, preprocess.max_length is {max_length:,}")
         else:
             names = [one.name_in(name) for one in encoded]
             tally.keep(row, names)
@@ -96,8 +98,18 @@ def main(params: Params, root: Path) -> None:
     )
     write_json(root / "reports/labels.json", account)
     write_text(root / "reports/labels.html", render_labels_page(account, samples))
+    for line in said(account):
+        print(f"preprocess: {line}")
+
+
+def said(account: dict[str, Any]) -> Iterator[str]:
+    """The account in a few lines: what is trained, what was left out and why, what training doesn't use."""
     train = account["splits"]["train"]
-    print(
-        f"preprocess: {train['rows']} training rows, {train['tokens']} tokens, {account['trained_share']:.0%} of them trained, "
-        f"{train['packed_rows']} rows of up to {account['max_length']} after packing; look at reports/labels.html"
+    yield (
+        f"{plural(train['rows'], 'training row')}, {plural(train['tokens'], 'token')}, {account['trained_share']:.0%} of them trained, "
+        f"{plural(train['packed_rows'], 'row')} of up to {account['max_length']} after packing; look at reports/labels.html"
     )
+    rejected = sum((Counter(split["rejected"]) for split in account["splits"].values()), Counter[str]())
+    if rejected:
+        yield f"{plural(rejected.total(), 'row')} left out: {', '.join(f'{rows:,} {code}' for code, rows in most(rejected))}"
+    yield from training_words(*untrained_and_scored(account))

@@ -1,5 +1,6 @@
 """Artifacts appear whole or not at all: write aside, check, fsync, rename, fsync the folder."""
 
+import fnmatch
 import json
 import os
 import shutil
@@ -8,9 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError, MachineError
+from pipeline.errors import ConfigError, DataError, MachineError
+from pipeline.planning.units import size_in_words
 
 DISK_MARGIN = 1.2  # predicted bytes are asked for with a fifth to spare
+WRITING, OLD = ".writing", ".old"  # how the temporary siblings of an artifact end; they begin with a dot
+SCRATCH = (".curating", ".merging", ".*.merging", ".parity")  # names of scratch folders
+
+
+def need_folder(root: Path) -> None:
+    """Raise `ConfigError` unless `root` is a folder that can be read."""
+    if not os.path.isdir(root):  # noqa: PTH112 (pathlib's raises for a name that is too long)
+        raise ConfigError(f"{root} is no folder: --root names the one that holds data/, models/ and reports/")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise ConfigError(f"{root} can't be read: mend its rights, or name another folder with --root")
 
 
 def need_disk(folder: Path, predicted_bytes: int) -> None:
@@ -20,7 +32,7 @@ def need_disk(folder: Path, predicted_bytes: int) -> None:
     wanted = int(predicted_bytes * DISK_MARGIN)
     if free < wanted:
         raise MachineError(
-            f"{folder} needs {wanted / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free: make room, then run the same command again"
+            f"{folder} needs {size_in_words(wanted)} and its disk has {size_in_words(free)} free: make room, then run the same command again"
         )
 
 
@@ -31,10 +43,10 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
     `check` reads the finished sibling back and raises if it is not whole; then nothing is published. If the body
     raises, the artifact that was there before stays as it was.
     """
-    aside, old = target.with_name(f".{target.name}.writing"), target.with_name(f".{target.name}.old")
+    aside, old = target.with_name(f".{target.name}{WRITING}"), target.with_name(f".{target.name}{OLD}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _recover(target, old)
+        recover(target, old)
         remove(aside)
         yield aside
         if check:
@@ -53,7 +65,9 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder of this name while the body runs; what a killed run left in it is deleted first, so it can't fill the disk."""
+    """An empty folder of this name, one of `SCRATCH`, while the body runs; what a killed run left in it is deleted first."""
+    if not _is_scratch(folder.name):
+        raise AssertionError(f"{folder.name} is not in SCRATCH, so nobody would sweep what a kill leaves in it")
     remove(folder)
     folder.mkdir(parents=True)
     try:
@@ -83,11 +97,22 @@ def _swap(aside: Path, target: Path, old: Path) -> None:
     remove(old)
 
 
-def _recover(target: Path, old: Path) -> None:
-    """Undo what a kill inside `_swap` left."""
-    if old.exists() and not target.exists():
+def recover(target: Path, old: Path) -> bool:
+    """Undo what a kill inside `_swap` left; whether the old artifact is back in its place."""
+    back = old.exists() and not target.exists()
+    if back:
         old.rename(target)
     remove(old)
+    return back
+
+
+def is_scrap(name: str) -> bool:
+    """Whether a file or folder of this name is half made: of use to the process that is making it, and to nobody after."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in (f".*{WRITING}", WRITING, f".?*{OLD}")) or _is_scratch(name)
+
+
+def _is_scratch(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in SCRATCH)
 
 
 def read_json(path: Path, remedy: str) -> Any:

@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from pipeline.jsonl import BadLine
 
 Kind = Literal["chat", "preference", "feedback", "prompt", "text"]
+TRAINED = ("chat", "text")  # the kinds that supervised training learns from; the others are kept for later
 Role = Literal["system", "user", "assistant", "tool"]
 Row = dict[str, Any]  # a `CanonicalRow` while it is built
 Edit = Callable[[str], str]
@@ -64,21 +65,21 @@ class Envelope(TypedDict):
     """What every row says about itself; no part of its content."""
 
     id: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description="the start of the content's SHA-256: equal contents, equal ids")]
-    source: Annotated[str, Field(description="FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation")]
+    source: Annotated[str, Field(description="FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text")]
     domain: str
 
 
 class Chat(Envelope):
-    """A conversation to learn; `reward` is the score it was given."""
+    """A conversation to learn; `reward` is the score it was given: kept, but not used in training yet."""
 
     kind: Literal["chat"]
     messages: list[Message]
     tools: NotRequired[Tools]
-    reward: NotRequired[Annotated[float, Field(allow_inf_nan=False)]]
+    reward: NotRequired[Annotated[float, Field(allow_inf_nan=False, description="kept, but not used in training yet: each row counts the same")]]
 
 
 class Preference(Envelope):
-    """`messages` is the prompt, `chosen` and `rejected` are its better and its worse continuation."""
+    """`messages` is the prompt, `chosen` and `rejected` are its better and its worse continuation. Kept, but not trained yet."""
 
     kind: Literal["preference"]
     messages: list[Message]
@@ -88,7 +89,7 @@ class Preference(Envelope):
 
 
 class Feedback(Envelope):
-    """A conversation with a thumb up (`label: true`) or down, for KTO."""
+    """A conversation with a thumb up (`label: true`) or down, for KTO. Kept, but not trained yet."""
 
     kind: Literal["feedback"]
     messages: list[Message]
@@ -97,7 +98,7 @@ class Feedback(Envelope):
 
 
 class Prompt(Envelope):
-    """A conversation that ends with the user; `answer` is what a checker of the model's own answers expects."""
+    """A conversation that ends with the user; `answer` is what a checker of the model's own answers expects. Kept, but not trained yet."""
 
     kind: Literal["prompt"]
     messages: list[Message]
@@ -106,7 +107,7 @@ class Prompt(Envelope):
 
 
 class Text(Envelope):
-    """`segments` without any template, one after the other; no messages."""
+    """`segments` without any template, one after the other; no messages. A part of a long text ends in an empty segment, unless it is the last."""
 
     kind: Literal["text"]
     messages: Annotated[list[Message], Field(max_length=0)]

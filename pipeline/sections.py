@@ -1,18 +1,40 @@
 """The sections of `params.yaml` as typed, frozen models, one per stage; `pipeline.params` reads the file."""
 
+import math
 import re
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator, model_validator
 
-from pipeline.llamacpp.levels import level_problem, split_level
+from pipeline.llamacpp.levels import level_problem, split_level, tensor_type_problem
 from pipeline.processor import ComputeDtype
+from pipeline.strict_yaml import quoted
 
+
+def _check_text(pattern: str, needed: str, text: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise ValueError(f"{quoted(text)} is not {needed}")
+    return text
+
+
+def _fits(pattern: str, needed: str) -> AfterValidator:
+    """A check that a text fits `pattern`; the message says in words what is `needed`."""
+    return AfterValidator(partial(_check_text, pattern, needed))
+
+
+# bounds beyond which a number is a slip of the keyboard, or what it would make fits no machine
 Fraction = Annotated[float, Field(ge=0, le=1)]
 SplitFraction = Annotated[float, Field(ge=0, le=0.5)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]  # rows, steps, tokens
+Tokens = Annotated[int, Field(ge=16, le=1 << 24)]  # a context or a length; the longest models have some 2²³
+Threads = Annotated[int, Field(ge=1, le=4096)]
+Slots = Annotated[int, Field(ge=1, le=1024)]
+Divergence = Annotated[float, Field(gt=0, le=1000)]  # nats
+Points = Annotated[float, Field(ge=0, le=100)]
+AUTO: Literal["auto"] = "auto"  # a limit that follows from the level and the model's size: `pipeline.seams.level_limits`
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
-Layers = Annotated[int, Field(ge=0)]
+Layers = Annotated[int, Field(ge=0, le=10_000)]
 Format = Literal[
     "auto",
     "messages",
@@ -30,14 +52,44 @@ UNTUNED = "base-"  # what the names of the untuned base's models begin with
 # models of the graph without a merge: the base's GGUF alone, the same with the adapter's GGUF on it, and the file that base.level was made from
 BARE, ADAPTED, SOURCE = "base", "adapter", "source"
 Graph = Literal["merged", "adapter"]
+NAME_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"  # of a path, not hidden
+INSIDE = rf"(?=.{{1,400}}\Z){NAME_PART}(/{NAME_PART})*"
 # a file below data/guard or data/evaluation, which the graph watches; so it can't lead out of there
-GuardFile = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*(/[^./\\][^/\\]*)*$")]
+GuardFile = Annotated[
+    str,
+    _fits(
+        INSIDE,
+        "a file below data/guard or data/evaluation: name it from there on, without .. or a leading dot or slash, bench/mmlu.jsonl for example",
+    ),
+]
+Location = Annotated[str, Field(min_length=1, max_length=500)]  # a path, or a name on the hub
 
 
 def reference_of(model: str, sixteen: str) -> str:
     """The model that another is compared with: a level of the untuned base with the 16-bit base, any other with the tuned 16-bit model."""
     untuned = f"{UNTUNED}{sixteen}"
     return untuned if model.startswith(UNTUNED) and model != untuned else sixteen
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kld_limit(value: Any) -> Any:
+    if value == AUTO or (_is_number(value) and 0 < value <= 1000):
+        return value
+    raise ValueError(f"is {value!r}: give a number above 0 and up to 1000, or auto")
+
+
+def _share_limit(value: Any) -> Any:
+    if value == AUTO or (_is_number(value) and 0 <= value <= 1):
+        return value
+    raise ValueError(f"is {value!r}: give a number from 0 to 1, or auto")
+
+
+# one validator for both kinds of value, so that a wrong one is one error
+KldLimit = Annotated[float | Literal["auto"], PlainValidator(_kld_limit)]
+ShareLimit = Annotated[float | Literal["auto"], PlainValidator(_share_limit)]
 
 
 class Section(BaseModel):
@@ -47,16 +99,17 @@ class Section(BaseModel):
 
 
 Quantization = Literal["nf4", "gguf", "none"]
+ModuleName = Annotated[str, _fits(r"[A-Za-z0-9_.-]{1,200}", "the name of a linear: q_proj for example")]
 
 
 class Base(Section):
     source: Literal["hub", "path", "gguf", "package"]
-    model: Annotated[str, Field(min_length=1)]
+    model: Location
     revision: str | None = None
-    file: str | None = None
+    file: Annotated[str, _fits(INSIDE, "the name of a file in the package or repository: model.gguf or q4/model.gguf for example")] | None = None
     quantization: Quantization
     level: str | None
-    compare_with: str | None
+    compare_with: Location | None
 
     @model_validator(mode="before")
     @classmethod
@@ -102,13 +155,13 @@ class Curate(Section):
     normalise: bool
     turns: Literal["mend", "reject"]
     refusals: Literal["reject", "keep"]
-    languages: list[Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]]
+    languages: list[Annotated[str, _fits("[a-z]{2,3}", "a language: write its ISO 639 code in small letters, en for example")]]
     garbage: bool
     control_tokens: Literal["neutralise", "reject"]
     secrets: Literal["redact", "reject", "keep"]
     personal: list[Literal["email", "phone", "ip", "iban", "card"]]
     names: GuardFile | None
-    max_tokens: Annotated[int, Field(ge=16)]
+    max_tokens: Tokens
     overlong: Literal["split", "reject"]
     drop_duplicates: Literal["near", "exact", "none"]
     near_threshold: Annotated[float, Field(ge=0.5, le=1)]
@@ -124,31 +177,31 @@ class Curate(Section):
 
 
 class Preprocess(Section):
-    max_length: Annotated[int, Field(ge=16)]
+    max_length: Tokens
     packing: bool
 
 
 class Train(Section):
     method: Literal["sft", "heal"]
-    heal_top_k: Count
+    heal_top_k: Annotated[int, Field(ge=1, le=1 << 20)]
     heal_sft_weight: Fraction
     bnb_4bit_use_double_quant: bool
     bnb_4bit_compute_dtype: ComputeDtype | Literal["auto"]
     packed: bool
-    r: Count
-    lora_alpha: Count
+    r: Annotated[int, Field(ge=1, le=4096)]
+    lora_alpha: Annotated[int, Field(ge=1, le=1 << 16)]
     lora_dropout: Annotated[float, Field(ge=0, lt=1)]
-    target_modules: Annotated[list[str], Field(min_length=1)]
-    num_train_epochs: Annotated[float, Field(gt=0)]
-    max_steps: Annotated[int, Field(ge=-1)]
-    per_device_train_batch_size: Count
-    gradient_accumulation_steps: Count
+    target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=1000)]
+    num_train_epochs: Annotated[float, Field(gt=0, le=10_000)]
+    max_steps: Annotated[int, Field(ge=-1, le=10**9)]
+    per_device_train_batch_size: Annotated[int, Field(ge=1, le=1 << 16)]
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=1 << 16)]
     learning_rate: Annotated[float, Field(gt=0, lt=1)]
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)]
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"]
     weight_decay: Annotated[float, Field(ge=0, lt=1)]
-    max_grad_norm: Annotated[float, Field(gt=0)]
-    neftune_noise_alpha: Annotated[float, Field(gt=0)] | None
+    max_grad_norm: Annotated[float, Field(gt=0, le=10**6)]
+    neftune_noise_alpha: Annotated[float, Field(gt=0, le=1000)] | None
     optim: Literal[
         "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit",
         "lion_8bit", "paged_lion_8bit", "lion_32bit", "paged_lion_32bit", "sgd",
@@ -160,8 +213,8 @@ class Train(Section):
     save_total_limit: Count
     eval_steps: Count
     early_stopping_patience: Count | None
-    sample_rows: Annotated[int, Field(ge=0)]
-    sample_tokens: Count
+    sample_rows: Annotated[int, Field(ge=0, le=10_000)]
+    sample_tokens: Annotated[int, Field(ge=1, le=1 << 24)]
     seed: Seed
 
     @field_validator("max_steps")
@@ -218,7 +271,7 @@ class Merge(Section):
     base: Literal["w16", "nf4", "auto"]
     levels: Levels
     rows: Count
-    task_rows: Annotated[int, Field(ge=0)]
+    task_rows: Annotated[int, Field(ge=0, le=10**9)]
 
     @field_validator("levels")
     @classmethod
@@ -235,8 +288,12 @@ class Merge(Section):
         return self
 
 
+FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter or a digit first"
+
+
 class Convert(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, _fits("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", FILE_NAME)]
+    base: bool
     type: Literal["F16", "BF16"]
 
 
@@ -248,13 +305,21 @@ class Lora(Section):
 
 
 class Imatrix(Section):
-    tokens: Annotated[int, Field(ge=0)]
+    tokens: Annotated[int, Field(ge=0, le=10**9)]
 
 
 class Quantize(Section):
     levels: ModelLevels
-    nthreads: Count
+    nthreads: Threads
     tensor_types: dict[str, str]
+
+    @field_validator("tensor_types")
+    @classmethod
+    def _types_are_known(cls, types: dict[str, str]) -> dict[str, str]:
+        for pattern, kind in types.items():
+            if problem := tensor_type_problem(pattern, kind):
+                raise ValueError(problem)
+        return types
 
     @property
     def tuned(self) -> list[str]:
@@ -268,7 +333,7 @@ class Quantize(Section):
 
 
 class Compare(Section):
-    seeds: list[Seed]
+    seeds: Annotated[list[Seed], Field(max_length=100)]
     levels: Levels
     rows: Count
 
@@ -294,37 +359,45 @@ class Parity(Section):
     strings: Count
     rows: Count
     prompts: Count
-    max_kld_exact: Annotated[float, Field(gt=0)]
-    max_kld_trained: Annotated[float, Field(gt=0)]
-    max_kld_level: Annotated[float, Field(gt=0)]
-    max_kld_served: Annotated[float, Field(gt=0)]
+    max_kld_exact: Divergence
+    max_kld_trained: KldLimit
+    max_kld_level: KldLimit
+    max_kld_served: Divergence
     min_same_top_served: Fraction
-    rmse_slack: Annotated[float, Field(ge=1)]
+    rmse_slack: Annotated[float, Field(ge=1, le=1000)]
+
+
+KEY_FILE = "a file below the project's folder, .quench/judge-key for example"
+KeyFile = Annotated[str, _fits(rf"(?=.{{1,400}}\Z)\.?{NAME_PART}(/{NAME_PART})*", KEY_FILE)]
 
 
 class Judge(Section):
     """A model that gives marks, behind any OpenAI-compatible address; `key_file` holds its key, below the project's folder."""
 
-    url: Annotated[str, Field(pattern=r"^https?://")]
-    model: Annotated[str, Field(min_length=1)]
-    key_file: Annotated[str, Field(pattern=r"^\.?[^./\\][^/\\]*(/[^./\\][^/\\]*)*$")] | None
+    url: Annotated[str, _fits(r"https?://[^\s/]\S*", "an address: it begins with http:// or https://")]
+    model: Location
+    key_file: KeyFile | None
+
+
+TASK_NAME = "the name of a task: it is what the task's file gives under task, not a path"
+TaskName = Annotated[str, _fits("[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,199}", TASK_NAME)]
 
 
 class Evaluate(Section):
-    models: Annotated[list[str], Field(min_length=1)]
+    models: Annotated[list[str], Field(min_length=1, max_length=100)]
     perplexity_rows: Count
     task_rows: Count
-    scorers: list[str]
+    scorers: Annotated[list[str], Field(max_length=20)]
     judge: Judge | None
-    max_new_tokens: Count
+    max_new_tokens: Annotated[int, Field(ge=1, le=1 << 24)]
     general: GuardFile
-    harness: list[str]
-    prompt_lengths: Annotated[list[Count], Field(min_length=1)]
-    generation_depths: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-    repetitions: Count
-    ctx_size: Annotated[int, Field(ge=16)]
-    parallel: Count
-    threads: Count
+    harness: Annotated[list[TaskName], Field(max_length=100)]
+    prompt_lengths: Annotated[list[Annotated[int, Field(ge=1, le=1 << 24)]], Field(min_length=1, max_length=50)]
+    generation_depths: Annotated[list[Annotated[int, Field(ge=0, le=1 << 24)]], Field(min_length=1, max_length=50)]
+    repetitions: Annotated[int, Field(ge=1, le=10_000)]
+    ctx_size: Tokens
+    parallel: Slots
+    threads: Threads
     n_gpu_layers: Layers
     seed: Seed
 
@@ -342,29 +415,29 @@ class Evaluate(Section):
 
 
 class Gate(Section):
-    max_kld: Annotated[float, Field(gt=0)] | None
-    min_same_top: Fraction | None
-    max_task_drop: Annotated[float, Field(ge=0, le=100)] | None
+    max_kld: KldLimit | None
+    min_same_top: ShareLimit | None
+    max_task_drop: Points | None
     min_stopped: Fraction | None
-    max_forgetting: Annotated[float, Field(ge=0, le=100)] | None
+    max_forgetting: Points | None
 
 
 class Report(Section):
-    memory_gb: Annotated[float, Field(gt=0)]
-    max_task_drop: Annotated[float, Field(ge=0, le=100)]
+    memory_gb: Annotated[float, Field(gt=0, le=10**5)]
+    max_task_drop: Points
     gate: Gate
 
 
 class Serve(Section):
     port: Annotated[int, Field(ge=1024, le=65535)]
-    ctx_size: Annotated[int, Field(ge=16)]
-    parallel: Count
+    ctx_size: Tokens
+    parallel: Slots
     n_gpu_layers: Layers
-    threads: Count
+    threads: Threads
     flash_attn: Literal["on", "off", "auto"]
-    n_predict: Count
-    max_restarts: Annotated[int, Field(ge=0)]
+    n_predict: Annotated[int, Field(ge=1, le=1 << 24)]
+    max_restarts: Annotated[int, Field(ge=0, le=10_000)]
 
 
 class LlamaCpp(Section):
-    home: str | None = None
+    home: Location | None = None

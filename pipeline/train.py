@@ -23,7 +23,7 @@ from pipeline.params import Params
 from pipeline.publish import publishing, remove, write_json
 from pipeline.sections import Training
 from pipeline.tokens.manifest import check_manifest
-from pipeline.training.checkpoints import read_notes, step_of
+from pipeline.training.checkpoints import JOURNAL, read_notes, step_of
 from pipeline.training.interruption import Interruption
 from pipeline.training.run import describe, find_start, finish
 from pipeline.training.runtime import peak_memory, silence_libraries, use_all_cores
@@ -34,12 +34,13 @@ from pipeline.watching.run_record import run_record
 CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens", "trained_tokens")
 
 
-def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorboard: Path, settings: Training, resume: bool) -> dict[str, Any]:
+def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorboard: Path, settings: Training,
+          resume: bool | Path) -> dict[str, Any]:  # fmt: skip
     """Train, publish the adapter folder, return the report; `journal` in it are the rows of every step and evaluation.
 
-    With `resume`, goes on from the newest verified checkpoint of the same run; otherwise starts anew. Raises `GateError` where a
-    health rule fails or the adapter learnt nothing, `ConfigError` where an unfinished run of other inputs is in the way,
-    `Stopped` after a signal.
+    With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names; otherwise starts anew.
+    Raises `GateError` where a health rule fails or the adapter learnt nothing, `ConfigError` where an unfinished run of other inputs is
+    in the way, `Stopped` after a signal.
     """
     silence_libraries()
     use_all_cores()
@@ -48,7 +49,7 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
     with Interruption() as interruption:
         record = describe(tokens, base, settings)
         start = find_start(checkpoints, record, resume=resume)
-        journal = Journal(checkpoints / "steps.jsonl")
+        journal = Journal(checkpoints / JOURNAL)
         pending = start is not None and read_notes(start).get("pending_evaluation", False)
         journal.truncate(after_step=step_of(start) if start else 0, evaluated=not pending)
         if start is None:
@@ -227,13 +228,13 @@ def check_beforehand(root: Path, params: Params) -> None:
 
     checks = preflight(
         tokens=root / "data/tokens", base=root / "models/base", disk=root, settings=params.training, max_length=params.preprocess.max_length,
-        levels=params.quantize.levels, lora=params.lora.type,
+        levels=params.quantize.levels, lora=params.lora.type, untuned=params.convert.base,
     )  # fmt: skip
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
     refuse(checks)
 
 
-def main(params: Params, root: Path, resume: bool = True) -> None:
+def main(params: Params, root: Path, resume: bool | Path = True) -> None:
     """Run the stage on the files below `root`."""
     silence_libraries()
     check_beforehand(root, params)

@@ -20,6 +20,7 @@ class FakeHub(ThreadingHTTPServer):
         self.listed = dict(self.files)  # change `files` alone and what arrives differs from the listing
         self.served: list[tuple[str, int]] = []
         self.broken: dict[str, int] = {}  # file: byte after which the line drops, and stays down
+        self.gguf: dict[str, str] | None = None  # what the hub says of a GGUF's header
         self.refusal: tuple[int, str] | None = None  # status and X-Error-Code of every answer
 
     @property
@@ -53,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, code = self.server.refusal
             self.answer(status, b"{}", {"X-Error-Code": code})
         elif path == f"/api/models/{REPO}/revision/{COMMIT}":
-            self.answer(200, json.dumps({"id": REPO, "sha": COMMIT, "siblings": self.server.listing(tree=False)}).encode())
+            self.answer(200, json.dumps({"id": REPO, "sha": COMMIT, "gguf": self.server.gguf, "siblings": self.server.listing(tree=False)}).encode())
         elif path == f"/api/models/{REPO}/tree/{COMMIT}":
             self.answer(200, json.dumps(self.server.listing(tree=True)).encode())
         elif path.startswith(prefix) and (name := path.removeprefix(prefix)) in self.server.files:

@@ -23,6 +23,7 @@ from pipeline.base import base
 from pipeline.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.llamacpp.gguf_header import NotGguf, read_header
 from pipeline.sources.gguf_import import checked_header, unpack_gguf
+from pipeline.sources.packed_gguf import Packed
 
 
 @pytest.fixture(scope="session")
@@ -260,6 +261,22 @@ def test_a_repository_with_its_own_code_is_refused_before_its_weights_are_fetche
     assert [name for name, _ in hub.served] == ["config.json"]
 
 
+def test_a_mixture_of_experts_is_refused_before_its_weights_are_fetched(hub, bring):
+    config = json.loads(hub.files["config.json"]) | {"model_type": "qwen3_moe", "num_experts": 128}
+    hub.files["config.json"] = hub.listed["config.json"] = json.dumps(config).encode()
+    with pytest.raises(DataError, match="maker/model is a mixture of experts"):
+        bring("hub", REPO, revision=COMMIT)
+    assert [name for name, _ in hub.served] == ["config.json"]
+
+
+def test_a_gguf_of_a_mixture_is_refused_by_what_the_hub_says_of_it(hub, bring):
+    hub.files["model.gguf"] = hub.listed["model.gguf"] = b"GGUF"
+    hub.gguf = {"architecture": "qwen3moe"}
+    with pytest.raises(DataError, match="maker/model is a mixture of experts"):
+        bring("hub", REPO, revision=COMMIT, file="model.gguf", packed=Packed())
+    assert hub.served == []
+
+
 # --- refusals of a folder ---
 
 
@@ -289,6 +306,7 @@ def pickled(folder):
         (drop("chat_template.jinja"), "has no chat template"),
         (edit("config.json", model_type="its_own", auto_map={"AutoModel": "x.X"}), r"model_type 'its_own'.*auto_map"),
         (edit("config.json", model_type="vit"), "no causal language model"),
+        (edit("config.json", num_local_experts=8), r"is a mixture of experts \(num_local_experts 8\)"),
         (edit("config.json", quantization_config={"quant_method": "gptq"}), r"quantised already \(gptq\)"),
         (edit("generation_config.json", eos_token_id=258), r"stops at \[258\].*end of turn is 260"),
         (edit("tokenizer_config.json", eos_token=None), "names no end-of-turn token"),
@@ -330,6 +348,7 @@ def test_the_same_source_gives_the_same_bytes(gguf_file, bring):
     [
         ({"tokenizer__chat_template": None}, "no chat template"),
         ({"split__count": 3}, "one of 3 parts"),
+        ({"llama__expert_count": 8}, "is a mixture of experts"),
         ({"llama__block_count": 2_000_000_000}, "announces 2000000000 layers"),
         ({"llama__rope__scaling__type": "yarn"}, "scaled rotary positions"),
         ({"tokenizer__ggml__eos_token_id": None}, "names no end-of-turn token"),

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.commands import doctor
 from pipeline.errors import ToolError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.llamacpp.tools import PROJECT, TOOLS
 
 COMMANDS = (
     "use",
@@ -28,6 +28,7 @@ COMMANDS = (
     "parity",
     "split",
     "ship",
+    "verify",
     "verify-bundle",
 )
 HEAVY = ("torch", "transformers", "dvc", "matplotlib", "pydantic", "httpx")
@@ -46,6 +47,18 @@ print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY"
+
+
+@pytest.mark.parametrize("root", ["nowhere", "file"])
+@pytest.mark.parametrize("words", ["use demo", "graph", "serve", "adapters", "export-lora", "chat", "load", "report", "doctor", "plan --recipe demo",
+                                   "plan --serve", "fidelity", "parity --depth quick", "split", "ship F16", "data check x", "data diff HEAD",
+                                   "data show", "data export x --to messages"])  # fmt: skip
+def test_a_root_that_is_no_folder_is_one_sentence(words: str, root: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    shown = CliRunner().invoke(app, [*words.split(), "--root", str(tmp_path / root)])
+    assert shown.exit_code == 2
+    assert shown.stderr == f"quench: {tmp_path / root} is no folder: --root names the one that holds data/, models/ and reports/\n"
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_help_is_instant() -> None:
@@ -120,6 +133,48 @@ def test_doctor_names_a_wrong_package_and_a_missing_toolchain(
     with pytest.raises(ToolError, match=r"llama\.cpp failed"):
         doctor.main(PROJECT)
     assert f"fail  llama.cpp: no llama.cpp in {tmp_path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("variable", "home", "used"), [(None, None, None), (None, "mine", "mine"), ("theirs", "mine", "theirs"), ("theirs", None, "theirs")]
+)
+def test_doctor_checks_the_llama_cpp_that_stages_will_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, home: str | None, used: str | None
+) -> None:
+    """`LLAMA_CPP_HOME`, then `llamacpp.home`, then our own build, as `find_toolchain` takes them; a build that lacks a tool is no build."""
+    if variable:
+        monkeypatch.setenv("LLAMA_CPP_HOME", str(tmp_path / variable))
+    else:
+        monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
+    text = (PROJECT / "recipes/demo.yaml").read_text(encoding="utf-8")
+    (tmp_path / "params.yaml").write_text(text.replace("home: null", f"home: {tmp_path / home if home else 'null'}"), encoding="utf-8")
+    for name in filter(None, (variable, home)):
+        fake_build(tmp_path / name)
+    settings, found = doctor.configuration(tmp_path)
+    assert (settings.state, found) == ("ok", str(tmp_path / home) if home else None)
+    check = doctor.llama_cpp(found)
+    assert (check.state, str(tmp_path / used) in check.finding if used else True) == ("ok", True)
+    if used:
+        (tmp_path / used / "build/bin/llama-bench").unlink()
+        broken = doctor.llama_cpp(found)
+        assert broken.state == "fail" and "llama-bench" in broken.finding
+        assert broken.remedy == ("correct LLAMA_CPP_HOME" if variable else "correct llamacpp.home")
+
+
+def fake_build(home: Path) -> None:
+    (home / "build/bin").mkdir(parents=True)
+    (home / "convert_hf_to_gguf.py").touch()
+    for name in TOOLS:
+        (home / "build/bin" / name).write_text("#!/bin/sh\necho version: 1 '(abcdef0)'\n")
+        (home / "build/bin" / name).chmod(0o755)
+
+
+def test_doctor_says_what_is_wrong_with_params_yaml(tmp_path: Path) -> None:
+    check, home = doctor.configuration(tmp_path)
+    assert (check.state, home) == ("warn", None)
+    (tmp_path / "params.yaml").write_text("base: [\n")
+    check, home = doctor.configuration(tmp_path)
+    assert (check.state, home) == ("fail", None) and "line 2" in check.finding
 
 
 def test_doctor_wants_a_repository(tmp_path: Path) -> None:

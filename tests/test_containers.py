@@ -434,7 +434,7 @@ def test_a_folder_without_data_is_told(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"no data in .*: put JSONL there"):
             raw_files(folder)
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(DataError, match=r"none of its 1 files is \*\.jsonl.*\*\.parquet"):
+    with pytest.raises(DataError, match=r"it holds 1 file, but none that is \*\.jsonl.*\*\.parquet"):
         raw_files(tmp_path)
 
 

@@ -14,6 +14,7 @@ from pipeline.convert import convert, remark
 from pipeline.errors import DataError, ToolError
 from pipeline.hashing import file_hash
 from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.gguf_file import is_made
 from pipeline.llamacpp.gguf_header import read_header
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import VERSION, Toolchain
@@ -83,6 +84,20 @@ def test_the_adapter_works_on_every_level_of_the_base(models: Path, tools: Toolc
             with open_gguf(tools, base, ctx_size=32, threads=1, n_gpu_layers=0, lora=lora) as model:
                 said.append(model.logits([5, 6, 7], [0, 1, 2]))
         assert np.abs(said[0] - said[1]).max() > 0.01
+
+
+def test_a_base_that_nothing_needs_is_not_converted(models: Path, tools: Toolchain, tmp_path: Path) -> None:
+    convert(**inputs(models), folder=tmp_path, name="tiny", type="F16", tools=tools, with_base=False)
+    stands_in = tmp_path / "tiny-base-F16.gguf"  # a stage's outputs are the same files whatever is asked for
+    assert stands_in.stat().st_size < 1000 and (tmp_path / "tiny-F16.gguf").stat().st_size > 1_000_000
+    assert (is_made(stands_in), is_made(tmp_path / "tiny-F16.gguf")) == (False, True)
+    with pytest.raises(
+        DataError, match=r"tiny-base-F16\.gguf was not made, for convert\.base is false: set it to true, then run `snakemake convert`"
+    ):
+        quantise_gguf(tools, stands_in, tmp_path / "tiny-base-Q4_K_M.gguf", "Q4_K_M", 1)
+    stands_in.write_bytes(b"GGUF")
+    with pytest.raises(DataError, match="not a whole GGUF"):
+        is_made(stands_in)
 
 
 def test_a_contradiction_is_said_before_anything_is_converted(models: Path, tools: Toolchain, tmp_path: Path) -> None:

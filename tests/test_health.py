@@ -65,6 +65,14 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("step", range(1, 6))
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_one_loss_that_is_no_number_leaves_the_medians_alone(step: int, odd: float) -> None:
+    """Sorting puts NaN anywhere, and elsewhere with each version of Python."""
+    _, account = watch(at(step, loss=odd)(healthy_run(STEPS, 1.8, 0.7, noise=0.02)))
+    assert [finding.level for finding in account if finding.rule in ("falling loss", "end loss", "loss spike")] == ["ok"] * 3
+
+
 @pytest.mark.parametrize(("change", "rule", "level", "step", "words"), FAULTS.values(), ids=FAULTS)
 def test_each_fault_trips_its_own_rule_only(change: Change, rule: str, level: str, step: int | None, words: str) -> None:
     said, account = watch(change(healthy_run(STEPS, 1.8, 0.7, noise=0.02)))

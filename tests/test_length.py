@@ -308,13 +308,13 @@ LONG = "word " * 200
 @pytest.mark.parametrize(
     ("row", "detail"),
     [
-        (chat(turn("user", "a"), turn("assistant", LONG)), r"\d+ tokens in one exchange, none of which fits the budget of 120"),
+        (chat(turn("user", "a"), turn("assistant", LONG)), r"\d+ tokens in 1 exchange, none of which fits the budget of 120"),
         (chat(turn("system", LONG), turn("user", "a"), turn("assistant", "b"), turn("user", "a"), turn("assistant", "b")), "2 exchanges, none"),
         (long_chat(14) | {"reward": 1.0}, r"266 tokens, the budget is 120"),
         (long_chat(14) | {"kind": "feedback", "label": True}, r"266 tokens, the budget is 120"),
         (chat(turn("user", LONG), kind="prompt", answer="4"), r"\d+ tokens, the budget is 120"),
         (chat(turn("user", "a"), kind="preference", chosen=[turn("assistant", "b")], rejected=[turn("assistant", LONG)]), "the budget is 120"),
-        ({"source": "a:1", "kind": "text", "domain": "d", "messages": [], "segments": [{"text": LONG, "train": True}]}, "the budget is 120"),
+        ({"source": "a:1", "kind": "text", "domain": "d", "messages": [], "segments": [{"text": LONG, "train": True}] * 2}, "the budget is 120"),
     ],
 )
 def test_what_can_not_be_split_is_rejected(rules: dict[str, Length], row: Row, detail: str) -> None:

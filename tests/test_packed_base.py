@@ -129,6 +129,7 @@ def test_a_gguf_called_mistral_has_the_window_that_llama_cpp_sees(bring: Bring, 
     ("changed", "words"),
     [
         ({"tokenizer__chat_template": None}, "no chat template"),
+        ({"llama__expert_count": 8}, "is a mixture of experts"),
         ({"split__count": 3}, "one of 3 parts"),  # though its name says nothing of them
         ({"tensors": {"rope_freqs.weight": np.ones(4, np.float32)}}, "scaled rotary positions"),
         ({"tensors": {"blk.0.attn_q.bias": np.ones(32, np.float32)}}, "blk.0.attn_q.bias.*config.json has no place for"),

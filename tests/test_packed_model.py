@@ -241,9 +241,8 @@ def test_a_file_that_is_cut_off_is_refused(base: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [("gguf_train.py", "--quick"), ("gpu_gguf_train.py", "--smoke")], ids=lambda command: command[0])
-def test_the_benchmarks_of_it_run(command: tuple[str, str]) -> None:
-    script = Path(__file__).resolve().parents[1] / "benchmarks" / command[0]
-    done = subprocess.run([sys.executable, str(script), command[1]], capture_output=True, text=True, check=False)
+def test_the_benchmark_of_it_runs() -> None:
+    script = Path(__file__).resolve().parents[1] / "benchmarks" / "gguf_train.py"
+    done = subprocess.run([sys.executable, str(script), "--quick"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "packed ÷ NF4: peak " in done.stdout

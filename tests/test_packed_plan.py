@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shaped_gguf import shaped, written
 from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned
+from tiny import tiny_gguf
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.llamacpp.converters import quantise_gguf
@@ -19,7 +20,7 @@ from pipeline.params import Params, load_params
 from pipeline.planning import activations, packed
 from pipeline.planning.activations import Step
 from pipeline.planning.base import find_packed, find_shape
-from pipeline.planning.disk import CACHE, plan_disk
+from pipeline.planning.disk import BASE, CACHE, plan_disk
 from pipeline.planning.ladder import Setup, ladder, longest_rows
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.packed import PackedBase, gguf_shape, level_of, packed_file, packed_level
@@ -175,7 +176,7 @@ def test_the_ladder_packs_again_and_shortens() -> None:
 
 def test_nothing_is_merged_on_disk() -> None:
     sizes = plan_disk(QWEN_7B, TRAIN, ["Q4_K_M"])
-    assert set(sizes) == {"checkpoints", "adapter", "LoRA GGUF", CACHE}
+    assert set(sizes) == {"checkpoints", "adapter", "LoRA GGUF", BASE, CACHE}
     assert sizes["LoRA GGUF"] == 2 * 40_370_176
     assert plan_disk(QWEN_7B, TRAIN, ["Q4_K_M"], "F32")["LoRA GGUF"] == 4 * 40_370_176
 
@@ -266,3 +267,8 @@ def test_every_tensor_of_a_file_is_planned(base: tuple[Path, str]) -> None:
     header, found = read_header(base[0] / "model.gguf"), packed_file(base[0] / "model.gguf")
     matrices = sum(tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items() if len(shape) > 1)
     assert matrices == found.linears + found.tables
+
+
+def test_a_gguf_of_experts_is_not_planned(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"x\.gguf is a mixture of experts \(num_experts 8\)"):
+        gguf_shape(tiny_gguf(tmp_path / "x.gguf", llama__expert_count=8))

@@ -52,6 +52,14 @@ def test_the_8_gb_recipe_fits_8_gb(tmp_path: Path) -> None:
     assert "1 GB of memory is 2³⁰ bytes here, as cards are sold; of disk and downloads it is 10⁹ bytes." in words
 
 
+def test_the_disk_is_what_the_stages_need_and_dvcs_copies_are_a_line_of_their_own(tmp_path: Path) -> None:
+    lines = " ".join(plan(*EIGHT, "--root", tmp_path).stdout.split()).split("Disk: ")[1]
+    assert lines.startswith("41.85 GB (checkpoints 0.97,") and "base-F16" not in lines
+    assert "beside the base's 15.23 GB" in lines and "DVC's cache: 56.11 GB more" in lines
+    large = " ".join(plan("--recipe", "qwen2.5-7b-a100", "--vram", "80", "--root", tmp_path).stdout.split())
+    assert "base-F16 GGUF 15.24" in large
+
+
 def test_the_ways_to_ship_are_told_with_the_one_that_is_set(tmp_path: Path) -> None:
     words = " ".join(plan(*EIGHT, "--root", tmp_path).stdout.split())
     assert "train unquantised, merge, make Q4_K_M 15.23 50.38 4.68 15.97" in words
@@ -165,6 +173,12 @@ def test_the_base_that_is_here_is_planned(tmp_path: Path) -> None:
 def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], code: int, sentence: str) -> None:
     shown = plan(*words, "--root", tmp_path)
     assert shown.exit_code == code and sentence in " ".join(shown.stderr.split()) and not shown.stdout
+
+
+def test_a_mixture_of_experts_is_not_planned(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
+    shown = plan("--recipe", "demo", "--config", tmp_path / "config.json", "--root", tmp_path)
+    assert shown.exit_code == 3 and "config.json is a mixture of experts (num_local_experts 8)" in shown.stderr
 
 
 def test_an_unknown_base_says_how_to_give_its_shape(tmp_path: Path) -> None:

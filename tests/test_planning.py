@@ -14,7 +14,7 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.params import load_params
 from pipeline.planning import activations, weights
 from pipeline.planning.activations import Step
-from pipeline.planning.disk import CACHE, plan_disk
+from pipeline.planning.disk import BASE, CACHE, own_bytes, plan_disk
 from pipeline.planning.duration import assumed_tflops, flops_per_token, run_of, work_in
 from pipeline.planning.ladder import Setup, ladder, longest_rows
 from pipeline.planning.memory import plan_memory
@@ -271,7 +271,13 @@ def test_disk_of_the_8_gb_recipe() -> None:
     assert sizes["F16 GGUF"] / 1e9 == pytest.approx(15.2, abs=0.05)
     assert sizes["Q4_K_M GGUF"] / 1e9 == pytest.approx(4.68, rel=0.01) and sizes["Q5_K_M GGUF"] / 1e9 == pytest.approx(5.44, rel=0.01)
     assert sizes["checkpoints"] == pytest.approx(4 * 40_370_176 * (4 + 2 + 8 / 256), rel=0.01)
+    # DVC copies the base and what is made, not the checkpoints
     assert sizes[CACHE] == sum(sizes.values()) - sizes["checkpoints"] - sizes[CACHE]
+    assert sizes[BASE] == 2 * 7_615_616_512
+    assert own_bytes(sizes) == sum(sizes.values()) - sizes[BASE] - sizes[CACHE]
+    without = plan_disk(QWEN_7B, RECIPE.training, ["Q4_K_M", "Q5_K_M"], untuned=False)
+    assert set(sizes) - set(without) == {"base-F16 GGUF"}
+    assert own_bytes(sizes) - own_bytes(without) == sizes["base-F16 GGUF"]
     narrow = published_shape("smollm2-135m")
     assert narrow and plan_disk(narrow, RECIPE.training, ["Q4_K_M"])["Q4_K_M GGUF"] == pytest.approx(
         105_455_008, rel=0.001

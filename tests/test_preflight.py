@@ -91,6 +91,7 @@ def test_no_row_to_train_on_fails(tokens: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").unlink(), "fail", "tokenizer.json missing"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": '), "fail", "can't be read (Expecting value"),
         (lambda folder: (folder / "config.json").write_text("[]"), "fail", "config.json is no JSON object"),
+        (lambda folder: (folder / "config.json").write_text('{"num_experts": 8}'), "fail", "a mixture of experts (num_experts 8)"),
         (lambda folder: (folder / "config.json").write_text("[" * 100_000), "fail", "can't be read (maximum recursion"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "fail", "can't be read (Expecting property name"),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "fail", "can't be read"),

@@ -1,15 +1,19 @@
 """preprocess: nothing cut, nothing lost, packed rows hold the same tokens, the same bytes in every run."""
 
 from pathlib import Path
+from typing import get_args
 
 import pyarrow.parquet as parquet
 import pytest
 
-from pipeline.chat import IGNORED
+from pipeline.chat import IGNORED, NOT_A_CHAT, encode, load_tokenizer
 from pipeline.errors import DataError
 from pipeline.hashing import tree_hash
 from pipeline.jsonl import write_rows
-from pipeline.preprocess import preprocess
+from pipeline.preprocess import preprocess, said
+from pipeline.reporting.labels_page import render_labels_page
+from pipeline.rows import TRAINED, Kind
+from pipeline.tokens.rendering import Unrenderable
 
 
 def run(root: Path, target: Path, **changes: object) -> dict:
@@ -57,6 +61,7 @@ def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path:
     others = [
         {"kind": "text", "messages": [], "segments": [{"text": "two and two", "train": False}, {"text": " are four", "train": True}]},
         chat | {"kind": "feedback", "label": False},
+        chat | {"reward": -1.0},
         {"kind": "prompt", "messages": chat["messages"][:1], "answer": "4"},
         {"messages": [chat["messages"][0], {"role": "assistant", "content": "<|im_end|>4"}]},
         {"messages": [chat["messages"][0], {"role": "assistant", "content": "4", "reasoning_content": "hm"}]},
@@ -66,9 +71,25 @@ def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path:
         write_rows(root / f"data/final/{split}.jsonl", rows)
     (root / "models").mkdir()
     (root / "models/base").symlink_to(prepared / "models/base")
-    counted = run(root, tmp_path / "tokens", packing=False)["splits"]["train"]
+    account = run(root, tmp_path / "tokens", packing=False)
+    counted = account["splits"]["train"]
     assert counted["rejected"] == {"control_token": 1, "not_a_chat": 2, "template_drops": 1}
-    assert counted["rows"] == 2
+    assert counted["rows"] == 3
+    assert (counted["untrained"], counted["scored"]) == ({"feedback": 1, "prompt": 1}, 1)
+    _, left_out, untrained, scored = said(account)
+    assert left_out == "4 rows left out: 2 not_a_chat, 1 control_token, 1 template_drops"
+    assert "2 rows won't be trained (1 feedback and 1 prompt)" in untrained
+    assert "1 row has a reward" in scored
+    page = render_labels_page(account, [])
+    assert "2 rows won&#39;t be trained" in page
+    assert "1 row has a reward" in page
     text = parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()[1]
     assert [label for label in text["labels"] if label != IGNORED] == text["input_ids"][-3:]
     assert text["input_ids"][-1] == 151_645  # <|im_end|>, for it is learnt to its end
+
+
+def test_the_kinds_that_are_said_to_be_trained_are(prepared: Path) -> None:
+    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    rows = [{"kind": kind, "messages": turns, "segments": [{"text": "a", "train": True}]} for kind in get_args(Kind)]
+    codes = {row["kind"]: isinstance(found, Unrenderable) and found.code for row, found in encode(load_tokenizer(prepared / "models/base"), rows)}
+    assert codes == {kind: False if kind in TRAINED else NOT_A_CHAT for kind in get_args(Kind)}

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,13 +124,18 @@ def test_json_is_stable_and_strict(tmp_path: Path) -> None:
     assert json.loads(target.read_text())["a"] == "é\u2028"
 
 
-def test_disk_is_asked_for_before_the_work(tmp_path: Path) -> None:
+def test_disk_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_disk(tmp_path / "not yet there", 1)
-    with pytest.raises(MachineError, match=r"needs 1200000000.0 GB .* make room"):
+    with pytest.raises(MachineError, match=r"needs 1200000000.00 GB .* make room"):
         need_disk(tmp_path, 10**18)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=800))
+    with pytest.raises(MachineError, match=r"needs 2.4 MB and its disk has 800 bytes free"):
+        need_disk(tmp_path, 2_000_000)
 
 
 def test_a_scratch_folder_starts_empty_and_is_gone_after_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="nobody would sweep"), scratch_folder(tmp_path / ".other"):
+        pass
     left = tmp_path / "models/.merging"
     left.mkdir(parents=True)
     (left / "of-a-killed-run").write_text("x")

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,8 +68,32 @@ def test_a_stage_runs_once_at_a_time(project: Path, capsys: pytest.CaptureFixtur
     (project / ".quench").mkdir()
     with (project / ".quench/curate.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        print(os.getppid(), end="", file=lock, flush=True)
         assert main(["curate", "--root", str(project)]) == 6
-    assert "curate is already running in" in capsys.readouterr().err
+        assert f"curate is already running as process {os.getppid()} in" in capsys.readouterr().err
+        assert main(["report", "--root", str(project)]) == 6
+        assert f"reports/data.json is not there yet: curate is at work as process {os.getppid()}, so wait" in capsys.readouterr().err
+    assert main(["report", "--root", str(project)]) == 3
+    assert "reports/data.json is missing: run `python -m pipeline curate`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", ["preprocess", "parity", "evaluate@F16"])
+def test_an_input_that_is_not_there_is_one_sentence(tiny_root: Path, stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([stage, "--root", str(tiny_root)]) == 3
+    assert " is missing: run `snakemake`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("root", ["nowhere", "file", "x" * 300])
+def test_a_root_that_is_no_folder_is_one_sentence(tmp_path: Path, root: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for words in (["curate"], ["--resume", "train"]):
+        assert main([*words, "--root", str(tmp_path / root)]) == 2
+        assert f"{root} is no folder: --root names" in capsys.readouterr().err
+
+
+def test_only_train_goes_on_from_a_checkpoint(tiny_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curate", "--resume", "models/checkpoints/checkpoint-1", "--root", str(tiny_root)]) == 2
+    assert "only train has any" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("elsewhere", "spared"), [(False, True), (True, False)])

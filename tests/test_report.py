@@ -14,12 +14,14 @@ from report_inputs import CHATML_WITH_DEFAULT, MODELS, parity, put, write_inputs
 
 from pipeline import report as stage
 from pipeline.errors import DataError
+from pipeline.hashing import json_hash
 from pipeline.params import Params, load_params
 from pipeline.reporting.formats import probability
 from pipeline.reporting.ollama import CHATML, OllamaTemplate, ollama_template
 from pipeline.reporting.page import samples_over_time
 from pipeline.reporting.parity_words import counts
 from pipeline.reporting.training_plots import training_plots
+from pipeline.seams.level_limits import level_limit
 from pipeline.serving.key import ensure_key
 from pipeline.shipping.gate import CHANCE
 
@@ -119,7 +121,51 @@ def test_the_training_is_told_with_its_health_samples_and_record(project: Path, 
         assert words in text, words
     for words in ("cmake not installed", "6f" * 32):
         assert words in text, words
-    assert "measured" not in text.replace("0 not measured", "")
+    without_fidelity = "The NF4 model against its 16-bit base: not measured"  # which is a command, no stage
+    assert "measured" not in text.replace("0 not measured", "").replace(without_fidelity, "")
+
+
+def fidelity_report(**changed: Any) -> dict[str, Any]:
+    line = {
+        "title": "Scale of the NF4 weights",
+        "what": "of a linear",
+        "figure": 0.0057,
+        "limit": 0.02,
+        "unit": "",
+        "verdict": "pass",
+        "detail": "14",
+    }
+    failed = line | {"title": "Blocks <of> it", "figure": 1.59, "limit": 0.5, "verdict": "fail"}
+    open_ = line | {"title": "Two adapters", "figure": None, "limit": None, "verdict": "not measured"}
+    check = {"sentence": "Here NF4 keeps 5.0 MB, so at 7B 6.04 GB."}
+    weights = json_hash({"model.safetensors": "2e" * 32})
+    lines = {"nf4_scale": line, "nf4_blocks": failed, "adapter_swap": open_}
+    return {"verdict": "fail", "base_weights_sha256": weights, "lines": lines, "memory_check": check} | changed
+
+
+def test_fidelity_is_shown_where_it_is_of_this_very_base(project: Path, params: Params) -> None:
+    file = project / "reports/fidelity.json"
+    put(file, fidelity_report())
+    text = training(project, params)
+    for words in ("Scale of the NF4 weights", "0.0057", "Blocks <of> it", "✕ fail", "1.59", "○ not measured", "so at 7B 6.04 GB"):
+        assert words in text, words
+    assert "against its 16-bit base: not measured" not in text
+    put(file, fidelity_report(base_weights_sha256="0" * 64))  # another base's
+    assert "Scale of the NF4" not in training(project, params)
+    for broken in ("[]", "{", json.dumps(fidelity_report(lines={"a": {}}))):
+        file.write_text(broken)
+        with pytest.raises(DataError, match=r"fidelity\.json is not what `quench fidelity` wrote"):
+            training(project, params)
+
+
+def test_limits_that_differ_by_level_stand_beside_each_figure(project: Path, params: Params) -> None:
+    gate = params.report.gate.model_copy(update={"max_kld": "auto", "min_same_top": "auto"})
+    stage.main(params.model_copy(update={"report": params.report.model_copy(update={"gate": gate})}), project)
+    text = section(project, "gate")
+    assert "by level" in text
+    for level in ("Q4_K_M", "Q5_K_M"):
+        assert f"limit {level_limit(level, 134_515_008).kld:.3g}" in text
+        assert f"published for Llama-3-8B at {level}, × 3.2 for 0.13 billion parameters" in text
 
 
 def test_what_training_did_not_record_is_not_measured(project: Path, params: Params) -> None:

@@ -1,5 +1,6 @@
 """run: an unfinished run goes on with the same inputs only, says what changed, and loses nothing."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,49 @@ def test_no_resume_starts_anew(tmp_path: Path) -> None:
     begun(tmp_path)
     assert find_start(tmp_path, changed(settings={"r": 8}), resume=False) is None
     assert [path.name for path in tmp_path.iterdir()] == [RUN]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_chosen_checkpoint_is_gone_on_from_and_newer_ones_are_set_aside(tmp_path: Path, finished: bool) -> None:
+    assert find_start(tmp_path, RECORD, resume=True) is None
+    checkpoints = [make(tmp_path, step) for step in (7, 8, 9)]
+    (tmp_path / "steps.jsonl").write_text("rows")
+    if finished:
+        finish(tmp_path, RECORD)
+    assert find_start(tmp_path, RECORD, resume=checkpoints[0]) == checkpoints[0]
+    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == ["checkpoint-8", "checkpoint-9", "steps.jsonl"]
+    assert find_start(tmp_path, RECORD, resume=True) == checkpoints[0]
+    make(tmp_path, 8)
+    assert find_start(tmp_path, RECORD, resume=Path("checkpoint-7")) == checkpoints[0]
+    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == ["checkpoint-8", "checkpoint-9", "steps.jsonl"]
+    assert find_start(tmp_path, changed(settings={"r": 8}), resume=False) is None
+    assert [path.name for path in tmp_path.iterdir()] == [RUN]
+
+
+@pytest.mark.parametrize(
+    ("given", "record", "spoil", "error", "words"),
+    [
+        ("nowhere/checkpoint-7", RECORD, None, ConfigError, r"is no checkpoint in .*: choose one of \S+checkpoint-7, \S+checkpoint-8"),
+        ("checkpoint-9", RECORD, None, ConfigError, "is no checkpoint in"),
+        (".", RECORD, None, ConfigError, "is no checkpoint in"),
+        ("checkpoint-7", RECORD, "weights", DataError, r"checkpoint-7 is torn \(weights is not what was written\)"),
+        ("checkpoint-7", RECORD | {"tokens_sha256": "x"}, None, ConfigError, r"before the training rows \(data/tokens\) changed: put that back"),
+        ("checkpoint-7", RECORD, "run", ConfigError, "checkpoint-7 is of another run"),
+    ],
+)
+def test_a_choice_that_is_none_is_one_sentence_and_moves_nothing(tmp_path, given, record, spoil, error, words) -> None:
+    begun(tmp_path)
+    make(tmp_path, 8)
+    if spoil == "weights":
+        (tmp_path / "checkpoint-7/weights").write_bytes(b"x")
+    if spoil == "run":
+        marker = tmp_path / "checkpoint-7/complete.json"
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"run": "another"}))
+    before = tree_hash(tmp_path)
+    with pytest.raises(error, match=words) as raised:
+        find_start(tmp_path, record, resume=tmp_path / given)
+    assert "\n" not in str(raised.value)
+    assert tree_hash(tmp_path) == before
 
 
 def test_a_finished_run_makes_room(tmp_path: Path) -> None:

@@ -415,6 +415,9 @@ def test_which_model_is_served(params: Params, tmp_path: Path, report: dict[str,
 def test_unknown_model_and_missing_file(params: Params, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no model is called 'Q9': this recipe makes Q4_K_M, Q5_K_M, .*F16, base-F16"):
         choose_model(params, tmp_path, "Q9")
+    without = params.model_copy(update={"convert": params.convert.model_copy(update={"base": False})})
+    with pytest.raises(ConfigError, match="no model is called 'base-F16'"):
+        choose_model(without, tmp_path, "base-F16")
     with pytest.raises(DataError, match="stage quantize@Q4_K_M makes it"):
         model_file(params, tmp_path, "Q4_K_M")
     with pytest.raises(DataError, match="stage convert makes it"):

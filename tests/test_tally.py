@@ -33,7 +33,7 @@ def test_rows_are_counted_and_a_few_remembered() -> None:
     for number in range(5):
         tally.keep({"messages": [USER, ANSWER]}, [f"a{number}"])
         tally.keep({"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]}, [f"b{number}#1", f"b{number}#2"])
-        tally.reject(f"c{number}", "too_long", f"{number} tokens")
+        tally.reject({"kind": "chat"}, f"c{number}", "too_long", f"{number} tokens")
     account = tally.account([3, 20])
     assert account["rows_read"] == 15
     assert account["kinds"] == {"one exchange": 5, "unfolded": 5}

@@ -3,6 +3,7 @@
 import fcntl
 import io
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from pipeline.errors import MachineError, ToolError
 from pipeline.llamacpp import build as toolchain
+from pipeline.llamacpp import stamp
 from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT, TOOLS
 from pipeline.publish import write_json
 
@@ -45,7 +47,7 @@ while [ "${{1#llama-}}" = "$1" ]; do shift; done
 n=0
 for tool in "$@"; do
   n=$((n + 1)); echo "[$n/$#] $tool"
-  mkdir -p {home}/build/bin && echo > {home}/build/bin/$tool && chmod +x {home}/build/bin/$tool
+  mkdir -p {home}/build/bin && echo "#!/bin/sh" > {home}/build/bin/$tool && chmod +x {home}/build/bin/$tool
 done
 """
     executable(folder / "ninja", ninja)
@@ -70,8 +72,8 @@ def test_builds_stamps_and_reuses(home: Path, fake_tools: Path, capsys: pytest.C
     [
         lambda home: (home / "stamp.json").unlink(),
         lambda home: (home / "stamp.json").write_text("{"),
-        lambda home: write_json(home / "stamp.json", toolchain.stamp(home) | {"cmake_flags": []}),
-        lambda home: write_json(home / "stamp.json", toolchain.stamp(home) | {"sdist_sha256": "0" * 64}),
+        lambda home: write_json(home / "stamp.json", toolchain.stamp() | {"cmake_flags": []}),
+        lambda home: write_json(home / "stamp.json", toolchain.stamp() | {"sdist_sha256": "0" * 64}),
         lambda home: (home / "build" / "bin" / TOOLS[-1]).unlink(),
         lambda home: (home / "build" / "bin" / TOOLS[0]).chmod(0o644),
     ],
@@ -86,7 +88,7 @@ def test_a_build_that_is_not_the_one_is_done_again(home: Path, fake_tools: Path,
     assert (home / "ran").read_text() == "configured\n" * 2
 
 
-def test_a_moved_build_is_started_anew(home: Path, fake_tools: Path) -> None:
+def test_an_unfinished_build_goes_on_only_where_it_was_configured(home: Path, fake_tools: Path) -> None:
     toolchain.build(home)
     (home / "build" / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}\n")
     kept = home / "build" / "object.o"
@@ -94,10 +96,49 @@ def test_a_moved_build_is_started_anew(home: Path, fake_tools: Path) -> None:
     (home / "stamp.json").unlink()
     toolchain.build(home)
     assert kept.exists()  # here it was made: ninja goes on
+    (home / "stamp.json").unlink()
     moved = home.rename(home.with_name("elsewhere"))
     assert not toolchain.is_built(moved)
-    toolchain._forget_moved_build(moved)
+    toolchain._forget_foreign_build(moved)
     assert not (moved / "build").exists()
+
+
+def test_a_finished_build_is_used_from_a_copy(home: Path, fake_tools: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toolchain.build(home)
+    capsys.readouterr()
+    copied = Path(shutil.copytree(home, home.with_name("copied"), symlinks=True))
+    shutil.rmtree(home)
+    for tool in ("cmake", "ninja", "c++"):
+        (fake_tools / tool).unlink()
+    toolchain.build(copied)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_busy_machine_costs_no_build(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toolchain.build(home)
+    executable(home / "build" / "bin" / "llama-server", "#!/bin/sh\nexec sleep 9\n")
+    monkeypatch.setattr(stamp, "SECONDS_TO_START", 0.1)
+    assert toolchain.is_built(home)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        lambda home: write_json(home / "stamp.json", toolchain.stamp() | {"instructions": ["avx1024"]}),
+        lambda home: executable(home / "build" / "bin" / "llama-server", "#!/bin/sh\nexit 127\n"),
+        lambda home: (home / "build" / "bin" / "llama-server").write_bytes(b"\x7fELF of another machine"),
+    ],
+    ids=["processor lacks an instruction", "a library is missing", "another architecture"],
+)
+def test_a_copied_build_that_does_not_run_here_is_made_again(home: Path, fake_tools: Path, strange: object) -> None:
+    toolchain.build(home)
+    made_there = home / "build" / "object.o"
+    made_there.touch()
+    strange(home)  # type: ignore[operator]
+    assert not toolchain.is_built(home)
+    toolchain.build(home)
+    assert toolchain.is_built(home)
+    assert not made_there.exists()  # ninja would take it for its own
 
 
 def test_a_failed_build_shows_the_reason_and_leaves_no_stamp(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,3 +237,14 @@ def test_this_projects_toolchain_is_stamped() -> None:
     if os.environ.get("LLAMA_CPP_HOME"):
         pytest.skip("LLAMA_CPP_HOME is set: another build is used")
     assert toolchain.is_built(DEFAULT_HOME)
+
+
+def test_the_tools_take_the_libraries_beside_them(tmp_path: Path) -> None:
+    """A copied build must not live on libraries of the place where it was made, which may go away."""
+    if os.environ.get("LLAMA_CPP_HOME"):
+        pytest.skip("LLAMA_CPP_HOME is set: another build is used")
+    shutil.copytree(DEFAULT_HOME / "build" / "bin", tmp_path / "build" / "bin", symlinks=True)
+    assert stamp.runs(tmp_path)
+    for library in (tmp_path / "build" / "bin").glob("libggml-base.*"):
+        library.unlink()
+    assert not stamp.runs(tmp_path)

@@ -1,11 +1,12 @@
 """Is this machine ready? One line per check with its remedy, nothing changed.
 
-Reads the installed packages, `requirements.lock`, the toolchain's stamp and the machine. Writes nothing.
+Reads the installed packages, `requirements.lock`, `params.yaml`, the toolchain that it names and the machine. Writes nothing.
 
     quench doctor
 """
 
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -13,19 +14,21 @@ import sys
 from pathlib import Path
 
 from pipeline.checks import Check
-from pipeline.errors import ToolError
+from pipeline.errors import ConfigError, ToolError
 from pipeline.llamacpp.build import find_compiler
-from pipeline.llamacpp.tools import PROJECT, VERSION, find_toolchain
+from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION, find_toolchain
+from pipeline.workflow.graphs import WORDS
 
 GB = 1e9
-DEMO_DISK = 6 * GB  # set-up and the demo's artifacts
+DEMO_DISK = 7 * GB  # set-up and the demo's artifacts
 DEMO_MEMORY = 8 * GB
 PINNED = ("transformers", "peft", "trl", "bitsandbytes", "gguf", "dvc", "snakemake")  # a slip in one of these changes results
 
 
 def doctor(*, root: Path, lock: Path) -> list[Check]:
     """Every check, in the order in which a set-up needs them."""
-    return [python(), compiler(), git(root), packages(lock), torch(), llama_cpp(), disk(root), memory(), gpu()]
+    settings, home = configuration(root)
+    return [python(), compiler(), git(root), packages(lock), torch(), settings, llama_cpp(home), disk(root), memory(), gpu()]
 
 
 def python() -> Check:
@@ -67,16 +70,35 @@ def torch() -> Check:
     return Check("torch", "ok", found) if found else Check("torch", "fail", "missing", "run `make setup`")
 
 
-def llama_cpp() -> Check:
-    """llama.cpp runs and the binding is of the same version."""
+def configuration(root: Path) -> tuple[Check, str | None]:
+    """Whether `root`/params.yaml can be read, and the `llamacpp.home` that it names."""
+    from pipeline.params import load_params
+
+    file = root / "params.yaml"
+    if not file.exists():
+        return Check("params.yaml", "warn", f"not in {root.resolve()}", "run `quench use demo`, or name the project's folder with --root"), None
     try:
-        version = find_toolchain().version
-    except ToolError as error:
-        return Check("llama.cpp", "fail", str(error), "run `make setup`")
+        params = load_params(file)
+    except ConfigError as error:
+        return Check("params.yaml", "fail", str(error), "correct it there"), None
+    return Check("params.yaml", "ok", f"graph of {WORDS[params.graph]}"), params.llamacpp.home
+
+
+def llama_cpp(home: str | None) -> Check:
+    """The llama.cpp that stages will use is whole and runs, and the binding is of the pinned version; `home` is `llamacpp.home`."""
+    chosen = "LLAMA_CPP_HOME" if os.environ.get("LLAMA_CPP_HOME") else "llamacpp.home" if home else None
+    remedy = f"correct {chosen}" if chosen else "run `make setup`"
+    try:
+        tools = find_toolchain(home)
+        for name in TOOLS:
+            tools.tool(name)
+        version = tools.version
+    except (ToolError, OSError, subprocess.SubprocessError) as error:
+        return Check("llama.cpp", "fail", str(error), remedy)
     binding = _version("llama-cpp-python")
     if binding != VERSION:
         return Check("llama.cpp", "fail", f"its Python binding is {binding or 'missing'}, {VERSION} is pinned", "run `make setup`")
-    return Check("llama.cpp", "ok", version)
+    return Check("llama.cpp", "ok", f"{version} in {tools.bin}{f' ({chosen})' if chosen else ''}")
 
 
 def disk(root: Path) -> Check:

@@ -1,13 +1,15 @@
 """Is the NF4 model that is trained the model that it stands for? One verdict per check, the 16-bit model and the NF4 one in memory by turns.
 
-Reads `models/base/`, `models/adapter/` and `data/final/test.jsonl` (where they are there). Writes `reports/fidelity.json`.
+Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` where they are there. Writes `reports/fidelity.json`,
+which the report shows as long as it is of the same base.
 
     quench fidelity --prompts 8
+    quench fidelity --adapter runs/one --adapter runs/other     # switch between these two
 """
 
 import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
@@ -18,9 +20,10 @@ from pipeline.chat import chats, encodable, load_tokenizer
 from pipeline.checks import refuse
 from pipeline.errors import ConfigError, DataError, GateError
 from pipeline.fidelity.finite import adapter_is_finite, dequantisation_is_finite, outputs_watched
-from pipeline.fidelity.memory import NF4, PLAIN, measure_training, memory_line, memory_table
-from pipeline.fidelity.outputs import compare_logits, last_logits, output_lines, weight_line
-from pipeline.fidelity.swap import random_adapter, swap_line
+from pipeline.fidelity.memory import NF4, PLAIN, measure_training, memory_check, memory_line, memory_table
+from pipeline.fidelity.outputs import compare_logits, last_logits, output_lines
+from pipeline.fidelity.swap import random_adapter, saved_adapters, swap_line
+from pipeline.fidelity.weights import weight_lines
 from pipeline.jsonl import read_rows
 from pipeline.params import Params
 from pipeline.planning.shape import KNOWN, Shape, load_shape
@@ -29,6 +32,7 @@ from pipeline.seams.seam import Seam
 from pipeline.sections import Training
 from pipeline.training.preflight import whole_base
 from pipeline.training.qlora import check_adapter, load_quantised, lora_config
+from pipeline.training.run import base_hashes
 from pipeline.training.runtime import silence_libraries, use_all_cores
 
 LONGEST = 256  # tokens of a prompt
@@ -45,11 +49,13 @@ BUILT_IN = (
 )
 
 
-def fidelity(*, base: Path, adapter: Path | None, rows: list[list[int]], settings: Training, shape: Shape | None) -> dict[str, Any]:
-    """Every check on token ids `rows`: {"lines": {key: Seam}, "figures": of the logits, "memory": {model: {part: bytes}}}.
+def fidelity(
+    *, base: Path, adapter: Path | None, rows: list[list[int]], settings: Training, shape: Shape | None, switched: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Every check on token ids `rows`: {"lines": {key: Seam}, "figures": of the logits, "memory": {model: {part: bytes}}, "memory_check"}.
 
-    `adapter` is a PEFT folder; without one, a fresh random adapter stands in. A number that is not finite raises `GateError`
-    at once, a linear that is not NF4 `ToolError`.
+    `adapter` is a PEFT folder; without one, a fresh random adapter stands in. `switched` are two that are switched. A number that is
+    not finite raises `GateError` at once, a linear that is not NF4 `ToolError`.
     """
     where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
     measured: dict[str, dict[str, int]] = {}
@@ -59,8 +65,8 @@ def fidelity(*, base: Path, adapter: Path | None, rows: list[list[int]], setting
         measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
     with loaded(base, settings) as bare:  # every linear was proven to be NF4 before anything else is put on
         quantised = dequantisation_is_finite(bare)
-        weights = weight_line(bare, base)
-        swap = swap_line(bare, lora_config(settings), rows[:1])
+        weights = weight_lines(bare, base)
+        swap = swap_line(bare, lora_config(settings), rows[:1], switched)
         model = with_adapter(bare, adapter, settings)
         check_adapter(model, settings)
         with outputs_watched(model) as outputs:
@@ -73,12 +79,13 @@ def fidelity(*, base: Path, adapter: Path | None, rows: list[list[int]], setting
         "nf4_before_lora": counted("NF4 before LoRA", "linears in NF4 before the adapter was put on", quantised),
         "dequantisation_finite": counted("Dequantised weights", "linears all of whose weights are finite", quantised),
         "lora_finite": counted("LoRA", "matrices and outputs that are finite", matrices + outputs[0]),
-        "nf4_weights": weights,
-        **output_lines(figures, where),
+        **weights,
+        **output_lines(figures, where, shape.parameters if shape else None),
         "memory": memory_line(measured[NF4], shape, settings),
         "adapter_swap": swap,
     }
-    return {"lines": lines, "figures": figures, "memory": memory_table(measured, settings)}
+    memory = {"memory": memory_table(measured, settings), "memory_check": memory_check(measured, shape, settings)}
+    return {"lines": lines, "figures": figures} | memory
 
 
 def counted(title: str, what: str, number: int) -> Seam:
@@ -144,7 +151,7 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
     raise DataError(f"no prompt can be rendered in {LONGEST} tokens with the template of {base}: look at reports/labels.json")
 
 
-def main(params: Params, root: Path, prompts: int, *, as_json: bool) -> None:
+def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: Sequence[Path] = ()) -> None:
     """Measure, write the report, print it; `GateError` where a check failed."""
     if params.base.quantization != "nf4":
         raise ConfigError(f"base.quantization is {params.base.quantization}, so nothing is in NF4 that could be compared: set it to nf4")
@@ -155,16 +162,18 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool) -> None:
     trained = adapter if (adapter / "adapter_config.json").is_file() else None
     if trained:
         refuse_other_settings(trained, params.training)
+    switched = saved_adapters(root, adapters)
     silence_libraries()
     use_all_cores()
     known = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type") in KNOWN
     report = fidelity(
         base=base, adapter=trained,
         rows=token_rows(base, root / "data/final/test.jsonl", prompts), settings=params.training.model_copy(update={"embeddings_on_cpu": False}),
-        shape=load_shape(base / "config.json") if known else None,
+        shape=load_shape(base / "config.json") if known else None, switched=switched,
     )  # fmt: skip
     failed = [line for line in report["lines"].values() if line.verdict == "fail"]
-    written = {"verdict": "fail" if failed else "pass"} | report | {"lines": {key: asdict(line) for key, line in report["lines"].items()}}
+    of = {"base_weights_sha256": base_hashes(base)["weights_sha256"], "adapter": bool(trained)}
+    written = {"verdict": "fail" if failed else "pass"} | of | report | {"lines": {key: asdict(line) for key, line in report["lines"].items()}}
     write_json(root / "reports/fidelity.json", written)
     if as_json:
         print(json.dumps(written, indent=2, ensure_ascii=False))
@@ -185,3 +194,4 @@ def show(report: dict[str, Any]) -> None:
     print(f"\n{'MB':<{width}}" + "".join(f"{part:>12}" for part in next(iter(report["memory"].values()))))
     for name, parts in report["memory"].items():
         print(f"{name:<{width}}" + "".join(f"{size / 1e6:>12,.1f}" for size in parts.values()))
+    print(f"\n{report['memory_check']['sentence']}")

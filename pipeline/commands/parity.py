@@ -37,6 +37,7 @@ def measured_anew(params_file: Path | None, root: Path, depth: str) -> Callable[
     """What `main` takes as `measure`: the stage at another depth than params.yaml's, into the same reports."""
     from pipeline.params import load_params
     from pipeline.parity import measure_parity
+    from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.record import running
 
     params = load_params(params_file or root / "params.yaml")
@@ -44,6 +45,8 @@ def measured_anew(params_file: Path | None, root: Path, depth: str) -> Callable[
 
     def measure() -> None:
         with running("parity", root):  # the stage itself may be at work here
+            if params_file is None:  # dvc.lock is about no other settings
+                verify_inputs("parity", root)
             measure_parity(deeper, root)
 
     return measure

@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError, MachineError
 from pipeline.params import load_params
 from pipeline.planning.base import find_packed, find_shape, level_name
 from pipeline.planning.card import card_of, first_gpu, main_memory, wants_gpu
-from pipeline.planning.disk import CACHE
+from pipeline.planning.disk import BASE, CACHE, own_bytes
 from pipeline.planning.duration import work_in
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
@@ -52,7 +52,7 @@ def main(
     train = params.training_on(card.device if card else "cuda")
     plan = make_plan(
         shape, train, params.preprocess.max_length, params.quantize.levels, card, work_in(root, params.train), tflops,
-        packed=packed, level=level_name(params.base), lora=params.lora.type,
+        packed=packed, level=level_name(params.base), lora=params.lora.type, untuned=params.convert.base,
     )  # fmt: skip
     if as_json:
         print(json.dumps(plan.as_json(), indent=2, ensure_ascii=False))
@@ -105,10 +105,10 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
         console.print(shipping)
         alike = disk_gb(plan.disk["checkpoints"] + plan.disk["adapter"])
         write(f"On disk are a way's base, merged model and GGUFs at once; checkpoints and adapter, {alike}, come with each. Training is memory.")
-    files = ", ".join(f"{name} {size / DISK_GB:.2f}" for name, size in plan.disk.items() if name != CACHE)
-    own = sum(size for name, size in plan.disk.items() if name != CACHE)
-    copies = f"{disk_gb(plan.disk[CACHE])} of {CACHE} unless the file system shares blocks"
-    write(f"Disk: {disk_gb(own)} ({files}), and {copies}; {disk_gb(free_disk)} are free.")
+    files = ", ".join(f"{name} {size / DISK_GB:.2f}" for name, size in plan.disk.items() if name not in (BASE, CACHE))
+    write(f"Disk: {disk_gb(own_bytes(plan.disk))} ({files}), beside the base's {disk_gb(plan.disk[BASE])}; {disk_gb(free_disk)} are free.")
+    copied = "a copy of the base and of each of these but the checkpoints, unless the file system shares blocks (Btrfs, XFS)"
+    write(f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, {copied}.")
     write(f"Time: {duration(plan)}.")
     write(BOTH_UNITS)
 

@@ -33,6 +33,7 @@ from pipeline.serving.adapter import Adapter, matching_adapters, parse_adapter
 from pipeline.serving.instructions import how_to_call
 from pipeline.serving.key import ensure_key, read_key
 from pipeline.serving.restarts import keep_serving
+from pipeline.workflow.integrity import verify_outputs
 
 STOPS = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, a service manager, a terminal that was closed
 
@@ -57,7 +58,8 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
         if (asked or ADAPTED).lower() not in (ADAPTED, BARE):
             raise ConfigError(f"no model is called {asked!r}: with base.quantization gguf there are {ADAPTED} (the base with its adapter) and {BARE}")
         return (asked or ADAPTED).lower()
-    known = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, f"base-{params.convert.type}")}
+    untuned = [f"base-{params.convert.type}"] if params.convert.base else []
+    known = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, *untuned)}
     if asked is None:
         return known.get(_recommended(root).upper(), params.quantize.tuned[0])
     if asked.upper() not in known:
@@ -164,7 +166,9 @@ def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lor
     """
     model = choose_model(params, root, asked)
     path = model_file(params, root, model)
-    applied = matching_adapters(path, chosen_adapters(params, root, model, lora=lora, given=adapters))
+    chosen = chosen_adapters(params, root, model, lora=lora, given=adapters)
+    verify_outputs([path, *(adapter.file for adapter in chosen)], root)
+    applied = matching_adapters(path, chosen)
     named = applied[1:] if params.graph == "adapter" and model == ADAPTED else applied  # the model's name says its own already
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []

@@ -21,12 +21,14 @@ from pipeline.shipping import lineage
 from pipeline.shipping.advice import advise
 from pipeline.shipping.bundle import Shipment, how_to_use, make_bundle
 from pipeline.shipping.evidence import adapter_mismatches, mismatches
+from pipeline.workflow.integrity import verify_outputs
 
 
 def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | None) -> int:
     """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason where it may not be shipped, else 0."""
     level = shippable(params, asked)
     gguf = model_file(params, root, level)
+    _need_recorded(params, root, level, gguf)
     shipment, reasons = prepare(params, root, level, gguf)
     if reasons:
         print(f"{level} is not shipped:", file=sys.stderr)
@@ -60,6 +62,12 @@ def shippable(params: Params, asked: str) -> str:
     if level not in params.evaluate.models:
         raise ConfigError(f"{level} is not in evaluate.models, so nothing is known about it: add it there and run `snakemake`")
     return level
+
+
+def _need_recorded(params: Params, root: Path, level: str, gguf: Path) -> None:
+    """Raise `DataError` where what leaves, or what the bundle says about it, is not what the stages recorded."""
+    verify_outputs([file for file in (gguf, model_files(params, root, level).lora) if file], root)
+    verify_outputs([root / place for place in ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")], root, anew=False)
 
 
 def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:

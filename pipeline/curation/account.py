@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from pipeline.curation.comparing.minhash import ALGORITHM
 from pipeline.curation.comparing.splits import SPLITS, TRAIN
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine
+from pipeline.reporting.data_words import plural
+from pipeline.rows import TRAINED, Kind
 from pipeline.sections import Curate
 
 ROW_RULES = (
@@ -23,6 +25,7 @@ ROW_RULES = (
 )  # fmt: skip
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
 MOST_TURNS = 65535  # that are told apart
+KINDS: tuple[str, ...] = get_args(Kind)
 BARS = 32  # most bars of the token histogram
 SIZES = ((2, 2), (3, 3), (4, 7), (8, 15), (16, None))  # of clusters, for the histogram
 
@@ -34,7 +37,9 @@ class Account:
     tally: Tally = field(default_factory=Tally)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)  # of the files, in order
+    files_found: int = 0
     files_rejected: Counter[str] = field(default_factory=Counter)
+    files_unread: dict[str, str] = field(default_factory=dict)  # name → why
     kinds: Counter[str] = field(default_factory=Counter)
     domains: dict[str, int] = field(default_factory=dict)  # name → number, in order of appearance
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # "reject REASON" or "change RULE" → the first few
@@ -51,6 +56,7 @@ class Account:
         """Account for a whole file that isn't read; gives its line for the rejects."""
         entry = {"file": name, "line": None, "offset": None, "rule": "read", "reason": why.code, "detail": str(why), "text": ""}
         self.files_rejected[why.code] += 1
+        self.files_unread[name] = str(why)
         keep_sample(self.samples, f"reject {why.code}", entry)
         return entry
 
@@ -73,6 +79,8 @@ class Account:
             np.fromiter(map(self._domain, done.domains), np.int32, count),
             np.fromiter((int(identity, 16) for identity in done.ids), np.uint64, count),
             np.fromiter((min(turns, MOST_TURNS) for turns in done.turns), np.uint16, count),
+            np.fromiter(map(KINDS.index, done.kinds), np.uint8, count),
+            np.fromiter(done.scored, np.bool_, count),
         ))  # fmt: skip
 
     def _domain(self, name: str) -> int:
@@ -82,7 +90,8 @@ class Account:
 
     def table(self) -> Table:
         """What the rules that compare rows need to know of each clean row."""
-        empty = (np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0, np.uint16))
+        types = (np.int32, np.int32, np.uint64, np.uint16, np.uint8, np.bool_)
+        empty = tuple(np.zeros(0, each) for each in types)
         columns = [np.concatenate(parts) for parts in zip(empty, *self.columns, strict=True)]
         self.columns.clear()
         return Table(*columns)
@@ -97,6 +106,7 @@ class Account:
         lost = {rule: int((decisions.fate == fate).sum()) for fate, (rule, _) in FATES.items()}
         reasons = {reason: lost[rule] for rule, reason in FATES.values() if lost[rule]}
         domains = list(self.domains)
+        kinds = dict(zip(KINDS, np.bincount(table.kind[kept], minlength=len(KINDS)).tolist(), strict=True))
         return {
             "seed": settings.seed,
             "rows_read": self.tally.lines,
@@ -107,11 +117,15 @@ class Account:
             "rows_kept": int(kept.sum()),
             "rules": self.rules(lost, len(table.key) - self.tally.accepted),
             "rejected": dict(self.tally.rejected) | reasons,
+            "files_found": self.files_found,
             "files_rejected": dict(self.files_rejected),
+            "files_unread": dict(self.files_unread),
             "changed": dict(self.tally.changed),
             "redactions": dict(sorted(self.tally.redactions.items())),
             "formats": dict(self.tally.formats),
             "kinds": dict(self.kinds),
+            "untrained": {kind: rows for kind, rows in kinds.items() if rows and kind not in TRAINED},
+            "scored": int(table.scored[kept].sum()),
             "splits": {split: int((decisions.split[kept] == number).sum()) for number, split in enumerate(SPLITS)},
             "domains": domain_counts(decisions, table, domains),
             "balance": balance_counts(decisions, table, domains),
@@ -202,6 +216,9 @@ def check_account(counts: Mapping[str, Any], folder: Path, rejects: Path) -> Non
         and counts["rules"][-1]["rows_out"] == counts["rows_kept"]
         and sum(counts["rejected"].values()) == counts["rows_rejected"] + counts["rows_dropped"]
         and sum(file["rows"] for file in counts["files"].values()) == counts["rows_read"]
+        and all(file["rows"] == file["kept"] + file["rejected"] for file in counts["files"].values())
+        and counts["files_found"] == len(counts["files"]) + len(counts["files_unread"])
+        and sum(counts["files_rejected"].values()) == len(counts["files_unread"])
     )
     if not whole or written != counts["splits"] or count_lines(rejects) != entries:
         raise RuntimeError(f"curate's account does not balance: {counts}, written {written} and {count_lines(rejects)} rejects")
@@ -225,10 +242,13 @@ def refuse_empty(counts: Mapping[str, Any], samples: Mapping[str, list[dict[str,
         first = next(iter(samples.get(f"reject {commonest[0][0]}", [])), None) if commonest else None
         where = first and f"{first['file']}{' line ' + str(first['line']) if first['line'] else ''}"
         example = f"; first {where}: {first['detail']}" if first else ""
-        raise DataError(f"none of the {counts['rows_read']} rows in {raw} can be used ({reasons}{example}): docs/data-formats.md shows what is read")
+        raise DataError(
+            f"0 of {plural(counts['rows_read'], 'row')} in {raw} can be used ({reasons}{example}): docs/data-formats.md shows what is read"
+        )
     for split, wanted in (("train", True), ("test", settings.test_fraction > 0)):
         if wanted and not splits[split]:
+            lost = counts["rows_rejected"] + counts["rows_dropped"]
             raise DataError(
-                f"{kept} rows in {raw} leave no {split} row at val_fraction {settings.val_fraction} and test_fraction {settings.test_fraction} "
-                f"({counts['rows_rejected'] + counts['rows_dropped']} were rejected): add rows or change these fractions"
+                f"of {plural(kept, 'row')} in {raw} none is left for {split} at val_fraction {settings.val_fraction} and "
+                f"test_fraction {settings.test_fraction} ({plural(lost, 'was', 'were')} rejected): add rows or change these fractions"
             )

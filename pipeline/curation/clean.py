@@ -21,10 +21,11 @@ from pipeline.curation.rules.heuristics import garbage, languages, refusals
 from pipeline.curation.rules.length import Length
 from pipeline.curation.rules.reasoning import reasoning
 from pipeline.curation.rules.redaction import Redactor
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.jsonl import BadLine, dump_line, parse_line
 from pipeline.rows import Row, row_id
 from pipeline.sections import Curate
+from pipeline.strict_yaml import printable, quoted
 
 Value = TypeVar("Value")
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page
@@ -86,6 +87,7 @@ class Cleaned:
     domains: list[str]
     kinds: list[str]
     turns: list[int]  # messages without the system's
+    scored: list[bool]  # whether they have a reward
     rejects: list[bytes]
     changes: list[bytes]
     samples: dict[str, list[dict[str, Any]]]  # "reject REASON" or "change RULE" → the first few
@@ -158,7 +160,7 @@ class Cleaner:
         """Every line of a block, accounted for."""
         tally = Tally(lines=len(block.lines))
         raw = sum(len(line.data) for line in block.lines if isinstance(line.data, bytes))
-        done = Cleaned(block.file, raw, tally, [], [], [], [], [], [], [], {})
+        done = Cleaned(block.file, raw, tally, [], [], [], [], [], [], [], [], {})
         for line in block.lines:
             changes: Changes = []
             try:
@@ -174,6 +176,7 @@ class Cleaner:
                 done.domains.append(row["domain"])
                 done.kinds.append(row["kind"])
                 done.turns.append(sum(turn["role"] != "system" for turn in row["messages"]))
+                done.scored.append("reward" in row)
             if changes:
                 self.note(done, line, done.ids[-len(rows)], changes)
         tally.redactions.update(self.redactor.take_counts())
@@ -235,21 +238,48 @@ def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
         raise DataError(f"{path}, which curate.names asks for, can't be read ({error}): mend the file, or set curate.names to null") from error
 
 
-def check_file(path: Path, name: str, cleaner: Cleaner) -> Iterator[dict[str, Any]]:
-    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or mended."""
+def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or mended.
+
+    `found` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as `scored` (with a reward).
+    """
+    found["files"] += 1
     if why := refusal(path):
+        found["unread"] += 1
         yield cleaner.entry(name, RawLine(0, None, b""), Rejected("read", why)) | {"line": None}
         return
+    before = found["lines"]
     for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=Counter()):
+        found["lines"] += 1
         try:
-            cleaner.clean(name, RawLine(*line), Tally(), [])
+            rows = cleaner.clean(name, RawLine(*line), Tally(), [])
         except Rejected as rejected:
             yield cleaner.entry(name, RawLine(*line), rejected)
+            continue
+        found["usable"] += 1
+        found.update(row["kind"] for row in rows)
+        found["scored"] += sum("reward" in row for row in rows)
+    found["empty"] += found["lines"] == before
 
 
 def by_glob(file: str, values: Mapping[str, Value], default: Value) -> Value:
     """What the settings say for a file below data/raw: the value of the first glob that fits, or the default."""
     return next((value for glob, value in values.items() if fnmatchcase(file, glob)), default)
+
+
+def check_globs(key: str, globs: Iterable[str], files: Iterable[str]) -> None:
+    """Raise `ConfigError` for a glob of setting `key` that decides for none of the `files` below data/raw: it would change nothing."""
+    names, before = list(files), list[str]()
+    for glob in globs:
+        mine = {name for name in names if fnmatchcase(name, glob)}
+        if not mine:
+            some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+            raise ConfigError(
+                f"{key} names {quoted(glob)}, which no file below data/raw matches (there: {printable(some, 200)}): correct the glob or remove it"
+            )
+        if all(any(fnmatchcase(name, other) for other in before) for name in mine):
+            raise ConfigError(f"{key} names {quoted(glob)}, but globs before it match all its files and the first counts: put it before them")
+        before.append(glob)
 
 
 def domain_of(file: str) -> str:

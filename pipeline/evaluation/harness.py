@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.child import bound
 from pipeline.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import Server, stop
 from pipeline.progress import progress
@@ -66,7 +67,7 @@ def _messages(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any]
         log = Path(aside) / "log"
         environment = os.environ | OFFLINE | {"HF_HOME": str(Path(aside) / "huggingface")}  # nothing of it is kept
         with log.open("wb") as errors:
-            process = subprocess.Popen([sys.executable, "-P", str(PROCESS)], cwd=folder, env=environment,
+            process = subprocess.Popen(bound([sys.executable, "-P", str(PROCESS)]), cwd=folder, env=environment,
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8")  # fmt: skip
         try:
             yield from _talk(process.stdin, process.stdout, request)

@@ -57,6 +57,20 @@ def memory_table(measured: dict[str, dict[str, int]], train: Training) -> dict[s
     return {name: {**parts, "total": sum(parts[part] for part in PARTS)} for name, parts in table.items()}
 
 
+def memory_check(measured: dict[str, dict[str, int]], shape: Shape | None, train: Training) -> dict[str, Any]:
+    """What was measured of `PLAIN` and `NF4` against the formulas, and what that says of 7B: figures, and one sentence with them."""
+    table = memory_table(measured, train)
+    here, plain, seven, seven_plain = (table[name]["total"] for name in (NF4, PLAIN, f"{MODEL}, {NF4}", f"{MODEL}, {PLAIN}"))
+    computed = sum(planned_training(shape, train).values()) if shape else None
+    ratio = here / computed if computed else None
+    proof = f"{ratio:.3f} times what the planner's formulas give" if ratio else "the formulas are not checked on this architecture"
+    sentence = (
+        f"Here NF4 keeps {here / 1e6:,.1f} MB, {here / plain:.2f} of what unquantised LoRA keeps, {proof}; "
+        f"so at {MODEL} it keeps {seven / 1e9:.2f} of {seven_plain / 1e9:.2f} GB (computed), {seven / seven_plain:.2f} of it."
+    )
+    return {"measured": here, "computed": computed, "ratio": ratio, "share": here / plain, "share_at_7b": seven / seven_plain, "sentence": sentence}
+
+
 def memory_line(measured: dict[str, int], shape: Shape | None, train: Training) -> Seam:
     """NF4's measured bytes against the planner's: what is said about 7B rests on these formulas."""
     title, what = "Memory that stays while training, NF4 QLoRA", "difference between the tensors and the planner's formulas"

@@ -1,8 +1,9 @@
 """Build llama.cpp, once, from the pinned llama-cpp-python source distribution, and install its Python binding.
 
 Reads the package index that pip is set up for. Writes `.tools/llama.cpp/VERSION/`: `source/`, `build/`, `build.log`
-and, last, `stamp.json`. A build whose stamp is right is reused; a broken-off one goes on where it stopped. With
-`LLAMA_CPP_HOME` set nothing is built, only source and binding are installed.
+and, last, `stamp.json`. A build whose stamp is right and that runs here is used, also one that was copied here with the
+project; an interrupted one goes on where it stopped. With `LLAMA_CPP_HOME` set nothing is built, only source and binding
+are installed.
 
     python -m pipeline.llamacpp.build [--check-compiler]
 """
@@ -10,7 +11,6 @@ and, last, `stamp.json`. A build whose stamp is right is reused; a broken-off on
 import fcntl
 import hashlib
 import importlib.metadata
-import json
 import os
 import re
 import shutil
@@ -23,22 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import MachineError, QuenchError, ToolError
+from pipeline.llamacpp.stamp import CMAKE_FLAGS, SDIST_SHA256, fits_processor, is_built, runs, stamp
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain
 from pipeline.publish import need_disk, publishing, write_json
 
 SDIST = f"llama_cpp_python-{VERSION}"
-SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-CMAKE_FLAGS = (
-    "-DCMAKE_BUILD_TYPE=Release",
-    "-DBUILD_SHARED_LIBS=ON",
-    "-DLLAMA_CURL=OFF",
-    "-DLLAMA_OPENSSL=OFF",
-    "-DLLAMA_BUILD_TESTS=OFF",
-    "-DLLAMA_BUILD_EXAMPLES=OFF",
-    # the web page is never served; left on, the build downloads its latest, unpinned, from Hugging Face
-    "-DLLAMA_BUILD_UI=OFF",
-    "-DLLAMA_USE_PREBUILT_UI=OFF",
-)
 BUILD_BYTES = 700_000_000  # source distribution, source and build together
 JOB_BYTES = 1_500_000_000  # what the greediest compiler process takes
 NO_COMPILER = (
@@ -57,24 +46,10 @@ def find_compiler() -> str:
     raise ToolError(NO_COMPILER)
 
 
-def stamp(home: Path) -> dict[str, object]:
-    """What a finished build in `home` is made of; another value means another build. The path is in it: libraries remember theirs."""
-    return {"version": VERSION, "sdist_sha256": SDIST_SHA256, "cmake_flags": list(CMAKE_FLAGS), "home": str(home.resolve())}
-
-
-def is_built(home: Path) -> bool:
-    """Whether `home` holds a finished build of exactly this version, these flags and this place."""
-    try:
-        right = json.loads((home / "stamp.json").read_text(encoding="utf-8")) == stamp(home)
-    except (OSError, ValueError):
-        return False
-    return right and all(os.access(home / "build" / "bin" / tool, os.X_OK) for tool in TOOLS)
-
-
 def build(home: Path = DEFAULT_HOME) -> None:
-    """Make `home` hold the llama.cpp of this version; nothing is done where its stamp says that it does.
+    """Make `home` hold the llama.cpp of this version; nothing is done if it does.
 
-    Raises `ToolError` where a compiler is missing or fails, `MachineError` where the disk is full or another process builds here.
+    Raises `ToolError` if a compiler is missing or fails, `MachineError` if the disk is full or another process builds here.
     """
     if is_built(home):
         return
@@ -82,7 +57,8 @@ def build(home: Path = DEFAULT_HOME) -> None:
     need_disk(home, BUILD_BYTES)
     with _alone(home):
         fetch_source(home)
-        _forget_moved_build(home)
+        _forget_foreign_build(home)
+        (home / "stamp.json").unlink(missing_ok=True)  # it says "finished"
         print(f"llama.cpp {VERSION}: configuring", flush=True)
         log = home / "build.log"
         log.unlink(missing_ok=True)
@@ -90,7 +66,10 @@ def build(home: Path = DEFAULT_HOME) -> None:
         _logged(["cmake", "-G", "Ninja", "-S", source, "-B", folder, *CMAKE_FLAGS], log)
         with _progress() as tell:
             _logged(["ninja", "-C", folder, "-j", str(_jobs()), *TOOLS], log, tell)
-        write_json(home / "stamp.json", stamp(home))
+        if not runs(home):
+            server = home / "build" / "bin" / "llama-server"
+            raise ToolError(f"llama.cpp was built, but `{server} --version`, which would say why, does not run on this machine")
+        write_json(home / "stamp.json", stamp())
     print(f"llama.cpp {VERSION}: built in {home}")
 
 
@@ -218,12 +197,14 @@ def _jobs() -> int:
     return max(1, min(cpus, psutil.virtual_memory().available // JOB_BYTES))
 
 
-def _forget_moved_build(home: Path) -> None:
-    """CMake refuses a build folder that was configured at another path (the project was moved): start such a one again."""
+def _forget_foreign_build(home: Path) -> None:
+    """Delete a build that can't be continued: configured at another path, which CMake refuses, or finished on another machine."""
     cache = home / "build" / "CMakeCache.txt"
     wanted = f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}"
-    if cache.exists() and wanted not in cache.read_text(errors="replace").splitlines():
-        shutil.rmtree(home / "build")
+    moved = cache.exists() and wanted not in cache.read_text(errors="replace").splitlines()
+    finished = (home / "stamp.json").exists() and all((home / "build" / "bin" / tool).exists() for tool in TOOLS)
+    if moved or not fits_processor(home) or (finished and not runs(home)):
+        shutil.rmtree(home / "build", ignore_errors=True)
 
 
 def _last_lines(text: str, lines: int = 12) -> str:

@@ -7,9 +7,11 @@ from typing import Any
 
 from pipeline.errors import DataError
 from pipeline.llamacpp.gguf_header import Header, NotGguf, read_header, tensor_bytes
+from pipeline.publish import publishing
 
 K_BLOCK = 256  # K- and I-quants pack rows in blocks of 256 weights; other row lengths fall back to types with blocks of 32
 PLAIN_TYPES = ("F32", "F16", "BF16")
+NOT_MADE = "quench.not_made"  # the field of a GGUF without tensors that stands for one that nothing needs; it says why
 HEADS = ("output.weight", "token_embd.weight")
 
 
@@ -19,9 +21,32 @@ def check_gguf(path: Path) -> Header:
         header = read_header(path)
     except (NotGguf, OSError) as error:
         raise DataError(f"{path} is not a whole GGUF ({error}): run the stage that makes it again") from error
+    if not header.tensors and (why := header.fields.get(NOT_MADE)):
+        raise DataError(f"{path} was not made, for {why}: set it to true, then run `snakemake convert`")
     if not header.tensors:
         raise DataError(f"{path} holds no tensor: run the stage that makes it again")
     return header
+
+
+def write_not_made(path: Path, why: str) -> None:
+    """Put a GGUF without tensors in the place of one that nothing needs: a stage's outputs are always the same files, so that all graphs agree."""
+    from gguf import GGUFWriter
+
+    with publishing(path) as aside:
+        writer = GGUFWriter(aside, "none")
+        writer.add_string(NOT_MADE, why)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+
+
+def is_made(path: Path) -> bool:
+    """Whether a GGUF is one, not what `write_not_made` put in its place. Raises `DataError` where it is damaged."""
+    try:
+        return NOT_MADE not in read_header(path).fields
+    except (NotGguf, OSError) as error:
+        raise DataError(f"{path} is not a whole GGUF ({error}): run the stage that makes it again") from error
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -35,7 +60,7 @@ def describe(path: Path) -> dict[str, Any]:
 
     header = check_gguf(path)
     types = {name: GGMLQuantizationType(kind).name for name, (_, kind) in header.tensors.items()}
-    parameters = sum(math.prod(shape) for shape, _ in header.tensors.values())
+    weights = _parameters(header)
     stored = sum(tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items())
     file_type = header.fields.get("general.file_type")
     level = LlamaFileType(file_type).name if file_type is not None else ""
@@ -47,13 +72,22 @@ def describe(path: Path) -> dict[str, Any]:
     )
     return {
         "bytes": path.stat().st_size,
-        "parameters": parameters,
-        "bits_per_weight": round(stored * 8 / parameters, 3),
+        "parameters": weights,
+        "bits_per_weight": round(stored * 8 / weights, 3),
         "tensors": len(types),
         "tensor_types": dict(sorted(Counter(types.values()).items())),
         "fallback_tensors": sum(fallbacks.values()),
         "fallback_types": dict(sorted(fallbacks.items())),
     }
+
+
+def parameters(path: Path) -> int:
+    """How many weights a GGUF's tensors hold together."""
+    return _parameters(check_gguf(path))
+
+
+def _parameters(header: Header) -> int:
+    return sum(math.prod(shape) for shape, _ in header.tensors.values())
 
 
 def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:

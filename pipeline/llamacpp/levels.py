@@ -1,5 +1,7 @@
 """llama.cpp's quantisation levels by name, which of them need an importance matrix, and how a level is spelt in `params.yaml`."""
 
+import re
+
 # tools/quantize/quantize.cpp, QUANT_OPTIONS. Left out are F32, F16, BF16 and COPY, which quantise nothing, and the aliases
 # Q3_K, Q4_K and Q5_K (of the _M levels: a file's name should say what its header says), and Q2_0, which the gguf package can't read back
 LEVELS = frozenset({
@@ -31,6 +33,19 @@ def level_problem(spelt: str) -> str | None:
         return f"unknown level {spelt}: llama.cpp has {', '.join(sorted(LEVELS))}, each also with {SUFFIX} behind it"
     if name in NEEDS_IMATRIX and not with_imatrix:
         return f"level {spelt} can't be made without an importance matrix: write {spelt}{SUFFIX} and set imatrix.tokens"
+    return None
+
+
+def tensor_type_problem(pattern: str, kind: str) -> str | None:
+    """Why llama-quantize can't give the tensors that `pattern` finds the type `kind`, as far as the words show; None if it can."""
+    if kind.upper() not in TYPES_TO_QUANTISE:
+        return f"{pattern!r} is to have {kind!r}, no type that llama-quantize makes: choose one of {', '.join(sorted(TYPES_TO_QUANTISE))}"
+    try:
+        re.compile(pattern.lower())
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"{pattern!r} is no regular expression ({error}): correct it"
+    if not pattern or "=" in pattern or re.search(r"\(\?[^:!]", pattern):  # it takes PATTERN=TYPE, and no flags or named groups
+        return f"{pattern!r} is no pattern that llama-quantize takes: write a part of a tensor's name, attn_v for example"
     return None
 
 

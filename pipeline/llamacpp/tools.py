@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.child import bound
 from pipeline.errors import ToolError
 
 VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
@@ -73,12 +74,12 @@ def find_toolchain(home: str | None = None) -> Toolchain:
 
 
 def run_tool(command: Sequence[str | Path], env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run one tool to its end, in the folder `cwd` if it is given, and give what it printed (stdout, then stderr).
+    """Run one tool to its end, in the folder `cwd` if it is given, and give what it printed (stdout, then stderr). It dies with this process.
 
     Raises `ToolError` with its last lines where it fails.
     """
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", env={**os.environ, **(env or {})}, cwd=cwd, check=False)
+    done = subprocess.run(bound(words), capture_output=True, text=True, errors="replace", env={**os.environ, **(env or {})}, cwd=cwd, check=False)
     if done.returncode != 0:
         last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
         raise ToolError(f"{Path(words[0]).name} failed with exit status {done.returncode}: {' '.join(words)}\n{last}")
@@ -103,7 +104,7 @@ def bench(tools: Toolchain, model: Path, arguments: Sequence[str], *, repetition
     command = [str(tools.tool("llama-bench")), "--model", str(model), *arguments, "--repetitions", str(repetitions), "--threads", str(threads),
                "--n-gpu-layers", str(n_gpu_layers), "--output", "jsonl"]  # fmt: skip
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        with subprocess.Popen(bound(command), stdout=subprocess.PIPE, stderr=log, text=True) as process:
             try:
                 yield from (json.loads(line) for line in process.stdout or ())
             except BaseException:

@@ -21,6 +21,8 @@ from pipeline.seams.torch_models import trained_logits
 from pipeline.sections import Evaluate, Merge
 
 SCRATCH = ".merging"  # beside the merged model
+ONTO: tuple[Onto, Onto] = "w16", "nf4"  # in the order of measuring: the second, which is mostly the closer one, needn't be made again
+Found = dict[str, tuple[Divergence, list[float | None] | None]]  # of a merge, by 16-bit type and level: divergence, and the task's points by row
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,28 @@ def merge_the_better(
 ) -> tuple[Choice, dict[str, Any]]:
     """Make both merges with `make(onto, folder)`, publish the one that measures better as `merged`; the choice and that merge's record.
 
-    For a while both merges, one 16-bit GGUF and one level are on the disk. The rows are read first: what is wrong with them should not
-    be found after an hour.
+    One merge, its 16-bit GGUF and one level are on the disk at a time: the first merge is deleted once it is measured, and made again if it wins
+    (the same bytes; at 7B minutes, where both at once would take 15 GB more than all that is kept). The rows are read first: what is wrong
+    with them should not be found after an hour.
     """
     prompts, task_rows = held_out(rows, adapter, params.merge, params.evaluate)
-    need_disk(merged.parent, 4 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
+    need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with scratch_folder(merged.with_name(SCRATCH)) as scratch:
-        folders: dict[Onto, Path] = {"w16": scratch / "w16", "nf4": scratch / "nf4"}
-        records = {onto: make(onto, folder) for onto, folder in folders.items()}
+        first, last = ONTO
         with trained_logits(base=base, adapter=adapter, prompts=prompts, scratch=scratch) as reference:
             judge = Judge(reference, prompts, task_rows, params.evaluate, params.convert.type, params.quantize.tensor_types, tools, root)
-            choice = choose(folders, params.merge.levels, judge, scratch)
+            make(first, scratch / first)
+            found = {first: measure(scratch / first, params.merge.levels, judge, scratch)}
+            remove(scratch / first)
+            record = make(last, scratch / last)
+            found[last] = measure(scratch / last, params.merge.levels, judge, scratch)
+        choice = choose(found, params.merge.levels, params.evaluate)
+        if choice.onto == first:
+            remove(scratch / last)
+            record = make(first, scratch / first)
         with publishing(merged) as aside:
-            folders[choice.onto].rename(aside)
-    return choice, records[choice.onto]
+            (scratch / choice.onto).rename(aside)
+    return choice, record
 
 
 def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tuple[list[Prompt], list[Row]]:
@@ -83,13 +93,13 @@ def thinned(positions: list[int]) -> list[int]:
     return positions[:: max(1, -(-len(positions) // POSITIONS))]
 
 
-def measure(merged: Path, levels: Sequence[str], judge: Judge, scratch: Path) -> dict[str, tuple[Divergence, list[float | None] | None]]:
+def measure(merged: Path, levels: Sequence[str], judge: Judge, scratch: Path) -> Found:
     """{16-bit type and each level: (divergence from the trained model, the task's points by row)}; the task is scored at the first level only.
 
     The GGUFs are made in `scratch`, one level at a time, and deleted.
     """
     evaluate = judge.evaluate
-    found: dict[str, tuple[Divergence, list[float | None] | None]] = {}
+    found: Found = {}
     source = scratch / f"{merged.name}-{judge.type}.gguf"
     to_gguf(judge.tools, merged, source, judge.type, merged.name, find_pre_tokenizer(merged, judge.tools).name)
     found[judge.type] = (gguf_divergence(judge.reference, source, threads=evaluate.threads, tools=judge.tools), None)
@@ -107,13 +117,12 @@ def measure(merged: Path, levels: Sequence[str], judge: Judge, scratch: Path) ->
     return found
 
 
-def choose(merges: Mapping[Onto, Path], levels: Sequence[str], judge: Judge, scratch: Path) -> Choice:
-    """Measure both `merges` (Hugging Face folders) against the trained model and take the better one; see `pipeline.merging.decision`."""
-    found = {onto: measure(folder, levels, judge, scratch) for onto, folder in merges.items()}
-    level, seed = levels[0], judge.evaluate.seed
+def choose(found: Mapping[Onto, Found], levels: Sequence[str], evaluate: Evaluate) -> Choice:
+    """Take the better of both merges by what was measured of them against the trained model; see `pipeline.merging.decision`."""
+    level, seed = levels[0], evaluate.seed
     w16, nf4 = (Measured(one.kld_rows, one.same_top, points) for one, points in (found[onto][level] for onto in ("w16", "nf4")))
     onto, reason = decide(w16, nf4, level, seed)
-    candidates = {name: {model: figures(*pair, judge.evaluate) for model, pair in models.items()} for name, models in found.items()}
+    candidates = {name: {model: figures(*pair, evaluate) for model, pair in models.items()} for name, models in found.items()}
     return Choice(onto, reason, level, candidates)
 
 

@@ -1,6 +1,6 @@
 """The disk plan: bytes of everything that training and the stages after it write."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
@@ -9,15 +9,19 @@ from pipeline.planning.weights import lora_parameters, optimizer_bytes
 from pipeline.sections import UNTUNED, LoraType, Training
 
 CACHE = "copies in DVC's cache"
+BASE = "base"
 TOKENIZER = 20_000_000  # tokenizer, template and settings beside weights, generously
 STATE = 100_000  # of a checkpoint: random state, scheduler, marker
 
 
-def plan_disk(shape: Shape, train: Training, levels: Sequence[str], lora: LoraType = "F16") -> dict[str, int]:
+def plan_disk(
+    shape: Shape, train: Training, levels: Sequence[str], lora: LoraType = "F16", *, untuned: bool = True, base: int | None = None
+) -> dict[str, int]:
     """Bytes on disk by artifact: checkpoints (one above `save_total_limit` while it is written), adapter, merged model, GGUFs.
 
     Trained on a GGUF (`train.quantization` gguf) nothing is merged: what comes is the adapter, in its folder and as a GGUF of type `lora`.
-    DVC's cache holds one more copy of each but the checkpoints, unless the file system shares blocks (Btrfs, XFS).
+    `untuned` says whether the untuned base's 16-bit GGUF is made. `BASE` is what is there before (`base` bytes, by default its 16-bit weights).
+    DVC's cache holds one more copy of each, and of the base, but the checkpoints; none where the file system shares blocks (Btrfs, XFS).
     """
     adapter = 4 * lora_parameters(shape, train)
     checkpoint = adapter + optimizer_bytes(shape, train) + STATE
@@ -27,15 +31,22 @@ def plan_disk(shape: Shape, train: Training, levels: Sequence[str], lora: LoraTy
         "LoRA GGUF": lora_bytes(shape, train, lora),
     }
     if train.quantization != "gguf":
-        sizes |= merged_model(shape, levels)
-    return sizes | {CACHE: sum(sizes.values()) - sizes["checkpoints"]}
+        sizes |= merged_model(shape, levels, untuned=untuned)
+    there = 2 * shape.parameters if base is None else base
+    return sizes | {BASE: there, CACHE: sum(sizes.values()) - sizes["checkpoints"] + there}
 
 
-def merged_model(shape: Shape, levels: Sequence[str]) -> dict[str, int]:
-    """Bytes of the merged model and of the GGUFs that are made of it and of the untuned base."""
+def own_bytes(sizes: Mapping[str, int]) -> int:
+    """What training and the stages after it write, of `plan_disk`: neither the base nor DVC's copies."""
+    return sum(size for name, size in sizes.items() if name not in (BASE, CACHE))
+
+
+def merged_model(shape: Shape, levels: Sequence[str], *, untuned: bool) -> dict[str, int]:
+    """Bytes of the merged model and of the GGUFs that are made of it and, if wished, of the untuned base."""
     sizes = {
         "merged model": 2 * shape.parameters + TOKENIZER,
         "F16 GGUF": level_bytes(shape, "F16"),
-        "base-F16 GGUF": level_bytes(shape, "F16"),
     }
+    if untuned:
+        sizes["base-F16 GGUF"] = level_bytes(shape, "F16")
     return sizes | {f"{level} GGUF": level_bytes(shape, level.removeprefix(UNTUNED)) for level in levels}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.experts import refuse_experts_of
 from pipeline.llamacpp.gguf_header import Header, NotGguf, read_header, tensor_bytes
 from pipeline.llamacpp.levels import LEVELS
 from pipeline.planning.level_bytes import NAMES, level_bytes, matrices
@@ -91,6 +92,8 @@ def gguf_shape(file: Path) -> Shape:
     header = _header(file)
     fields, tensors = header.fields, header.tensors
     kind = fields.get("general.architecture")
+
+    refuse_experts_of(fields, str(file))
 
     def of(key: str) -> object:
         return fields.get(f"{kind}.{key}")

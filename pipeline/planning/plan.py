@@ -66,12 +66,12 @@ class Plan:
 
 def make_plan(
     shape: Shape, train: Training, max_length: int, levels: Sequence[str], card: Card | None, work: Work | None = None, tflops: float | None = None,
-    packed: PackedBase | None = None, level: str | None = None, lora: LoraType = "F16",
+    packed: PackedBase | None = None, level: str | None = None, lora: LoraType = "F16", untuned: bool = True,
 ) -> Plan:  # fmt: skip
     """The plan of training on `card`; without one, for a GPU whose memory isn't known. `tflops` is what the card reaches.
 
     `levels` are `quantize.levels`. Where the base is trained on as a GGUF, `packed` is what that takes, `level` what it is called and `lora` the
-    adapter's type in its own. Raises `ConfigError` for targets or an optimizer that can't be planned.
+    adapter's type in its own. `untuned` is `convert.base`. Raises `ConfigError` for targets or an optimizer that can't be planned.
     """
     device = card.device if card else "cuda"
     setup = Setup(shape, train, max_length, device, loss_on(device, train), packed)
@@ -79,6 +79,7 @@ def make_plan(
     shipped = level or next((name for name in levels if not name.startswith(UNTUNED)), None)
     return Plan(
         shape, setup.plan(), card, longest_rows(setup, card.memory) if card else None, tuple(ladder(setup, card.memory)) if card else (),
-        plan_disk(shape, train, levels, lora), work, flops_per_token(shape, train, max_length), tflops or assumed, assumed is not None,
+        plan_disk(shape, train, levels, lora, untuned=untuned, base=packed.file + packed.made_from if packed else None), work,
+        flops_per_token(shape, train, max_length), tflops or assumed, assumed is not None,
         tuple(ways(setup, shipped, lora)) if shipped else (), train.quantization,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.experts import refuse_experts
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -81,8 +82,9 @@ class Shape:
 def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     """The shape that a config.json describes, as transformers' `modeling_{llama,mistral,qwen2,qwen3}.py` build it.
 
-    Raises `ConfigError` for another architecture, `DataError` where a number is missing or can't be.
+    Raises `ConfigError` for another architecture, `DataError` for a mixture of experts and where a number is missing or can't be.
     """
+    refuse_experts(config, where)
     kind = config.get("model_type")
     if kind not in KNOWN:
         raise ConfigError(f"{where} is of a {kind!r} model, whose memory can't be planned: plans are made for {', '.join(KNOWN)}")

@@ -14,3 +14,11 @@ def memory_gb(size: float, digits: int = 2) -> str:
 def disk_gb(size: float, digits: int = 2) -> str:
     """Bytes on disk, or of a download, in words: 8 × 10⁹ are "8.00 GB"."""
     return f"{size / DISK_GB:.{digits}f} GB"
+
+
+def size_in_words(size: float) -> str:
+    """Bytes of files in the unit that suits them: "4.68 GB", "105.5 MB", "3.2 kB", "17 bytes"."""
+    for unit, name, digits in ((DISK_GB, "GB", 2), (10**6, "MB", 1), (10**3, "kB", 1)):
+        if size >= unit:
+            return f"{size / unit:.{digits}f} {name}"
+    return f"{size:.0f} byte{'' if size == 1 else 's'}"

@@ -14,9 +14,9 @@ from pipeline.reporting.templating import fill
 SHOWN = 40  # lines of a table; what is beyond is in reports/data.json
 # what an account lacks is empty, not an error
 EMPTY: dict[str, Any] = {
-    "rows_read": 0, "rows_accepted": 0, "rows_rejected": 0, "rows_dropped": 0, "rows_kept": 0, "parts_added": 0, "rules": [],
-    "rejected": {}, "files_rejected": {}, "changed": {}, "redactions": {}, "splits": dict.fromkeys(SPLITS, 0), "kinds": {}, "domains": {},
-    "formats": {}, "files": {},
+    "rows_read": 0, "rows_accepted": 0, "rows_rejected": 0, "rows_dropped": 0, "rows_kept": 0, "parts_added": 0, "rules": [], "rejected": {},
+    "files_found": 0, "files_rejected": {}, "files_unread": {}, "untrained": {}, "scored": 0, "changed": {}, "redactions": {},
+    "splits": dict.fromkeys(SPLITS, 0), "kinds": {}, "domains": {}, "formats": {}, "files": {},
     "duplicates": {"exact_rows": 0, "near_rows": 0, "clusters": 0, "largest_cluster": 0, "threshold": None, "histogram": {}},
     "groups": {"groups": 0, "rows_in_groups": 0, "requests_with_several_answers": 0, "leaks_prevented": 0},
     "contamination": {"rows": 0, "sources": {}}, "turns": {}, "poison": {"suspects": 0}, "balance": {}, "not_measured": [],
@@ -86,7 +86,8 @@ def _flow(account: Mapping[str, Any], rejects: Sequence[Mapping[str, Any]], spli
         if not lost and added <= 0:
             steps.append(Step(shown, rows_in, words=also))
     told = "; ".join(f"{step.name}: {step.words}, {step.rows_out:,} left" for step in steps)
-    description = f"{account['rows_read']:,} rows read. {told}. {account['rows_kept']:,} kept: {', '.join(f'{k} {v:,}' for k, v in splits.items())}."
+    left = ", ".join(f"{split} {rows:,}" for split, rows in splits.items())
+    description = f"{plural(account['rows_read'], 'row')} read. {told}. {account['rows_kept']:,} kept: {left}."
     return flow(description, (f"{account['rows_read']:,} read", f"{account['rows_kept']:,} kept"), steps, splits)
 
 
@@ -105,7 +106,8 @@ def _turns(turns: Mapping[str, int], longest: int = 12) -> str:
     by_number = sorted((int(number), rows) for number, rows in turns.items())
     beyond = sum(rows for number, rows in by_number if number > longest)
     items = [(str(number), rows) for number, rows in by_number if number <= longest] + ([(f"{longest + 1}+", beyond)] if beyond else [])
-    return bars("turns", "Rows by number of turns", "; ".join(f"{label} turns: {rows:,}" for label, rows in items), items)
+    told = "; ".join(f"{label} {'turn' if label == '1' else 'turns'}: {rows:,}" for label, rows in items)
+    return bars("turns", "Rows by number of turns", told, items)
 
 
 def _clusters(histogram: Mapping[str, int]) -> str:

@@ -1,9 +1,11 @@
 """The data page's words: what the rules are called, its sentences, and its numbers as text."""
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 SPLITS = ("train", "val", "test")
+DIRECTIONS = frozenset(["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"])  # characters that turn the text after them around
 # rule → (its name, what it takes out: one, many)
 RULES = {
     "read": ("Read", "line that can't be read", "lines that can't be read"),
@@ -42,9 +44,10 @@ def verdict(account: Mapping[str, Any]) -> str:
     total = sum(rows for rows, _ in lost)
     sentences = [f"Left out: {_listed(named)}." if total else "Nothing was left out." if account["rows_read"] else ""]
     if account["parts_added"]:
-        sentences.append(f"Splitting long conversations added {plural(account['parts_added'], 'row', 'rows')}.")
+        sentences.append(f"Splitting long rows added {plural(account['parts_added'], 'row')}.")
     train, val, test = (account["splits"].get(split, 0) for split in SPLITS)
-    sentences.append(f"{count(train)} are for training, {count(val)} for watching it and {count(test)} are held out for measuring.")
+    watching, measuring = f"{count(val)} for watching it", f"{plural(test, 'is', 'are')} held out for measuring"
+    sentences.append(f"{plural(train, 'is', 'are')} for training, {watching} and {measuring}.")
     return " ".join(filter(None, sentences))
 
 
@@ -56,12 +59,26 @@ def warnings(account: Mapping[str, Any]) -> list[str]:
         found.append(f"{percent(rejected / read)} of the lines were rejected: look at the largest branch below before you train on what is left.")
     if account["rows_kept"] and not splits.get("test"):
         found.append("no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the finished model.")
+    found += training_words(account["untrained"], account["scored"])
     if suspects := account["poison"]["suspects"]:
-        found.append(f"{plural(suspects, 'phrase', 'phrases')} nearly always come with one and the same answer: see whether someone planted them.")
+        came = plural(suspects, "phrase nearly always comes", "phrases nearly always come")
+        found.append(f"{came} with one and the same answer: see whether someone planted {'it' if suspects == 1 else 'them'}.")
     if files := sum(account["files_rejected"].values()):
         found.append(f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files.")
     if account["tokens"]["estimated"]:
         found.append("lengths are estimated from characters, for the base's tokenizer was not there: run stage base first.")
+    return found
+
+
+def training_words(untrained: Mapping[str, int], scored: int) -> list[str]:
+    """What supervised training doesn't do with rows, a sentence each: rows of other kinds (kind → rows), and rows with a reward."""
+    found = []
+    if rows := sum(untrained.values()):
+        kinds = _listed([f"{count(number)} {kind}" for kind, number in most(untrained) if number])
+        found.append(f"{plural(rows, 'row')} won't be trained ({kinds}): train.method sft learns from chats and text. They are kept for later.")
+    if scored:
+        has = plural(scored, "row has", "rows have")
+        found.append(f"{has} a reward (or score), which training doesn't use yet: bad answers are learnt like good ones. Take those out of data/raw.")
     return found
 
 
@@ -78,9 +95,9 @@ def percent(value: Any) -> str:
     return "< 0.1 %" if shown == "0.0" and value > 0 else "> 99.9 %" if shown == "100.0" and value < 1 else f"{shown} %"
 
 
-def plural(number: int, one: str, many: str) -> str:
-    """1 row, 2 rows."""
-    return f"{count(number)} {one if number == 1 else many}"
+def plural(number: int, one: str, many: str = "") -> str:
+    """1 row, 2 rows, 1,000 rows; without `many` it is `one` with an s."""
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
 def words(identifier: Any) -> str:
@@ -101,3 +118,20 @@ def taken_out(rule: str, rows: int) -> str:
 
 def _listed(items: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
+
+
+def plain(text: str) -> str:
+    """Text that can't steer the terminal: control characters (but newline and tab), overrides of direction and half surrogates as escapes."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(one if one in "\n\t" or not _steers(one) else one.encode("unicode_escape").decode() for one in text)
+
+
+def one_line(text: str, longest: int = 100) -> str:
+    """The text's beginning on one line."""
+    line = plain(" ".join(text.split()))
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def _steers(one: str) -> bool:
+    return unicodedata.category(one) in ("Cc", "Cs") or unicodedata.bidirectional(one) in DIRECTIONS

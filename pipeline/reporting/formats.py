@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pipeline.planning.units import size_in_words
+
 MISSING = "–"
 
 
@@ -49,9 +51,7 @@ def significant(value: Any) -> str:
 
 def size(value: Any) -> str:
     """Bytes as 105.5 MB or 4.68 GB (decimal units)."""
-    if not is_number(value):
-        return MISSING
-    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
+    return size_in_words(value) if is_number(value) else MISSING
 
 
 def count(value: Any) -> str:

@@ -4,11 +4,12 @@
 tokens that stage `preprocess` wrote.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reporting.data_words import count, percent, plural
+from pipeline.reporting.data_words import count, percent, plural, training_words
 from pipeline.reporting.drawings import bars
 from pipeline.reporting.templating import fill
 
@@ -55,7 +56,7 @@ def _title(account: Mapping[str, Any]) -> str:
 def _verdict(account: Mapping[str, Any]) -> str:
     """What became of the rows, in a sentence or two."""
     train = account["splits"]["train"]
-    sentences = [f"{plural(train['rows'], 'training row', 'training rows')} with {count(train['tokens'])} tokens"]
+    sentences = [f"{plural(train['rows'], 'training row', 'training rows')} with {plural(train['tokens'], 'token')}"]
     if account["packing"]:
         packed = plural(train["packed_rows"], "packed row", "packed rows")
         sentences[0] += f" are in {packed} of up to {count(account['max_length'])}, {percent(train['packing_density'])} full"
@@ -74,9 +75,16 @@ def _notes(account: Mapping[str, Any]) -> list[str]:
     found = []
     if rejected * 5 > train["rows_read"]:
         found.append(f"{percent(rejected / train['rows_read'])} of the training rows were left out: see why below.")
+    found += training_words(*untrained_and_scored(account))
     if account["trained_share"] < LITTLE:
         found.append("hardly anything of what is read is trained: shorten what comes before the answers, or expect a slow start.")
     return found
+
+
+def untrained_and_scored(account: Mapping[str, Any]) -> tuple[Counter[str], int]:
+    """Of all splits: rows by kind that supervised training doesn't learn from, and trained rows with a reward."""
+    splits = account["splits"].values()
+    return sum((Counter(split["untrained"]) for split in splits), Counter[str]()), sum(split["scored"] for split in splits)
 
 
 def _rejects(account: Mapping[str, Any]) -> list[dict[str, Any]]:

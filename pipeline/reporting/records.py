@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine, parse_record
+from pipeline.workflow.locks import absent
 
 LARGEST = 10**18  # of any figure: what is above was never measured
 SHOWN = 3  # faults named in one sentence
@@ -222,12 +223,13 @@ class Answer(Shape):
 ANSWERS = TypeAdapter(list[Answer])
 
 
-def read_record(path: Path, shape: type[Shape], stage: str) -> dict[str, Any]:
-    """One JSON object of this shape. Raises `DataError` that names `stage`, which makes it."""
+def read_record(root: Path, file: str, shape: type[Shape], stage: str) -> dict[str, Any]:
+    """One JSON object of this shape. Raises `DataError` that names `stage`, which makes it, and what `absent` gives if it is not there."""
+    path = root / file
     try:
         value = parse_record(path.read_bytes())
     except FileNotFoundError:
-        raise DataError(f"{path} is missing: run `python -m pipeline {stage}`, which makes it") from None
+        raise absent(path, root, stage) from None
     except (OSError, BadLine) as error:
         raise DataError(f"{path} can't be read ({error}): run `python -m pipeline {stage}` again") from error
     try:

@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from pipeline.child import bound
 from pipeline.errors import ToolError
 
 Outcome = Literal["passed", "failed", "unreadable"]
@@ -98,7 +99,7 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
         stdin.seek(0)
         command = [*sandbox.command(Path(root)), os.path.realpath(sys.executable), "-P", "-s", "-B", "-X", "utf8", "-c", _guard()]
         environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(_packages())}
-        with subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True) as process:
+        with subprocess.Popen(bound(command), stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True) as process:
             try:
                 process.wait(seconds)
             except subprocess.TimeoutExpired:

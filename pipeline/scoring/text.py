@@ -4,11 +4,14 @@ import json
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+from math import prod
 from typing import Any
 
 from pipeline.scoring.score import UNREADABLE, Measure, Score
+from pipeline.strict_yaml import printable
 
 PATTERN_SECONDS = 1.0  # a pattern that backtracks for ever is stopped
+MOST_REPEATS = 100_000  # of a pattern's {n} multiplied: 0.2 s to compile
 # Possessive (`*+`) wherever two parts could share a long run of characters: nothing in an answer makes it slow
 NUMBER = re.compile(
     r"(?:[\s:=*_`\"'(\[{$€£¥₹~≈]|\\boxed|\\(?=[(\[$]))*+"  # what may stand before: marks of Markdown and LaTeX, a currency
@@ -61,10 +64,13 @@ def check_pattern(pattern: str) -> None:
 
     if not pattern:
         raise ValueError("'regex:' names no pattern: write one after the colon")
+    counts = [int(number[-10:]) for number in re.findall(r"(\d+)\s*,?\s*\}", pattern)]
+    if prod(max(1, count) for count in counts) > MOST_REPEATS:  # the library writes them out, in memory
+        raise ValueError(f"regex:{printable(pattern, 80)} repeats more than {MOST_REPEATS:,} times in all: write + or * for large numbers in {{}}")
     try:
         regex.compile(pattern)
-    except regex.error as error:
-        raise ValueError(f"regex:{pattern} can't be read as a regular expression ({error}): mend it") from error
+    except (regex.error, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise ValueError(f"regex:{printable(pattern, 80)} can't be read as a regular expression ({error}): correct it") from error
 
 
 def first_group(pattern: str) -> Measure:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.seams.divergence import Divergence, Reference, compare
+from pipeline.seams.level_limits import level_limit
 from pipeline.seams.seam import Seam
-from pipeline.sections import Parity
+from pipeline.sections import AUTO, Parity
 
 WHAT = "mean KL divergence of the next token"
 OVERFLOW = "Weights or sums are too large for float16: set merge.dtype to bfloat16 and convert.type to BF16."
@@ -26,6 +28,7 @@ class Said:
     gguf: Reference
     untuned: Callable[[], Reference]
     where: str  # the rows and positions, for a seam's detail
+    parameters: int | None = None  # of the model, for limits that follow from its size
 
 
 def hand_over(title: str, before: Reference, after: Reference, limit: float, said: Said, cause: Callable[[Divergence], str], note: str = "") -> Seam:
@@ -45,18 +48,30 @@ def hand_over(title: str, before: Reference, after: Reference, limit: float, sai
     return Seam(title, WHAT, found.kld, limit, "nats", "pass" if passed else "fail", detail, "" if passed else cause(found), figures)
 
 
+def limit_of(given: float | Literal["auto"], level: str, said: Said) -> tuple[float, str]:
+    """A limit as it is given, or what `level` may lose where it is auto; and in the second case, behind "; ", where it comes from."""
+    if given != AUTO:
+        return given, ""
+    found = level_limit(level, said.parameters)
+    return found.kld, f"; limit: {found.source}"
+
+
 def merge_seams(said: Said, onto: str, limits: Parity) -> dict[str, Seam]:
     """Both models that the merge could stand for, against it: the one it went onto must be equal, the other one near."""
-    sixteen_limit, trained_limit = (limits.max_kld_exact, limits.max_kld_trained) if onto == "w16" else (limits.max_kld_trained, limits.max_kld_exact)
+    rounded, source = limit_of(limits.max_kld_trained, "nf4", said)
+    sixteen_limit, trained_limit = (limits.max_kld_exact, rounded) if onto == "w16" else (rounded, limits.max_kld_exact)
 
     def cause(_found: Divergence) -> str:
         return merge_cause(said, onto, limits)
 
     own = compare(said.as_trained, said.trained)
     note = f"in float32 arithmetic; training's own rounding is {own.kld:.2g} nats" if own.comparable else ""
+    notes = {"w16": (note + source, ""), "nf4": (note, source.removeprefix("; "))}[onto]
     return {
-        "outputs_sixteen": hand_over("16-bit base with adapter → merged model", said.sixteen, said.merged, sixteen_limit, said, cause),
-        "outputs_trained": hand_over("Trained model (NF4 with adapter) → merged model", said.trained, said.merged, trained_limit, said, cause, note),
+        "outputs_sixteen": hand_over("16-bit base with adapter → merged model", said.sixteen, said.merged, sixteen_limit, said, cause, notes[1]),
+        "outputs_trained": hand_over(
+            "Trained model (NF4 with adapter) → merged model", said.trained, said.merged, trained_limit, said, cause, notes[0]
+        ),
     }
 
 
@@ -93,11 +108,12 @@ def gguf_seam(said: Said, title: str, limits: Parity) -> Seam:
 def level_seam(title: str, level: str, before: Reference, after: Reference, said: Said, limits: Parity) -> Seam:
     """A 16-bit GGUF against the same at a level."""
 
+    limit, source = limit_of(limits.max_kld_level, level, said)
     cause = (
         f"{level} costs this model more than parity.max_kld_level, or the file is damaged (the seam of its weights names tensors): "
         "take a level of more bits, or make the file again."
     )
-    return hand_over(title, before, after, limits.max_kld_level, said, lambda _found: cause)
+    return hand_over(title, before, after, limit, said, lambda _found: cause, source.removeprefix("; "))
 
 
 def lora_seam(said: Said, with_lora: Reference, onto: str, limits: Parity) -> Seam:

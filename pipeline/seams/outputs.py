@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.errors import DataError
 from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.gguf_file import parameters
 from pipeline.llamacpp.levels import level_key, split_level
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.seams.divergence import Prompt, Reference, Speaker, gguf_speaker, kept_logits
@@ -68,6 +69,7 @@ def output_seams(chain: Chain, bench: Bench, limits: Parity, *, base_gguf: Path 
             merged=files.enter_context(bench.kept(plain_model(chain.merged))),
             gguf=files.enter_context(bench.gguf(chain.gguf)),
             untuned=cache(lambda: files.enter_context(bench.kept(plain_model(chain.base)))),
+            parameters=parameters(chain.gguf),
             where=f"{len(bench.prompts)} held-out rows, {sum(len(prompt.positions) for prompt in bench.prompts)} positions",
         )
         seams = merge_seams(said, onto, limits)

@@ -18,6 +18,7 @@ from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.packed import MODEL_FILE
 from pipeline.publish import read_json
 from pipeline.seams.divergence import Divergence, Prompt, Reference, compare, gguf_speaker, kept_logits
+from pipeline.seams.level_limits import ADDED_BY_ADAPTER, LEAST_SERVED_SAME_TOP, MOST_SERVED_KLD
 from pipeline.seams.lora_weights import lora_weights
 from pipeline.seams.measure import BEHAVIOUR, LEFT_OUT, TEXT, Measure, Seams, add_part, behaviour, text_and_tokens, told, unmeasured
 from pipeline.seams.seam import Seam, count_seam
@@ -26,10 +27,6 @@ from pipeline.seams.torch_models import run_settings, trained_model
 from pipeline.sections import Parity
 
 OWN_ROWS = 8  # that training's own rounding is measured on: a figure beside the seam, not a seam
-# what llama.cpp's 8-bit activations may cost a base at most (measured: 0.008 nats and 94.9 % on a Q4_K_M of 135M); beyond, one of the two
-# computes another model
-MOST_KLD, LEAST_SAME_TOP = 0.05, 0.85
-ADDED = 0.2  # of the bare base's divergence, that the adapter may add to it
 WHAT = "mean KL divergence of the next token"
 SPECIAL = {"tokens_special": "Special tokens", "text_chat_template": "Chat template"}
 OUTPUTS = {"outputs_bare": "Base in training's arithmetic → its GGUF in llama.cpp", "outputs_served": "Trained model → base GGUF with LoRA GGUF"}
@@ -116,13 +113,13 @@ def training_rounding(chain: PackedChain, prompts: list[Prompt], trained: Refere
 
 
 def bare_seam(bare: Divergence, where: str) -> Seam:
-    """The floor: what llama.cpp's arithmetic alone changes of a model that nobody trained. Beyond `MOST_KLD` it is no longer arithmetic."""
+    """The floor: what llama.cpp's arithmetic alone changes of a model that nobody trained. Beyond `MOST_SERVED_KLD` it is no longer arithmetic."""
     title = OUTPUTS["outputs_bare"]
     if bare.fault:
         return Seam(title, "logits that can't be compared", float(bare.strange), 0.0, "positions", "fail", f"{bare.fault}; {where}",
                     "The GGUF is damaged or of another model: run `snakemake --force base`.")  # fmt: skip
     note = f"{where}, same first choice at {bare.same_top:.1%}: llama.cpp rounds activations to 8 bit before it multiplies quantised blocks"
-    passed = bare.kld <= MOST_KLD and bare.same_top >= LEAST_SAME_TOP
+    passed = bare.kld <= MOST_SERVED_KLD and bare.same_top >= LEAST_SERVED_SAME_TOP
     cause = (
         ""
         if passed
@@ -131,7 +128,7 @@ def bare_seam(bare: Divergence, where: str) -> Seam:
             "base.quantization nf4."
         )
     )
-    return Seam(title, WHAT, bare.kld, MOST_KLD, "nats", "pass" if passed else "fail", note, cause, figures(bare))
+    return Seam(title, WHAT, bare.kld, MOST_SERVED_KLD, "nats", "pass" if passed else "fail", note, cause, figures(bare))
 
 
 def served_seam(served: Divergence, bare: Divergence, moved: Divergence, own: Divergence, limits: Parity, where: str) -> Seam:
@@ -144,8 +141,8 @@ def served_seam(served: Divergence, bare: Divergence, moved: Divergence, own: Di
     if served.fault or bare.fault:
         return Seam(title, "logits that can't be compared", float(served.strange), 0.0, "positions", "fail", f"{served.fault or bare.fault}; {where}",
                     "The GGUF or the adapter's is damaged or of another model: run `snakemake --force lora`.")  # fmt: skip
-    limit = max(limits.max_kld_served, (1 + ADDED) * bare.kld)
-    least = min(limits.min_same_top_served, bare.same_top - ADDED * (1 - bare.same_top))
+    limit = max(limits.max_kld_served, (1 + ADDED_BY_ADAPTER) * bare.kld)
+    least = min(limits.min_same_top_served, bare.same_top - ADDED_BY_ADAPTER * (1 - bare.same_top))
     within = served.kld <= limit and served.same_top >= least
     if within and moved.kld <= 2 * bare.kld:
         why = f"the adapter moves the base by {moved.kld:.2g} nats, llama.cpp's arithmetic by {bare.kld:.2g}: whether it has an effect can't be told"

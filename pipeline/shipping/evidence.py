@@ -67,7 +67,7 @@ def adapter_mismatches(gguf: Path, lora: Path, root: Path, evaluations: Mapping[
     measured = parity.get("files") or {}
     if other := [name for name, sha256 in hashes.items() if measured.get(name) != sha256]:
         yield f"reports/parity.json is about another file than {' and '.join(other)}: run `snakemake --force parity`."
-    if read_record(root / "models/base.json", Base, "base")["files"].get(gguf.name) != hashes[gguf.name]:
+    if read_record(root, "models/base.json", Base, "base")["files"].get(gguf.name) != hashes[gguf.name]:
         yield f"models/base.json names another {gguf.name} than the one that is there: run `snakemake --force base`."
     own = passport(lora)
     if own.get(BASE_FILE) != hashes[gguf.name]:

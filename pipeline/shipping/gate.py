@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from pipeline.llamacpp.levels import level_key
 from pipeline.reporting.formats import p_value
-from pipeline.sections import UNTUNED, Gate, reference_of
+from pipeline.seams.level_limits import level_limit
+from pipeline.sections import AUTO, UNTUNED, Gate, reference_of
 
 REFERENCES = ("F16", "BF16")
 CHANCE = 0.05  # a difference whose p is not below it may be chance
@@ -63,10 +64,11 @@ def judge_level(model: str, evaluations: Mapping[str, Evaluation], answers: Answ
     if (said := found.get("reference")) != against:
         sentence = f"{model}'s report compares it with {said or 'nothing'}, not with {against}: run `python -m pipeline evaluate@{model}` again."
         findings.append(Finding("reference", "Reference", None, None, "fail", sentence))
+    allowed = level_limit(model.removeprefix(UNTUNED), figure_of(found, "parameters"))
     if limits.max_kld is not None:
-        findings.append(_divergence(model, found, against, limits.max_kld))
+        findings.append(_divergence(model, found, against, *in_force(limits.max_kld, allowed.kld, allowed.source)))
     if limits.min_same_top is not None:
-        findings.append(_same_top(model, found, against, limits.min_same_top))
+        findings.append(_same_top(model, found, against, *in_force(limits.min_same_top, allowed.same_top, allowed.source)))
     if limits.max_task_drop is not None:
         findings.append(task_drop(model, against, evaluations, answers, limits.max_task_drop, seed))
     if limits.min_stopped is not None:
@@ -105,24 +107,29 @@ def seams_hold(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Finding:
     return Finding("parity", title, 0.0, 0.0, "pass", f"{measured} of {len(seams)} seams were measured, and none failed.")
 
 
+def in_force(given: float | Literal["auto"], automatic: float, source: str) -> tuple[float, str]:
+    """The limit that applies, and in brackets where it comes from if it is auto."""
+    return (automatic, f" (auto: {source})") if given == AUTO else (given, "")
+
+
 # the worse of the assistant's tokens and all: answers known by heart survive damage that the rest of the text shows
-def _divergence(model: str, found: Evaluation, against: str, limit: float) -> Finding:
+def _divergence(model: str, found: Evaluation, against: str, limit: float, why: str) -> Finding:
     answers, everywhere, title = figure_of(found, "kld_mean"), figure_of(found.get("all_tokens"), "kld_mean"), "Divergence"
     if answers is None or everywhere is None:
         return missing("kld", title, limit, f"{model}'s divergence from {against} is not in its report", f"evaluate@{model}")
     figure = max(answers, everywhere)
     where = f" over all tokens, {answers:.4f} at the assistant's" if everywhere > answers else ""
-    sentence = f"{model}'s mean KL divergence from {against} is {figure:.4f} nats{where}; at most {limit:g} are allowed."
+    sentence = f"{model}'s mean KL divergence from {against} is {figure:.4f} nats{where}; at most {limit:g} are allowed{why}."
     return Finding("kld", title, figure, limit, "pass" if figure <= limit else "fail", sentence)
 
 
-def _same_top(model: str, found: Evaluation, against: str, limit: float) -> Finding:
+def _same_top(model: str, found: Evaluation, against: str, limit: float, why: str) -> Finding:
     answers, everywhere, title = figure_of(found, "same_top"), figure_of(found.get("all_tokens"), "same_top"), "Same first choice"
     if answers is None or everywhere is None or max(answers, everywhere) > 1:
         return missing("same_top", title, limit, f"how often {model} ranks {against}'s token first is not in its report", f"evaluate@{model}")
     figure = min(answers, everywhere)
     where = f"all positions, {share_text(answers)} of the assistant's" if everywhere < answers else "the positions"
-    sentence = f"{model} ranks {against}'s token first at {share_text(figure)} of {where}; at least {share_text(limit)} are wanted."
+    sentence = f"{model} ranks {against}'s token first at {share_text(figure)} of {where}; at least {share_text(limit)} are wanted{why}."
     return Finding("same_top", title, figure, limit, "pass" if figure >= limit else "fail", sentence)
 
 

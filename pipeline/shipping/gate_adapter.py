@@ -10,6 +10,7 @@ rules of divergence judge that seam. Task and general ability are compared with 
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.seams.level_limits import served_limit
 from pipeline.sections import ADAPTED, BARE, SOURCE, Gate
 from pipeline.shipping.gate import (
     Answers,
@@ -18,6 +19,7 @@ from pipeline.shipping.gate import (
     Verdict,
     figure_of,
     forgetting,
+    in_force,
     missing,
     seams_hold,
     share_text,
@@ -45,11 +47,11 @@ def judge_adapter(evaluations: Mapping[str, Evaluation], answers: Answers, parit
             f"The report of {ADAPTED} compares it with {said or 'nothing'} or names no adapter's GGUF: run `python -m pipeline evaluate@{ADAPTED}`."
         )
         findings.append(Finding("reference", "Reference", None, None, "fail", sentence))
-    served = parity["seams"].get(SERVED) or {}
+    served, allowed = parity["seams"].get(SERVED) or {}, served_limit()
     if limits.max_kld is not None:
-        findings.append(served_divergence(served, limits.max_kld))
+        findings.append(served_divergence(served, *in_force(limits.max_kld, allowed.kld, allowed.source)))
     if limits.min_same_top is not None:
-        findings.append(served_same_top(served, limits.min_same_top))
+        findings.append(served_same_top(served, *in_force(limits.min_same_top, allowed.same_top, allowed.source)))
     if limits.max_task_drop is not None:
         findings.append(task_drop(ADAPTED, BARE, evaluations, answers, limits.max_task_drop, seed))
     if limits.min_stopped is not None:
@@ -70,19 +72,19 @@ def ends(parity: Mapping[str, Any]) -> Finding:
     return Finding("stopped", "Ends its answers", None, None, "pass" if ended else "fail", sentence)
 
 
-def served_divergence(seam: Mapping[str, Any], limit: float) -> Finding:
+def served_divergence(seam: Mapping[str, Any], limit: float, why: str = "") -> Finding:
     """The mean KL divergence of what is served from what was trained."""
     figure = figure_of(seam, "figure") if seam.get("unit") == "nats" else None
     if figure is None:
         return missing("kld", "Divergence", limit, "how far base and adapter are from the trained model is not in parity's report", "parity")
-    sentence = f"Base and adapter in llama.cpp are {figure:.2g} nats (mean KL divergence) from the trained model; at most {limit:g} are allowed."
+    sentence = f"Base and adapter in llama.cpp are {figure:.2g} nats (mean KL divergence) from the trained model; at most {limit:g} are allowed{why}."
     return Finding("kld", "Divergence", figure, limit, "pass" if figure <= limit else "fail", sentence)
 
 
-def served_same_top(seam: Mapping[str, Any], limit: float) -> Finding:
+def served_same_top(seam: Mapping[str, Any], limit: float, why: str = "") -> Finding:
     """How often what is served ranks the same token first as what was trained."""
     title, figure = "Same first choice", figure_of(seam.get("figures"), "same_top")
     if figure is None or figure > 1:
         return missing("same_top", title, limit, "how often llama.cpp ranks the trained model's token first is not in parity's report", "parity")
     sentence = f"Base and adapter in llama.cpp rank the trained model's token first at {share_text(figure)} of the positions; at least "
-    return Finding("same_top", title, figure, limit, "pass" if figure >= limit else "fail", f"{sentence}{share_text(limit)} are wanted.")
+    return Finding("same_top", title, figure, limit, "pass" if figure >= limit else "fail", f"{sentence}{share_text(limit)} are wanted{why}.")

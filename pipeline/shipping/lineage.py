@@ -59,11 +59,11 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
     adapter = root / ADAPTER
     if not (adapter / "adapter_model.safetensors").is_file():
         raise DataError(f"{adapter} has no adapter_model.safetensors: {_back(ADAPTER, 'train')}")
-    run = read_record(adapter / "run.json", Run, "train")
+    run = read_record(root, f"{ADAPTER}/run.json", Run, "train")
     _need(root, ADAPTER, "train", inputs.train.get("run", {}).get("hashes", {}).get("adapter"), tree_hash(adapter), "reports/train.json")
     if inputs.merge is not None:
-        read_record(root / MERGED / "merge.json", MergeRecord, "merge")
-    manifest = read_record(root / TOKENS / NAME, TokensManifest, "preprocess")
+        read_record(root, f"{MERGED}/merge.json", MergeRecord, "merge")
+    manifest = read_record(root, f"{TOKENS}/{NAME}", TokensManifest, "preprocess")
     _need(root, TOKENS, "preprocess", run["tokens_sha256"], tree_hash(root / TOKENS), f"{ADAPTER}/run.json")
     found = {}
     for split, place in ROWS.items():

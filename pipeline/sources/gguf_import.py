@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.chat import PROBES
 from pipeline.errors import DataError
+from pipeline.experts import refuse_experts_of
 from pipeline.llamacpp.gguf_header import Header, NotGguf, read_header
 from pipeline.llamacpp.tools import Toolchain, run_tool
 
@@ -26,6 +27,7 @@ def checked_header(file: Path) -> Header:
     fields, architecture = header.fields, header.fields.get("general.architecture")
     if not isinstance(architecture, str) or not header.tensors:
         raise DataError(f"{file} holds no language model (architecture {architecture!r}, {len(header.tensors)} tensors): choose another GGUF")
+    refuse_experts_of(fields, str(file))
     if fields.get("split.count", 1) > 1:  # 0 is what joining leaves
         raise DataError(f"{file} is one of {fields['split.count']} parts: join them with `llama-gguf-split --merge`, then name the result")
     blocks = fields.get(f"{architecture}.block_count")

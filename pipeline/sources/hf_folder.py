@@ -13,6 +13,7 @@ import yaml
 
 from pipeline.chat import load_tokenizer
 from pipeline.errors import DataError, QuenchError
+from pipeline.experts import refuse_experts
 from pipeline.hashing import file_hash
 from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.packed import MODEL_FILE
@@ -67,9 +68,10 @@ def gguf_parts(file: str) -> list[str]:
 
 
 def check_config(config: dict[str, Any], source: str) -> None:
-    """Raise `DataError` unless transformers itself knows this model, and its weights are plain."""
+    """Raise `DataError` unless transformers itself knows this model, it is a dense one and its weights are plain."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    refuse_experts(config, source)
     kind = config.get("model_type")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         code = " and would run its author's code (auto_map), which Quench never does" if "auto_map" in config else ""

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.errors import ConfigError, DataError, MachineError
+from pipeline.experts import refuse_experts
 from pipeline.hashing import file_hash
 from pipeline.publish import need_disk
 from pipeline.sources.hf_folder import check_config, choose_files, choose_gguf, read_object
@@ -28,7 +29,9 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        listing = HfApi().model_info(repo, revision=commit, files_metadata=True).siblings or []
+        info = HfApi().model_info(repo, revision=commit, files_metadata=True)
+        refuse_experts({"model_type": (info.gguf or {}).get("architecture")}, repo)  # a GGUF's header comes with its gigabytes
+        listing = info.siblings or []
         listed, where = [file.rfilename for file in listing], f"{repo} at {commit}"
         names = choose_gguf(listed, gguf, where) if gguf else choose_files(listed, where)
         wanted = sorted((file for file in listing if file.rfilename in names), key=lambda file: file.size or 0)

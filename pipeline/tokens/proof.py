@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.chat import IGNORED, Row
 from pipeline.errors import DataError
 from pipeline.jsonl import read_rows
+from pipeline.reporting.data_words import plural
 from pipeline.tokens.tables import Written
 from pipeline.tokens.tally import row_name
 
@@ -82,7 +83,8 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
     if over := next(written.left(), None):
         raise DataError(f"row {over} of {path.name} is not in {file}, or more often than there: rows were made up")
     if read != trained_rows + rejected:
-        raise DataError(f"{file} has {read} rows, {trained_rows} are in {path.name} and {rejected} were rejected with a reason: rows got lost")
+        where = f"{trained_rows} are in {path.name} and {rejected} were rejected with a reason"
+        raise DataError(f"{file} has {plural(read, 'row')}, {where}: rows got lost")
     trained = int((written.labels != IGNORED).sum())
     return {"rows": trained_rows, "sequences": len(written.row_ids), "packed_rows": len(written.lengths), "tokens": len(written.ids),
             "trained_tokens": trained, "trained_turns": turns}  # fmt: skip

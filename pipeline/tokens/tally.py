@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.chat import Row
+from pipeline.chat import NOT_A_CHAT, Row
 
 EXAMPLES = 2  # of each kind of row, and of each reason
 BINS = 32  # of the histogram of lengths, at most
@@ -21,10 +21,13 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     without_system: int = 0
+    scored: int = 0  # trained rows with a reward, which counts for nothing yet
+    untrained: Counter[str] = field(default_factory=Counter)  # rows of kinds that supervised training doesn't learn from
 
-    def reject(self, name: str, code: str, why: str) -> None:
+    def reject(self, row: Row, name: str, code: str, why: str) -> None:
         """Count a row that was left out."""
         self.rejected[code] += 1
+        self.untrained.update([row["kind"]] if code == NOT_A_CHAT else [])
         known = self.rejects.setdefault(code, [])
         if len(known) < EXAMPLES:
             known.append({"row": name, "why": why})
@@ -35,6 +38,7 @@ class Tally:
         self.kinds[kind] += 1
         if self.kinds[kind] <= (1 if kind == "unfolded" else EXAMPLES):
             self.examples.setdefault(kind, []).extend(names[:EXAMPLES])
+        self.scored += "reward" in row
         self.without_system += kind != "text" and row["messages"][0]["role"] != "system"
 
     def account(self, lengths: Sequence[int]) -> dict[str, Any]:
@@ -45,6 +49,8 @@ class Tally:
             "rejects": dict(sorted(self.rejects.items())),
             "kinds": dict(sorted(self.kinds.items())),
             "rows_without_system": self.without_system,
+            "scored": self.scored,
+            "untrained": dict(sorted(self.untrained.items())),
             "lengths": histogram(lengths),
         }
 

@@ -6,6 +6,7 @@ set aside, never resumed and never deleted in silence.
 """
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from pipeline.publish import publishing, remove, write_json
 MARKER = "complete.json"
 WRITING = ".writing"  # where the trainer writes; what is in there was never finished
 TORN = "torn"
+LATER = "later"  # those after a checkpoint that a user chose to go on from; nothing reads them
+JOURNAL = "steps.jsonl"
 
 
 def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -> None:
@@ -69,6 +72,22 @@ def newest_verified(folder: Path) -> Path | None:
         checkpoint.rename(aside)
         print(f"train: {checkpoint.name} is torn ({trouble}): it is set aside in {aside}", file=sys.stderr)
     return None
+
+
+def set_later_aside(folder: Path, chosen: Path) -> None:
+    """Move what is newer than `chosen` to `folder`/later, with the journal as it is, so that nothing goes on from them; named on stderr."""
+    later = [one for one in checkpoints_in(folder) if step_of(one) > step_of(chosen)]
+    if not later:
+        return
+    aside = folder / LATER
+    aside.mkdir(exist_ok=True)
+    if (folder / JOURNAL).is_file():
+        shutil.copy2(folder / JOURNAL, aside / JOURNAL)
+    for checkpoint in later:
+        remove(aside / checkpoint.name)  # the same step of the same run
+        checkpoint.rename(aside / checkpoint.name)
+    names = ", ".join(one.name for one in later)
+    print(f"train: newer than {chosen.name}, so not used any more: {names}; kept in {aside} until a run starts from nothing", file=sys.stderr)
 
 
 def prune(folder: Path, keep: int, best: Path | None = None) -> None:

@@ -18,6 +18,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Interruption:
     """Context manager that takes over `SIGNALS` (in a program's main thread; elsewhere it does nothing)."""
 
+    stopping = False  # whether this process was told to end and is at it
+
     def __init__(self) -> None:
         self.received: int | None = None
         self.waiting = False  # whether a signal waits until the trainer asks for `received`
@@ -44,6 +46,6 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         for known, handler in self._before.items():
             signal.signal(known, handler)  # type: ignore[arg-type]
-        self.received = number
+        self.received, Interruption.stopping = number, True
         if not self.waiting:
             raise Stopped(number)

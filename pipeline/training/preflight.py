@@ -10,10 +10,11 @@ from pathlib import Path
 
 from pipeline.checks import Check, State
 from pipeline.errors import ConfigError, DataError, MachineError
+from pipeline.experts import sign_of_experts
 from pipeline.llamacpp.gguf_header import NotGguf, read_header
 from pipeline.packed import MODEL_FILE
 from pipeline.planning.card import Card
-from pipeline.planning.disk import CACHE
+from pipeline.planning.disk import CACHE, own_bytes
 from pipeline.planning.packed import packed_in
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import Shape, load_shape
@@ -23,22 +24,32 @@ from pipeline.sections import LoraType, Training
 from pipeline.training.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
 NF4_BLOCK = 64  # weights that share a scale
-JSON_OBJECTS = "config.json", "tokenizer.json"  # without which no base can be loaded
+CONFIG = "config.json"
+JSON_OBJECTS = CONFIG, "tokenizer.json"  # without which no base can be loaded
 
 
 def preflight(
-    *, tokens: Path, base: Path, disk: Path, settings: Training, max_length: int, levels: Sequence[str], lora: LoraType = "F16"
+    *,
+    tokens: Path,
+    base: Path,
+    disk: Path,
+    settings: Training,
+    max_length: int,
+    levels: Sequence[str],
+    lora: LoraType = "F16",
+    untuned: bool = True,
 ) -> list[Check]:
     """Every check, in the order in which training would meet them; `disk` is a folder on the disk that takes the artifacts.
 
-    `max_length`, `levels` and `lora` are `preprocess.max_length`, `quantize.levels` and `lora.type`. `pipeline.checks.refuse` raises what failed.
+    `max_length`, `levels`, `lora` and `untuned` are `preprocess.max_length`, `quantize.levels`, `lora.type` and `convert.base`.
+    `pipeline.checks.refuse` raises what failed.
     """
     card = this_card()
     checks = [data(tokens), whole_base(base), *gpu(card), arithmetic(card, settings), bitsandbytes_works(settings), triton_works(card, settings)]
     try:
         shape = load_shape(base / "config.json")
         checks += nf4_widths(shape, settings, card)
-        plan = make_plan(shape, settings, max_length, levels, card, packed=packed_in(base, settings), lora=lora)
+        plan = make_plan(shape, settings, max_length, levels, card, packed=packed_in(base, settings), lora=lora, untuned=untuned)
     except (ConfigError, DataError) as error:
         unplanned = [Check(name, "not measured", str(error)) for name in ("memory plan", "disk")]
         return [*checks, *unplanned]
@@ -77,6 +88,8 @@ def whole_base(base: Path) -> Check:
         for name in JSON_OBJECTS:
             if name not in missing and not isinstance(json.loads((base / name).read_text(encoding="utf-8")), dict):
                 raise ValueError(f"{name} is no JSON object")
+        if CONFIG not in missing and (sign := sign_of_experts(json.loads((base / CONFIG).read_text(encoding="utf-8")))):
+            return Check("base", "fail", f"a mixture of experts ({sign})", "take a dense model as base.model", DataError)
         if (packed := base / MODEL_FILE).is_file():
             return packed_base(packed, missing)
         index = base / "model.safetensors.index.json"
@@ -154,7 +167,7 @@ def memory_plan(plan: Plan, free: int) -> Check:
 
 def disk_plan(sizes: dict[str, int], free: int) -> Check:
     """The disk plan against what is free; a warning where only the copies in DVC's cache don't fit."""
-    own = int(sum(size for name, size in sizes.items() if name != CACHE) * DISK_MARGIN)
+    own = int(own_bytes(sizes) * DISK_MARGIN)
     copies = int(sizes[CACHE] * DISK_MARGIN)
     finding = f"training and the stages after it need {disk_gb(own, 1)}, {disk_gb(free, 1)} are free"
     if own > free:

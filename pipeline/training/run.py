@@ -18,7 +18,7 @@ from pipeline.healing.cache import TEACHER
 from pipeline.packed import MODEL_FILE, SOURCE_FILE
 from pipeline.publish import remove, write_json
 from pipeline.sections import Training
-from pipeline.training.checkpoints import TORN, checkpoints_in, newest_verified, step_of
+from pipeline.training.checkpoints import TORN, checkpoints_in, defect, newest_verified, read_notes, set_later_aside, step_of
 from pipeline.watching.hardware import cpu_name
 
 RUN = "run.json"
@@ -71,11 +71,12 @@ def teacher_hash(base: Path) -> str:
     return file_hash(base / SOURCE_FILE)
 
 
-def find_start(folder: Path, record: dict[str, Any], *, resume: bool) -> Path | None:
+def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> Path | None:
     """The checkpoint below `folder` to go on from, None for a start from nothing; `folder` is then this run's.
 
-    Without `resume`, and where a *finished* run left checkpoints of other inputs, they are removed. Raises `ConfigError` where
-    an unfinished run is there and its inputs, settings or libraries were others; nothing is deleted then.
+    `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of other inputs, they are removed.
+    Raises `ConfigError` where an unfinished run is there and its inputs, settings or libraries were others, and for a choice that is none;
+    nothing is deleted then.
     """
     known = _read(folder / RUN) if resume else None
     if resume and known is None and checkpoints_in(folder):
@@ -84,6 +85,8 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool) -> Path | 
             "start anew with `python -m pipeline train --no-resume`, which deletes them"
         )
     changed = list(differences(known["record"], record)) if known else []
+    if isinstance(resume, Path):
+        return _go_on(folder, record, _chosen(folder, resume, record, changed), changed)
     if known and not known["finished"] and (hard := [words for key, words in changed if key not in MACHINE]):
         start = newest_verified(folder)
         if start is not None:
@@ -98,10 +101,46 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool) -> Path | 
         for path in folder.glob("*"):
             if path.name not in kept or not resume:
                 remove(path)
+    return _go_on(folder, record, start, changed)
+
+
+def _go_on(folder: Path, record: dict[str, Any], start: Path | None, changed: list[tuple[str, str]]) -> Path | None:
+    """Make `folder` the run's that goes on from `start`."""
     for _, words in changed if start else []:
         print(f"train: {words} changed: the run goes on, but not to the very bytes of an unbroken one", file=sys.stderr)
     write_json(folder / RUN, {"record": record, "finished": False})
     return start
+
+
+def _chosen(folder: Path, given: Path, record: dict[str, Any], changed: list[tuple[str, str]]) -> Path:
+    """The checkpoint that a user named (its path, or its name in `folder`), proven whole and this run's; later ones are set aside.
+
+    Raises `ConfigError` for one of another place or run, `DataError` for a torn one; nothing is moved then.
+    """
+    found = {one.resolve(): one for one in checkpoints_in(folder)}
+    others = f"choose one of {', '.join(map(str, found.values()))}" if found else "there is none, so leave --resume out"
+    start = found.get(given.resolve()) or found.get((folder / given).resolve())
+    if start is None:
+        raise ConfigError(f"{given} is no checkpoint in {folder}: {others}")
+    if trouble := defect(start):
+        raise DataError(f"{start} is torn ({trouble}), so no run can go on from it: {others}")
+    if hard := [words for key, words in changed if key not in MACHINE]:
+        raise ConfigError(f"{start} is of a run before {'; '.join(hard)} changed: put that back to go on from it")
+    if read_notes(start).get("run") not in (None, run_id(record)):  # older versions did not note it
+        raise ConfigError(f"{start} is of another run than {folder / RUN}, and was copied here: {others}")
+    set_later_aside(folder, start)
+    return start
+
+
+def run_id(record: dict[str, Any]) -> str:
+    """What a run's checkpoints are told from another's by: a hash of its record, but for what it may go on with changed."""
+    return json_hash({key: value for key, value in record.items() if key not in MACHINE})
+
+
+def run_in(folder: Path) -> str | None:
+    """The `run_id` of the run that `folder` holds; None if it holds none."""
+    known = _read(folder / RUN)
+    return run_id(known["record"]) if known else None
 
 
 def finish(folder: Path, record: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from pipeline.training.interruption import Interruption
 from pipeline.training.liger import fused_loss
 from pipeline.training.proofs import refuse_repacked
 from pipeline.training.randomness import random_state, random_state_of
+from pipeline.training.run import run_in
 from pipeline.watching.journal import Journal
 from pipeline.watching.samples import undisturbed
 
@@ -187,7 +188,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         finally:
             self._writing = None
         due = bool(self.held_out) and (step % self.args.eval_steps == 0 or step >= self.state.max_steps)
-        notes = {"step": step, "pending_evaluation": due and self.evaluated_step != step}
+        notes = {"step": step, "pending_evaluation": due and self.evaluated_step != step, "run": run_in(folder)}
         self.journal.sync()
         publish_checkpoint(folder / WRITING / f"checkpoint-{step}", self._checkpoint(step), notes)
         remove(folder / WRITING)

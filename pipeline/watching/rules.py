@@ -7,8 +7,8 @@ loss is a divergence (nats) that is small from the start, and its gradient with 
 """
 
 import math
-from collections.abc import Callable
-from statistics import median
+import statistics
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pipeline.sections import Train
@@ -50,7 +50,13 @@ class Run:
             self.gradients.append(row["grad_norm"])
             self.speeds.append(row["tokens_per_second"])
         else:
-            self.evaluations.append((row["step"], row["eval_loss"], median(self.losses[-WINDOW:]) if self.losses else math.nan))
+            self.evaluations.append((row["step"], row["eval_loss"], median(self.losses[-WINDOW:])))
+
+
+def median(values: Sequence[float]) -> float:
+    """The median of those that are finite, NaN if none is: among NaN, sorting gives any order."""
+    known = [value for value in values if math.isfinite(value)]
+    return statistics.median(known) if known else math.nan
 
 
 def finite_loss(run: Run) -> Verdict:
@@ -125,10 +131,9 @@ def gradient_alarm(run: Run) -> Verdict:
 def gradient_range(run: Run) -> Verdict:
     """The gradient norm's running median outside 0.1 to 10; low is fine where the task is learnt."""
     low, high = USUAL_GRADIENT
-    norms = [norm for norm in run.gradients[-WINDOW:] if math.isfinite(norm)]
-    if len(run.gradients) < WINDOW or not norms:
+    usual, loss = median(run.gradients[-WINDOW:]), median(run.losses[-WINDOW:])
+    if len(run.gradients) < WINDOW or math.isnan(usual):
         return "not measured", f"fewer than {WINDOW} steps with a gradient", ""
-    usual, loss = median(norms), median(run.losses[-WINDOW:])
     text = f"gradient norm {usual:.3g} in the median of {WINDOW} steps, usual are {low:g} to {high:g}"
     if usual > high:
         return "warn", text, "unstable learning: lower train.learning_rate, or raise train.gradient_accumulation_steps"

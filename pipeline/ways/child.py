@@ -1,23 +1,20 @@
-"""Run a stage of a sub-project as a process of its own, which ends with the one that started it.
-
-    python -m pipeline.ways.child PARENT_PID pipeline train --root FOLDER
-
-asks Linux to send SIGTERM once the parent is gone, however that ended (training then writes a checkpoint), and becomes `python -m pipeline …`.
-"""
+"""Run a stage of a sub-project as a process of its own, which ends with this one: by SIGTERM, so that a training saves a checkpoint."""
 
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.child import bound
 from pipeline.errors import ConfigError, DataError, GateError, MachineError, QuenchError, Stopped, ToolError
 from pipeline.llamacpp.tools import PROJECT
+from pipeline.workflow.owner import RUN
 from pipeline.workflow.settle import REUSE
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# of the run: nothing of a sub-project is in DVC's cache, and its stages end with this process, which hears of the run's end
+OF_THE_RUN = (REUSE, RUN, "DVC_STAGE")
 ERRORS: dict[int, type[QuenchError]] = {kind.exit_code: kind for kind in (ConfigError, DataError, ToolError, GateError, MachineError)}
 
 
@@ -28,8 +25,8 @@ def run_stage(root: Path, *words: str) -> None:
 
 def run_module(module: str, *words: str, what: str) -> None:
     """Run `python -m MODULE WORDS` to its end; `what` names it in errors. Raises `QuenchError` of the child's exit code, `Stopped` after a signal."""
-    environment = {name: value for name, value in os.environ.items() if name != REUSE}  # nothing of a sub-project is in DVC's cache
-    command = [sys.executable, "-m", "pipeline.ways.child", str(os.getpid()), module, *words]
+    environment = {name: value for name, value in os.environ.items() if name not in OF_THE_RUN}
+    command = bound([sys.executable, "-m", module, *words], signal.SIGTERM)
     # in a session of its own: Ctrl-C in a terminal reaches a whole group, and a training ends at once at its second signal
     process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -44,18 +41,3 @@ def run_module(module: str, *words: str, what: str) -> None:
     if code:
         kind = ERRORS.get(code, ToolError)
         raise kind(f"{what} failed (exit status {code}; its reason stands above): mend that, then run the same command again")
-
-
-def become(parent: int, words: Sequence[str]) -> None:
-    """Become `python -m WORDS`; end where the parent is gone already."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit(f"process {parent}, which wanted this stage, is gone")
-    os.execv(sys.executable, [sys.executable, "-m", *words])  # noqa: S606 (no shell is wanted)
-
-
-if __name__ == "__main__":
-    become(int(sys.argv[1]), sys.argv[2:])

@@ -8,8 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.hashing import file_hash
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.params import Params
@@ -51,7 +49,7 @@ def open_project(root: Path, params: Params, settings: Settings, links: Links, k
             link.symlink_to(target.resolve())
     values = sub_params(params, settings)
     with publishing(root / "params.yaml") as aside:
-        aside.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        aside.write_text(json.dumps(values, indent=2, ensure_ascii=False), encoding="utf-8")  # JSON is YAML, the same in every version
     said.write_text(key, encoding="utf-8")
     return root
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipeline.planning.units import size_in_words
 from pipeline.ways.names import REMEDIES, WAYS, title
 from pipeline.ways.statistics import Difference
 
@@ -43,13 +44,10 @@ def recommend(level: str, ways: Mapping[str, Measured], differences: Mapping[tup
         runner = max(worse, key=lambda way: ways[way].score, default=best)
         found = between(differences, runner, best)
         why = f"{over} it scores {100 * ways[best].score:.1f} points, {found.points:.1f} more than the next way ({found.low:.1f} to {found.high:.1f})"
-    elif not worse:
-        why = f"{over} no way scores measurably below the best one, so take the one that needs least disk, {size(ways[chosen].on_disk)} on the way"
     else:
-        why = (
-            f"{over} {len(equals)} of {len(ways)} ways are not measurably below the best one, and of these it needs least disk, "
-            f"{size(ways[chosen].on_disk)} on the way"
-        )
+        few = f"{len(equals)} of {len(ways)} ways are not measurably below the best one, and of these it needs least disk"
+        all_of_them = "no way scores measurably below the best one, so take the one that needs least disk"
+        why = f"{over} {few if worse else all_of_them}, {size_in_words(ways[chosen].on_disk)} on the way"
     return Advice(chosen, decided, f"{told}: {why}: {remedy}")
 
 
@@ -59,8 +57,3 @@ def between(differences: Mapping[tuple[str, str], Difference], first: str, secon
         return differences[first, second]
     found = differences[second, first]
     return Difference(-found.points, -found.high, -found.low, found.p_value)
-
-
-def size(count: int) -> str:
-    """Bytes as 105.5 MB or 4.68 GB (decimal units)."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -35,7 +35,7 @@ def _is_graph(file: Path, graph: Graph) -> bool:
     try:
         stages = (yaml.safe_load(file.read_bytes()) or {}).get("stages", {}) if file.is_file() else {}
         return OWN[graph] in stages and OWN[other] not in stages
-    except (yaml.YAMLError, AttributeError, TypeError):
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
         return False  # DVC says what is wrong with it
 
 

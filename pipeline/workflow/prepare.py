@@ -4,21 +4,26 @@ Called by the first lines of the Snakefile, in its main process only. Messages g
 `snakemake --rulegraph` and the like.
 """
 
-import fcntl
 import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from pipeline.errors import DataError, MachineError, QuenchError, ToolError
-from pipeline.params import load_params
+from pipeline.curation.reading.special_files import need_plain_files
+from pipeline.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
+from pipeline.params import Params, load_params
 from pipeline.publish import remove
+from pipeline.strict_yaml import printable
 from pipeline.workflow.graphs import need_graph
+from pipeline.workflow.locks import RUN, Held, lock_file, stages_at_work, take
+from pipeline.workflow.owner import mark_run
+from pipeline.workflow.scraps import working
 from pipeline.workflow.settle import REUSE, Settled, settle
 
+PATIENCE = 3.0  # seconds in which the stages of a killed run end
 # Snakemake has no better sign, before it plans, that it will run nothing
 DRY_RUN = {"--dry-run", "--dryrun", "--dag", "--rulegraph", "--filegraph", "--list", "--summary", "--lint", "--unlock"}
 # flags that mean "run it, whatever its record says", also among others: -f, -F, -R, -pF, -Rtrain, --force, --forceall, --forcerun=train
@@ -26,13 +31,22 @@ FORCED = re.compile(r"-[nktplDS]*[fFR].*|--force(?!-).*")
 _held: list[IO[str]] = []  # the lock's open file: the lock lasts as long as the process
 
 
-def prepare(root: Path = Path()) -> None:
-    """Make the folder ready for a plan; a user's mistake ends the process with one sentence and its exit code."""
+def prepare(given: Any = None, root: Path = Path()) -> Params:
+    """Make the folder ready for a plan and give its settings; a user's mistake ends the process with one sentence and its exit code.
+
+    `given` is what Snakemake was given by `--config` and `--configfile` (`workflow.config_settings`): stages would not see it.
+    """
     # rules say `python`: this one, also where the virtual environment is not activated
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     try:
-        need_graph(root, load_params(root / "params.yaml").graph)
-        _be_the_only_one(root)
+        _refuse_other_settings(given)
+        params = load_params(root / "params.yaml")
+        need_graph(root, params.graph)
+        be_the_only_one(root)
+        _no_stage_at_work(root)
+        with working(root):
+            pass  # what killed runs left is swept
+        _need_plain_files(root)
         _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours
         _allow_reuse(sys.argv[1:])
         if (root / ".dvc").is_dir():
@@ -44,6 +58,17 @@ def prepare(root: Path = Path()) -> None:
     except QuenchError as error:
         print(f"snakemake: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    return params
+
+
+def _refuse_other_settings(given: Any) -> None:
+    """Raise `ConfigError` where settings were given to Snakemake itself: every stage reads params.yaml, and DVC records it."""
+    files, keys = (getattr(given, name, ()) for name in ("configfiles", "config"))
+    if words := [*(f"--configfile {file}" for file in files), *(f"--config {key}=…" for key in keys)]:
+        raise ConfigError(
+            f"{printable(' '.join(words), 120)} would change nothing, for every stage reads params.yaml: edit params.yaml, or run one stage with "
+            "`python -m pipeline STAGE --params FILE`"
+        )
 
 
 def _is_dry_run(words: list[str]) -> bool:
@@ -62,29 +87,23 @@ def _allow_reuse(words: list[str]) -> None:
         os.environ[REUSE] = "1"
 
 
-def _be_the_only_one(root: Path) -> None:
-    """Take the project's lock until this process ends; the kernel gives a dead owner's back."""
-    path = root / ".quench" / "run.lock"
-    path.parent.mkdir(exist_ok=True)
-    lock = path.open("a+")
+def be_the_only_one(root: Path) -> None:
+    """Take the project's lock until this process ends, and have its jobs end with it."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise MachineError(f"{root.resolve()} is in use by process {_owner(lock)}: wait until it is done, then run again") from None
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-    _held.append(lock)
+        _held.append(take(lock_file(RUN, root)))
+    except Held as other:
+        raise MachineError(f"{root.resolve()} is in use by process {other}: wait until it is done, then run again") from None
+    mark_run()
 
 
-def _owner(lock: IO[str]) -> str:
-    """The holder's process id; it may need a moment to write it."""
-    for _ in range(20):
-        lock.seek(0)
-        if (pid := lock.read()) and Path(f"/proc/{pid}").exists():
-            return pid
-        time.sleep(0.05)
-    return pid or "unknown"
+def _no_stage_at_work(root: Path) -> None:
+    """Raise `MachineError` if a stage runs here already: started by hand, or a killed run's that still saves its work."""
+    deadline = time.monotonic() + PATIENCE
+    while at_work := stages_at_work(root):
+        if time.monotonic() > deadline:
+            named = " and ".join(f"{stage} is already running as process {pid}" for stage, pid in at_work.items())
+            raise MachineError(f"{named} in {root.resolve()}: wait until it is done, or end it, then run again")
+        time.sleep(0.1)
 
 
 def _empty(folder: Path) -> None:
@@ -94,6 +113,8 @@ def _empty(folder: Path) -> None:
 
 
 def _tell(settled: Settled) -> None:
+    if settled.damaged:
+        print(f"changed on disk though the date did not, so it is not used: {', '.join(settled.damaged)}", file=sys.stderr)
     if settled.restored:
         print(f"restored from DVC's cache: {', '.join(settled.restored)}", file=sys.stderr)
     if settled.absent:
@@ -113,6 +134,11 @@ def _refetch(stages: list[str], root: Path) -> None:
     if subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode:
         raise ToolError(f"{', '.join(stages)} failed (see above): mend that, then run again")
     settle(root)
+
+
+def _need_plain_files(root: Path) -> None:
+    """Refuse what DVC would open and wait for without end, and names that it can't record, before it hashes the user's folders."""
+    need_plain_files(*(root / "data" / name for name in ("raw", "guard", "evaluation")), recorded=(root / ".dvc").is_dir())
 
 
 def _need_raw_data(root: Path) -> None:

@@ -6,18 +6,38 @@ Called by the stage runner (`python -m pipeline STAGE`), so that `dvc status` is
 import fcntl
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import yaml
 
 from pipeline.errors import MachineError, ToolError
+from pipeline.strict_yaml import read_fast, read_strict
+from pipeline.workflow.locks import Held, lock_file, take
+from pipeline.workflow.owner import end_with_owner
+from pipeline.workflow.scraps import working
 
 LARGE = 2**20  # bytes
+
+
+class Entry(NamedTuple):
+    """What a stage reads and writes, relative to the project's folder."""
+
+    deps: list[str]
+    outs: list[str]
+
+
+class Recorded(NamedTuple):
+    """An output as `dvc.lock` has it: the stage that wrote it, its path in the project, its md5 (of a folder: `….dir`)."""
+
+    stage: str
+    path: Path
+    md5: str
 
 
 def record(stage: str, root: Path) -> None:
@@ -50,6 +70,25 @@ def recording(root: Path) -> Iterator[IO[str]]:
         yield lock
 
 
+@contextmanager
+def open_project(root: Path, *, wait: bool = False) -> Iterator[Any]:
+    """The DVC project at `root` while no stage is being recorded, its errors in plain words; `wait` for its lock, or give up soon."""
+    from dvc.exceptions import DvcException
+    from dvc.lock import LockError
+    from dvc.repo import Repo
+    from dvc.scm import SCMError
+
+    try:
+        with recording(root), Repo(str(root), _wait_for_lock=wait) as repo:
+            yield repo
+    except LockError as error:
+        raise MachineError(f"DVC is at work in this folder ({_words(error)}): wait for it, then run again") from error
+    except (DvcException, SCMError) as error:
+        raise ToolError(f"DVC can't read this project ({_words(error)}): mend that, then run again") from error
+    except OSError as error:  # a full disk, a folder that is not ours
+        raise MachineError(f"DVC can't work in this folder ({_words(error)}): mend that, then run again") from error
+
+
 def inputs_state(stage: str, root: Path) -> Any:
     """What a user may edit while `stage` runs: its parameters, its code and the raw data; None where nothing is recorded.
 
@@ -59,8 +98,8 @@ def inputs_state(stage: str, root: Path) -> Any:
     known = _stage(stage, root)
     if known is None:
         return None
-    params = _read(root / "params.yaml")
-    tracked = {key: params.get(key.partition(".")[0]) for key in known.get("params", [])}
+    params = read_strict(root / "params.yaml")[0]
+    tracked = {key: _value(params, key.partition(".")[0]) for key in known.get("params", [])}
     edited = [root / dep for dep in known.get("deps", []) if dep.startswith(("pipeline/", "data/raw", "data/guard", "data/evaluation"))]
     files = [path for dep in edited for path in ([dep] if dep.is_file() else sorted(dep.rglob("*"))) if path.is_file()]
     return tracked, {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files if "__pycache__" not in path.parts}
@@ -75,26 +114,73 @@ def seems_unchanged(stage: str, root: Path) -> bool:
     if not (root / ".dvc").is_dir() or not lock.is_file():
         return False
     with recording(root):  # DVC writes dvc.lock in place
-        entry = (_read(lock) or {}).get("stages", {}).get(stage)
+        entry = (read_fast(lock) or {}).get("stages", {}).get(stage)
     if entry is None:
         return False
     for file, recorded in entry.get("params", {}).items():
-        params = _read(root / file)
+        params = read_strict(root / file)[0]
         if any(_value(params, key) != value for key, value in recorded.items()):
             return False
     return not any(_surely_differs(root / dep["path"], dep) for dep in entry.get("deps", []))
 
 
+def recorded(root: Path) -> list[Recorded]:
+    """Every output that a stage of `dvc.yaml` has in `dvc.lock`; nothing where `root` is no DVC project that has run."""
+    lock = root / "dvc.lock"
+    if not (root / ".dvc").is_dir() or not lock.is_file():
+        return []
+    stages = stages_of(root)
+    with recording(root):  # DVC writes dvc.lock in place
+        entries = (read_fast(lock) or {}).get("stages", {})
+    return [
+        Recorded(name, Path(out["path"]), out["md5"])
+        for name, entry in entries.items()
+        for out in entry.get("outs", [])
+        if name in stages and out["path"] in stages[name].outs and "md5" in out
+    ]
+
+
+def stages_of(root: Path) -> dict[str, Entry]:
+    """The stages of `dvc.yaml` with the values of `params.yaml` filled in, one for each level or model; none where it can't be read."""
+    try:
+        params = read_fast(root / "params.yaml")
+        return dict(_entries(read_fast(root / "dvc.yaml")["stages"], params))
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return {}  # DVC says what is wrong with it
+
+
+def _entries(stages: dict[str, Any], params: dict[str, Any]) -> Iterator[tuple[str, Entry]]:
+    for name, stage in stages.items():
+        items = [None] if "foreach" not in stage else _value(params, stage["foreach"].strip("${}"))
+        for item in items:
+            values, own = (params, stage) if item is None else (params | {"item": item}, stage["do"])
+            paths = {kind: [_filled(_path(one), values) for one in own.get(kind, [])] for kind in ("deps", "outs", "metrics", "plots")}
+            outs = [*paths["outs"], *paths["metrics"], *paths["plots"]]
+            yield name if item is None else f"{name}@{item}", Entry(paths["deps"], outs)
+
+
+def _path(entry: str | dict[str, Any]) -> str:
+    return entry if isinstance(entry, str) else next(iter(entry))
+
+
+def _filled(text: str, values: dict[str, Any]) -> str:
+    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_value(values, found[1])), text)
+
+
 @contextmanager
 def running(stage: str, root: Path) -> Iterator[None]:
-    """Keep a second process from running the same stage below `root`. Raises `MachineError` where one does."""
-    path = root / ".quench" / f"{stage}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MachineError(f"{stage} is already running in {root.resolve()}: wait until it is done, or end that process") from None
+    """Run `stage` below `root` in this process: nobody else runs it meanwhile, and it ends with the run that started it.
+
+    What killed runs left is swept first. Raises `MachineError` if another process runs the stage.
+    """
+    end_with_owner(stage)
+    try:
+        lock = take(lock_file(stage, root))
+    except Held as other:
+        raise MachineError(
+            f"{stage} is already running as process {other} in {root.resolve()}: wait until it is done, or end that process"
+        ) from None
+    with lock, working(root):
         yield
 
 
@@ -104,12 +190,8 @@ def _stage(stage: str, root: Path) -> dict[str, Any] | None:
     if not (root / ".dvc").is_dir() or not file.is_file():
         return None
     name, _, item = stage.partition("@")
-    entry: dict[str, Any] | None = _read(file).get("stages", {}).get(name)
+    entry: dict[str, Any] | None = read_fast(file).get("stages", {}).get(name)
     return entry["do"] if entry and item else entry
-
-
-def _read(file: Path) -> Any:
-    return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  (C where PyYAML has it: ten times as fast)
 
 
 def _value(params: Any, key: str) -> Any:
@@ -125,3 +207,7 @@ def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:
         return not path.is_dir() or "nfiles" not in recorded
     size = path.stat().st_size
     return size != recorded.get("size") or (size < LARGE and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != recorded.get("md5"))
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -12,14 +12,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import MachineError, ToolError
-from pipeline.workflow.record import recording, seems_unchanged
+from pipeline.errors import MachineError
+from pipeline.strict_yaml import read_fast
+from pipeline.workflow.hashes import Hashes
+from pipeline.workflow.integrity import drop_rotten, learn, teach
+from pipeline.workflow.record import open_project, seems_unchanged
 
 REUSE = "QUENCH_REUSE"  # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
 OLD = 10**9  # nanoseconds since 1970: older than any input
@@ -30,6 +31,7 @@ STAMP = ".snakemake_timestamp"  # Snakemake dates a folder by this file, where a
 class Settled:
     """What settling found and did; paths are relative to the project's folder."""
 
+    damaged: list[str] = field(default_factory=list)  # other bytes than before, under the same date
     restored: list[str] = field(default_factory=list)  # brought back from DVC's cache
     absent: list[str] = field(default_factory=list)  # recorded in dvc.lock, but neither here nor in the cache
     stale: set[str] = field(default_factory=set)  # stages to run again
@@ -40,16 +42,19 @@ class Settled:
 def settle(root: Path) -> Settled:
     """Bring back missing outputs and settle all dates below `root`; a second call changes nothing.
 
-    Raises `MachineError` where DVC is at work here, `ToolError` (with DVC's words) where DVC can't read the project.
+    Raises `MachineError` where DVC is at work here, `ToolError` (with DVC's words) where DVC can't read the project, `DataError` where raw data
+    seems damaged.
     """
-    with _project(root) as repo:
+    with open_project(root) as repo, Hashes(root) as hashes:
         with repo.lock:
             _no_writer(Path(repo.tmp_dir, "rwlock"))
             _mend_lock(root / "dvc.lock")
             _sweep(repo)
-        settled = _bring_back(repo)
+        settled = Settled(damaged=learn(repo, hashes))
+        _bring_back(repo, settled, hashes)
         with repo.lock:
-            _date(repo, settled)
+            _date(repo, settled, hashes)
+        teach(repo, hashes)
         return settled
 
 
@@ -61,9 +66,9 @@ def reuse(stage: str, root: Path) -> bool:
     """
     if os.environ.get(REUSE) != "1" or "DVC_STAGE" in os.environ or not seems_unchanged(stage, root):
         return False
-    with _project(root, wait=True) as repo, repo.lock:
+    with open_project(root, wait=True) as repo, repo.lock:
         known = repo.stage.load_one(path=str(Path(repo.root_dir, "dvc.yaml")), name=stage)
-        if _is_stale(known) or any(out.changed_cache() for out in known.outs):
+        if _is_stale(known) or not _all_good(known.outs, root):
             return False
         for out in known.outs:
             out.checkout(force=True)  # not repo.checkout: it reads every stage again, which doubles the time
@@ -71,23 +76,12 @@ def reuse(stage: str, root: Path) -> bool:
     return True
 
 
-@contextmanager
-def _project(root: Path, *, wait: bool = False) -> Iterator[Any]:
-    """The DVC project at `root` while no stage is being recorded, its errors in plain words; `wait` for its lock, or give up soon."""
-    from dvc.exceptions import DvcException
-    from dvc.lock import LockError
-    from dvc.repo import Repo
-    from dvc.scm import SCMError
-
-    try:
-        with recording(root), Repo(str(root), _wait_for_lock=wait) as repo:
-            yield repo
-    except LockError as error:
-        raise MachineError(f"DVC is at work in this folder ({_words(error)}): wait for it, then run again") from error
-    except (DvcException, SCMError) as error:
-        raise ToolError(f"DVC can't read this project ({_words(error)}): mend that, then run again") from error
-    except OSError as error:  # a full disk, a folder that is not ours
-        raise MachineError(f"DVC can't work in this folder ({_words(error)}): mend that, then run again") from error
+def _all_good(outs: list[Any], root: Path) -> bool:
+    """Whether DVC's cache has all outputs, undamaged."""
+    with Hashes(root) as hashes:
+        for out in outs:
+            drop_rotten(out, hashes)
+    return not any(out.changed_cache() for out in outs)
 
 
 def _no_writer(rwlock: Path) -> None:
@@ -112,7 +106,7 @@ def _mend_lock(file: Path) -> None:
 
     try:
         if file.exists():
-            COMPILED_LOCKFILE_SCHEMA(yaml.safe_load(file.read_text(encoding="utf-8")))
+            COMPILED_LOCKFILE_SCHEMA(read_fast(file))
     except (yaml.YAMLError, Invalid, UnicodeDecodeError):
         broken = file.replace(file.with_name("dvc.lock.broken"))
         print(f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run again", file=sys.stderr)
@@ -125,18 +119,17 @@ def _sweep(repo: Any) -> None:
             scrap.unlink()
 
 
-def _bring_back(repo: Any) -> Settled:
-    """Check the missing outputs out of the cache; name those that only a pull can bring."""
-    settled = Settled()
+def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:
+    """Check the missing outputs out of the cache, unless it is damaged; name those that only a pull can bring."""
     for out in repo.index.outs:
         if out.use_cache and out.hash_info and not out.exists:
+            drop_rotten(out, hashes)
             (settled.absent if out.changed_cache() else settled.restored).append(os.path.relpath(out.fs_path, repo.root_dir))
     if settled.restored:
         repo.checkout(targets=[str(Path(repo.root_dir, path)) for path in settled.restored], force=True)
-    return settled
 
 
-def _date(repo: Any, settled: Settled) -> None:
+def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
     """Date every stage's outputs, first those that others follow."""
     import networkx  # type: ignore[import-untyped]
 
@@ -147,18 +140,18 @@ def _date(repo: Any, settled: Settled) -> None:
         inputs = [path for path in _inputs(stage) if path.exists()]
         outputs = [path for path in _outputs(stage) if path.exists()]
         # an input of tomorrow would make every output of today look stale
-        settled.dated += sum(_set_date(path, now) for path in [*inputs, *outputs] if _get_date(path) > now)
+        settled.dated += sum(_set_date(path, now, hashes) for path in [*inputs, *outputs] if _get_date(path) > now)
         if stage.is_data_source:
             continue
         if _is_stale(stage) or any(_overlaps(path, stale_outputs) for path in inputs):
             settled.stale.add(stage.name)
             stale_outputs.update(_outputs(stage))
-            settled.dated += sum(_set_date(path, OLD) for path in outputs)
+            settled.dated += sum(_set_date(path, OLD, hashes) for path in outputs)
         else:
             if any(out.use_cache and out.exists and out.changed_cache() for out in stage.outs):
                 stage.commit(allow_missing=True)  # a kill or `dvc gc` took it from the cache: the content is the recorded one
             newest = max((_get_date(path) for path in inputs), default=0)
-            settled.dated += sum(_set_date(path, newest) for path in outputs if _get_date(path) < newest)
+            settled.dated += sum(_set_date(path, newest, hashes) for path in outputs if _get_date(path) < newest)
     settled.refetch = [stage.name for stage in stages if _needs_refetch(stage, stages, settled.stale)]
 
 
@@ -203,13 +196,9 @@ def _get_date(path: Path) -> int:
     return _carrier(path).stat().st_mtime_ns
 
 
-def _set_date(path: Path, date: int) -> bool:
+def _set_date(path: Path, date: int, hashes: Hashes) -> bool:
     """Date `path` (nanoseconds); True where that was a change."""
     if _get_date(path) == date:
         return False
-    os.utime(_carrier(path), ns=(date, date))
+    hashes.date(_carrier(path), date)
     return True
-
-
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from pipeline.hashing import tree_hash
-from pipeline.training.checkpoints import MARKER, checkpoints_in, defect, step_of
+from pipeline.training.checkpoints import MARKER, checkpoints_in, defect, read_notes, step_of
 from pipeline.watching.journal import MEASURED, Journal
 
 EPOCHS, ACCUMULATION, SAVE_STEPS, EVAL_STEPS = 3, 2, 2, 3
@@ -59,16 +59,16 @@ def planned(seed: int, micro_steps: int) -> Death:
             return Death("step", drawn.randint(1, micro_steps))
 
 
-def run(root: Path, death: Death | None = None, dictated: tuple[float, ...] = ()) -> int:
-    """Train in a process of its own; its exit code (-9: killed). `dictated` are the held-out losses, step by step."""
-    child = FORKED.Process(target=train_and_die, args=(root, death, dictated))
+def run(root: Path, death: Death | None = None, dictated: tuple[float, ...] = (), words: tuple[str, ...] = ()) -> int:
+    """Train in a process of its own; its exit code (-9: killed). `dictated` are the held-out losses, step by step; `words` options."""
+    child = FORKED.Process(target=train_and_die, args=(root, death, dictated, words))
     child.start()
     child.join(300)
     assert child.exitcode is not None, "still running after 5 minutes"
     return child.exitcode
 
 
-def train_and_die(root: Path, death: Death | None, dictated: tuple[float, ...]) -> None:
+def train_and_die(root: Path, death: Death | None, dictated: tuple[float, ...], words: tuple[str, ...]) -> None:
     """The child: `python -m pipeline train`, dying where it is told to."""
     from pipeline.__main__ import main
 
@@ -82,7 +82,7 @@ def train_and_die(root: Path, death: Death | None, dictated: tuple[float, ...]) 
         QuenchTrainer.held_out_loss = lambda self: dictated[self.state.global_step - 1]
     if death is not None:
         arm(death)
-    sys.exit(main(["train", "--root", str(root)]))
+    sys.exit(main(["train", "--root", str(root), *words]))
 
 
 def on_one_core() -> None:
@@ -263,6 +263,23 @@ def test_a_torn_checkpoint_is_set_aside(project: Path, unbroken: Path, tmp_path:
     told = (root / "out.log").read_text()
     assert f"{newest.name} is torn (adapter_model.safetensors is not what was written)" in told
     assert f"going on from {whole}" in told
+    same_as(unbroken, root)
+
+
+def test_a_chosen_checkpoint_is_gone_on_from(project: Path, unbroken: Path, tmp_path: Path) -> None:
+    """The newer one is kept aside: when the run is killed again, the same command goes on from the chosen one."""
+    root = copy(project, tmp_path)
+    assert run(root, Death("step", 4 * SAVE_STEPS + 1)) == -signal.SIGKILL
+    chosen, newest = checkpoints_in(root / "models/checkpoints")
+    assert len({read_notes(one)["run"] for one in (chosen, newest)} - {None}) == 1  # both say whose they are
+    assert run(root, Death("step", 3), words=("--resume", str(chosen))) == -signal.SIGKILL
+    assert checkpoints_in(root / "models/checkpoints") == [chosen]
+    assert defect(root / "models/checkpoints/later" / newest.name) is None
+    assert run(root) == 0, (root / "out.log").read_text()[-2000:]
+    told = (root / "out.log").read_text()
+    assert f"newer than {chosen.name}, so not used any more: {newest.name}; kept in" in told
+    assert told.count(f"going on from {chosen}") == 2
+    assert json.loads((root / "reports/train.json").read_text())["resumed_from"] == chosen.name
     same_as(unbroken, root)
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.workflow.record import record
+from pipeline.errors import DataError
+from pipeline.llamacpp.tools import run_tool
+from pipeline.workflow.integrity import verify_inputs
+from pipeline.workflow.record import record, running
 from pipeline.workflow.settle import reuse
 
 PARAMS = yaml.safe_load(Path("params.yaml").read_text())
@@ -60,6 +63,8 @@ def quantize(level: str) -> None:
 
 
 def report() -> None:
+    if Path("tool").exists():  # the test wants a tool that lasts
+        run_tool(["sleep", "300"])
     wait(Path("hold").exists)  # the test wants a run that lasts
     models = [Path(f"models/{NAME}-{level}.gguf").read_text() for level in PARAMS["quantize"]["levels"]]
     write("reports/index.html", f"{''.join(models)}{PARAMS['report']['max_task_drop']}")
@@ -76,9 +81,15 @@ def wait(reason: Callable[[], bool]) -> None:
 
 if __name__ == "__main__":
     stage, _, item = sys.argv[1].partition("@")
-    if reuse(sys.argv[1], Path()):
-        sys.exit()
-    with Path("counter").open("a") as counter:
-        counter.write(sys.argv[1] + "\n")
-    globals()[stage](*[item] if item else [])
+    with running(sys.argv[1], Path()):
+        if reuse(sys.argv[1], Path()):
+            sys.exit()
+        try:
+            verify_inputs(sys.argv[1], Path())
+        except DataError as error:
+            print(f"{sys.argv[1]}: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
+        with Path("counter").open("a") as counter:
+            counter.write(sys.argv[1] + "\n")
+        globals()[stage](*[item] if item else [])
     record(sys.argv[1], Path())

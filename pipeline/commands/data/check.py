@@ -8,13 +8,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pipeline.commands.data import one_line
-from pipeline.curation.reading.containers import files_below, printable
+from pipeline.curation.reading.containers import files_below
+from pipeline.curation.reading.special_files import printable
 from pipeline.errors import DataError
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.params import load_params
+from pipeline.reporting.data_words import one_line, plural, training_words
+from pipeline.rows import TRAINED, Kind
 from pipeline.sections import Curate
 
 RECIPE = PROJECT / "recipes/demo.yaml"
@@ -27,7 +29,8 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
         try:
             path.stat()
         except OSError as error:
-            raise DataError(f"{path} is not there or can't be reached ({error.strerror}): name a file or a folder with chat logs") from error
+            why = f"is not there or can't be reached ({error.strerror})"
+            raise DataError(f"{printable(path)} {why}: name a file or a folder with chat logs") from error
         whole = path.resolve() if path.is_dir() else path.parent.resolve() / path.name  # a link to a file is itself the file
         inside = whole.relative_to(raw.resolve()) if whole.is_relative_to(raw.resolve()) else None
         if not path.is_dir():
@@ -35,7 +38,7 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
             continue
         found = files_below(path)
         if not found:
-            raise DataError(f"{path} holds no file: name a file or a folder with chat logs")
+            raise DataError(f"{printable(path)} holds no file: name a file or a folder with chat logs")
         yield from ((one, printable((inside or Path()) / name)) for name, one in found)
 
 
@@ -48,15 +51,18 @@ def settings(params: Path | None, root: Path) -> Curate:
     return load_params(path).curate
 
 
-def rejects(settings: Curate, root: Path, paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the path as the user named it."""
+def rejects(settings: Curate, root: Path, paths: Sequence[Path], found: Counter[str]) -> Iterator[dict[str, Any]]:
+    """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the path as the user named it.
+
+    `found` counts files and rows, see `pipeline.curation.clean.check_file`.
+    """
     from pipeline.curation.clean import Cleaner, added_tokens, check_file, read_names
 
     lineage, base = root / "models" / "base.json", root / "models" / "base"
     tokens = added_tokens(lineage) if lineage.exists() else None
     cleaner = Cleaner(settings, tokens, base if base.is_dir() else None, read_names(root, settings))
     for path, name in files(paths, root / "data/raw"):
-        for entry in check_file(path, name, cleaner):
+        for entry in check_file(path, name, cleaner, found):
             yield entry | {"file": printable(path)}
 
 
@@ -66,15 +72,17 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
     for file, what in (("models/base.json", "control tokens are"), ("models/base", "lengths are")):
         if not (root / file).exists():
             print(f"check: {file} is not there, so {what} not measured: `snakemake base` makes it", file=sys.stderr)
-    reasons: Counter[str] = Counter()
-    for entry in rejects(curate, root, paths):
+    reasons, found = Counter[str](), Counter[str]()
+    for entry in rejects(curate, root, paths, found):
         reasons[entry["reason"]] += 1
         if as_json:
             print(json.dumps(entry, ensure_ascii=False))
         elif everything or reasons.total() <= SHOWN:
             place = entry["file"] if entry["line"] is None else f"{entry['file']}:{entry['line']}"
-            print(f"{one_line(place, 1000)}: {entry['reason']}: {one_line(entry['detail'], 300)}")
+            print(f"{place}: {entry['reason']}: {one_line(entry['detail'], 300)}")
     out = sys.stderr if as_json else sys.stdout  # what a machine reads stays clean
+    for sentence in _account(found):
+        print(f"check: {sentence}", file=out)
     if not reasons:
         print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
         return 0
@@ -82,3 +90,12 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
         print(f"… and {reasons.total() - SHOWN:,} more: --all names them")
     print(f"check: {reasons.total():,} rejected: {', '.join(f'{number:,} {reason}' for reason, number in reasons.most_common())}", file=out)
     return 3
+
+
+def _account(found: Counter[str]) -> list[str]:
+    """What was read, in which every file and row is counted once, and what training doesn't do with it."""
+    rejected = found["lines"] - found["usable"]
+    rows = f"{plural(found['lines'], 'row')}: {found['usable']:,} usable, {rejected:,} rejected"
+    files = f"{plural(found['files'], 'file')}: {found['files'] - found['unread']:,} read, {found['unread']:,} not read"
+    files += f", {found['empty']:,} without a row" if found["empty"] else ""
+    return [f"{files}; {rows}", *training_words({kind: found[kind] for kind in get_args(Kind) if kind not in TRAINED}, found["scored"])]

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.commands.data import one_line
 from pipeline.commands.data.versions import SPLITS, Version, revision, workspace
 from pipeline.curation.rules.changes import excerpts
+from pipeline.reporting.data_words import one_line, plural
 from pipeline.rows import Row, texts
 
 LINES = 20  # of a table of domains or reasons
@@ -85,7 +85,7 @@ def told(before: Version, after: Version, found: Difference) -> Iterable[str]:
         (len(found.moved), "moved between splits"),
     ]
     said = ", ".join(f"{number:,} {what}" for number, what in parts if number)
-    yield f"rows: {said}, {found.same:,} the same" if said else f"no row differs ({found.same:,} rows)"
+    yield f"rows: {said}, {found.same:,} the same" if said else f"no row differs ({plural(found.same, 'row')})"
     yield from _table("split", {split: found.splits.get(split, (0, 0)) for split in SPLITS})
     yield from _table("domain", _differing(found.domains))
     reasons = _beside(*(Counter(version.account().get("rejected") or {}) for version in (before, after)))

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pipeline.commands.data import one_line
 from pipeline.errors import ConfigError, DataError
 from pipeline.jsonl import read_rows, write_rows
+from pipeline.reporting.data_words import one_line, plural
 from pipeline.rows import BadRow, Row
 
 NAMED = 20  # rows left out that are named one by one
@@ -53,10 +53,10 @@ def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force
     if target.exists() and not force:
         raise DataError(f"{target} is there already: name another file, or overwrite it with --force")
     written, left = export(source, target, format)
-    print(f"{target}: {written:,} rows of {split} as {format}")
+    print(f"{target}: {plural(written, 'row')} of {split} as {format}")
     for place, why in left[:NAMED]:
         print(f"left out: {one_line(place)}: {why.code}: {one_line(str(why))}")
     if left:
         reasons = ", ".join(f"{number} {code}" for code, number in Counter(why.code for _, why in left).most_common())
-        print(f"{len(left):,} rows left out, which {format} can't say: {reasons}")
+        print(f"{plural(len(left), 'row')} left out, which {format} can't say: {reasons}")
     return 3 if left and not skip else 0

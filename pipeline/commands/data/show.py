@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.data import one_line, plain
 from pipeline.errors import DataError
 from pipeline.jsonl import read_rows
+from pipeline.reporting.data_words import one_line, plain, plural
 from pipeline.rows import Row
 
 TRAINED, MASKED = "bold green", "dim"
@@ -115,7 +115,7 @@ def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any)
     try:
         if row["kind"] == "prompt":  # the model goes on from here: nothing in it is trained
             text = render(tokenizer, turns, tools, add_generation_prompt=True)
-            return [View(title, [(text, False)], f"{len(tokenizer(text, add_special_tokens=False)['input_ids']):,} tokens")]
+            return [View(title, [(text, False)], plural(len(tokenizer(text, add_special_tokens=False)["input_ids"]), "token"))]
         _, encoded = next(encode(tokenizer, [{"kind": "chat", "messages": turns, "tools": tools}]))
         if isinstance(encoded, Unrenderable):
             raise encoded
@@ -142,7 +142,7 @@ def _segments(row: Row, tokenizer: Any) -> View:
 def _counted(encoded: Any) -> str:
     from pipeline.chat import IGNORED
 
-    return f"{len(encoded.ids):,} tokens, {sum(label != IGNORED for label in encoded.labels):,} trained"
+    return f"{plural(len(encoded.ids), 'token')}, {sum(label != IGNORED for label in encoded.labels):,} trained"
 
 
 def _refused(why: Any) -> str:

@@ -26,12 +26,14 @@ FATES = {
 
 @dataclass(frozen=True)
 class Table:
-    """The clean rows in order: which file, which domain, 64 bits of the row's id, how many turns."""
+    """The clean rows in order: which file, which domain, 64 bits of the row's id, how many turns, which kind, whether it has a reward."""
 
     file: NDArray[np.int32]
     domain: NDArray[np.int32]
     key: NDArray[np.uint64]
     turns: NDArray[np.uint16]
+    kind: NDArray[np.uint8]  # its place among `pipeline.rows.Kind`
+    scored: NDArray[np.bool_]
 
 
 @dataclass

@@ -14,15 +14,17 @@ from contextlib import contextmanager
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 import orjson
 
 from pipeline.curation.reading.json_array import JSON_SPACE, array_rows
+from pipeline.curation.reading.special_files import not_listed, printable, trouble, unreadable
 from pipeline.curation.reading.tables import csv_rows, parquet_rows
 from pipeline.curation.reading.unpack import unpacked
 from pipeline.errors import DataError
 from pipeline.jsonl import BYTE_ORDER_MARK, BadLine, read_raw_lines
+from pipeline.reporting.data_words import plural
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PACKED_SUFFIXES = (".gz", ".zst")  # around JSON and CSV; Parquet is packed inside
@@ -39,7 +41,7 @@ def raw_files(raw: Path) -> list[tuple[str, Path]]:
     """`files_below` data/raw. Raises `DataError` also where none of them is one that is read."""
     files = files_below(raw)
     if not any(_suffixes(name)[0] for name, _ in files):
-        others = f" (none of its {len(files)} files is {READ})" if files else ""
+        others = f" (it holds {plural(len(files), 'file')}, but none that is {READ})" if files else ""
         raise DataError(f"no data in {raw}{others}: put JSONL there (or `make demo` writes an example)")
     return files
 
@@ -50,9 +52,9 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
     Raises `DataError` where a folder can't be listed, and where two names are one in UTF-8.
     """
     found: list[tuple[str, Path]] = []
-    for folder, inner, names in os.walk(top, onerror=_not_listed):
+    for folder, inner, names in os.walk(top, onerror=not_listed):
         if not os.access(folder, os.X_OK):  # its names can be listed, and no more
-            _unreadable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+            unreadable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         links = [name for name in inner if Path(folder, name).is_symlink()]
         inner[:] = [name for name in inner if not name.startswith(".")]
         for path in (Path(folder, name) for name in names + links if not name.startswith(".")):
@@ -64,16 +66,13 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
     return found
 
 
-def printable(path: Path) -> str:
-    """The path as text that can go into JSON, also where it is not UTF-8."""
-    return path.as_posix().encode("utf-8", "backslashreplace").decode()
-
-
 def refusal(path: Path) -> BadLine | None:
     """Why a whole file isn't read, or None if it is."""
-    if not _suffixes(path.name)[0]:
-        return BadLine("unknown_container", f"only files {READ} are read")
-    return None if path.is_file() else BadLine("unknown_container", "this is no regular file")
+    if why := trouble(path):
+        return BadLine("unknown_container", f"this is no file that can be read: {why}")
+    if path.is_dir():
+        return BadLine("unknown_container", "this is a link to a folder, which is not followed" if path.is_symlink() else "this is a folder")
+    return None if _suffixes(path.name)[0] else BadLine("unknown_container", f"only files {READ} are read")
 
 
 @contextmanager
@@ -82,7 +81,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
     try:
         file = path.open("rb")
     except OSError as error:
-        _unreadable(path, error)
+        unreadable(path, error)
     with file:
         yield file
 
@@ -93,7 +92,7 @@ def sha256(path: Path) -> str:
         try:
             return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            _unreadable(path, error)
+            unreadable(path, error)
 
 
 def size(path: Path) -> int:
@@ -118,15 +117,6 @@ def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]
         yield number + 1, None, broken
     except OSError as error:
         yield number + 1, None, BadLine("broken_container", f"the file can't be read on ({error.strerror})")
-
-
-def _unreadable(path: Path | str, error: OSError) -> NoReturn:
-    raise DataError(f"{path} can't be read ({error.strerror}): mend its rights or take it away") from error
-
-
-def _not_listed(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # a folder that is gone holds no data
-        _unreadable(error.filename, error)
 
 
 def _suffixes(name: str) -> tuple[str, str]:

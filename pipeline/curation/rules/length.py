@@ -1,6 +1,6 @@
 """The token budget: what is longer is split between exchanges, or rejected; nothing is ever cut in silence."""
 
-from bisect import bisect_right
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.curation.rules.changes import Change, Changes, excerpts
+from pipeline.curation.rules.text_parts import CHARACTERS_PER_TOKEN, Unbreakable, farthest, text_parts
 from pipeline.curation.rules.token_count import MOST_DEAR, TokenCounter
 from pipeline.jsonl import dump_line
+from pipeline.reporting.data_words import plural
 from pipeline.rows import BadRow, Row, row_id
 
 Turns = list[dict[str, Any]]
@@ -19,9 +21,6 @@ MOST_TURNS = 20_000  # of a row that is split
 MOST_PARTS = 2000  # of one row, with those that are lost
 LISTED = 20  # parts whose sizes are told
 MARKUP = 24  # characters that a template adds to a turn, about
-CHARACTERS_PER_TOKEN = 4.0  # the first guess
-GUESSES = 6  # of where a part ends, before the rest is halved
-SLOWER = 0.9  # how a guess that was too high lowers the next one
 # what splitting may cost, in characters counted: for a row of ordinary turns three quarters of it are enough
 WORK, WORK_PER_CHARACTER = 1 << 20, 4
 REPEATED = 1 << 16  # characters of system turns and tools that parts may repeat, above their own length
@@ -45,12 +44,16 @@ class Length:
         A chat is split in front of a user's turn only. Each part starts with the chat's system turn and takes as many
         whole exchanges as fit; so what is asked and answered stays together, but a part doesn't see the parts before it.
         An exchange that is too long by itself, or a part in which nothing is trained, is left out and goes to `changes`.
-        Raises `BadRow` (`over_budget`) where no part is left, where `mode` is reject, and for all rows that only make
-        sense as a whole: preferences, feedback, prompts, chats with a reward, text. Also where counting or splitting would
-        take seconds (`MOST_DEAR`, `MOST_TURNS`, `MOST_PARTS`, `WORK`) or would mainly repeat the system turn (`REPEATED`).
+        A text is split where `text_parts` says; of its parts only the last one ends in an end of text that is learnt.
+        Raises `BadRow` (`over_budget`) if no part is left, if a text has a stretch that can't be cut, if `mode` is reject, and for
+        all rows that only make sense as a whole: preferences, feedback, prompts, chats with a reward, text in several
+        segments. Also where counting or splitting would take seconds (`MOST_DEAR`, `MOST_TURNS`, `MOST_PARTS`, `WORK`) or
+        would mainly repeat the system turn (`REPEATED`).
         """
         if self.folder is None:
             return [row]
+        if self.mode == "split" and len(row.get("segments", ())) == 1:
+            return self._text_parts(row, changes)
         many = len(row["messages"]) > self.max_tokens  # a turn has at least one token, so there is no need to count
         if not many:
             bound = self.counter.bound(row, self.max_tokens)
@@ -83,9 +86,43 @@ class Length:
         if sum(map(self.counter.dear, texts)) > MOST_DEAR:
             raise BadRow("over_budget", "too many different words, or too long ones, to count its tokens")
 
+    def _text_parts(self, row: Row, changes: Changes) -> list[Row]:
+        text, most, count = row["segments"][0]["text"], self.max_tokens, self.counter
+        if count.at_least(text) <= most and count.dear(text) <= MOST_DEAR and count.count_row(row, most) <= most:
+            return [row]
+        said, work = plural(len(text), "character"), WORK + WORK_PER_CHARACTER * len(text)
+
+        def part(start: int, end: int) -> Row:
+            segments = [row["segments"][0] | {"text": text[start:end]}]
+            # without an end of text, which the tokenizer puts behind a last segment that is trained
+            return row | {"segments": segments if end == len(text) else [*segments, {"text": "", "train": False}]}
+
+        def size(start: int, end: int) -> int:
+            nonlocal work
+            work -= end - start
+            if work < 0:
+                raise BadRow("over_budget", f"{said}: too much work to split")
+            return count.count_row(part(start, end), most)
+
+        parts: list[Row] = []
+        sizes: list[int] = []
+        try:
+            for start, end, tokens in text_parts(text, size, most):
+                parts.append(part(start, end) | {"source": f"{row['source']}#{len(parts) + 1}"})
+                sizes.append(tokens)
+                if len(parts) > MOST_PARTS:
+                    raise BadRow("over_budget", f"{said}: too long to split, it would come in more than {plural(MOST_PARTS, 'part')}")
+        except Unbreakable as stretch:
+            where = f"the stretch from character {stretch.place + 1:,} on has no place to cut within the budget of {plural(most, 'token')}"
+            raise BadRow("over_budget", f"{said}: {where}") from None
+        if len(parts) == 1:
+            return [row]
+        changes.append(Change("length", "segments 1", said, f"in parts of {_listed(sizes)} tokens"))
+        return [part | {"id": row_id(part)} if "id" in row else part for part in parts]
+
     def _split(self, row: Row, said: str, changes: Changes) -> list[Row]:
         system, exchanges = exchanges_of(row["messages"])
-        said = f"{said} in {_exchanges(len(exchanges))}"
+        said = f"{said} in {plural(len(exchanges), 'exchange')}"
         if len(row["messages"]) > MOST_TURNS:
             raise BadRow("over_budget", f"{said}: too long to split, {MOST_TURNS:,} turns are the most")
         starts = [*accumulate(map(len, exchanges), initial=len(system))]  # in the row's messages
@@ -129,24 +166,13 @@ class Length:
 def spans(weights: Sequence[int], size: Callable[[int, int], int], most: int) -> Iterator[tuple[int, int, int]]:
     """(first, one past the last, tokens) of neighbouring exchanges, in each as many as `size` finds within `most` tokens.
 
-    An exchange that doesn't fit comes alone. `size` is dear, so the end is guessed from the running sum of the exchanges'
-    `weights` (one more than there are exchanges) and the tokens that such weight had so far, and then closed in from both sides.
+    An exchange that doesn't fit comes alone. `weights`: their running sum, one more than there are exchanges (see `farthest`).
     """
     exchanges, first, rate = len(weights) - 1, 0, CHARACTERS_PER_TOKEN
     while first < exchanges:
-        fits, fails, tokens, tries = first, exchanges + 1, 0, 0
-        while fails - fits > 1:
-            reach = weights[fits] + int((most - tokens) * rate)
-            guess = bisect_right(weights, reach) - 1 if tries < GUESSES else (fits + fails) // 2
-            end = min(max(guess, fits + 1), fails - 1)
-            found, tries = size(first, end), tries + 1
-            if found <= most:
-                fits, tokens = end, found
-                rate = (weights[end] - weights[first]) / max(found, 1)
-            else:
-                fails, rate = end, rate * SLOWER
-        yield first, max(fits, first + 1), tokens if fits > first else most + 1
-        first = max(fits, first + 1)
+        end, tokens, rate = farthest(weights, size, most, first, rate, enough=math.inf)
+        yield first, max(end, first + 1), tokens if end > first else most + 1
+        first = max(end, first + 1)
 
 
 def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
@@ -177,7 +203,3 @@ def _weight(turn: dict[str, Any]) -> int:
 def _listed(sizes: list[int]) -> str:
     more = f" … {sizes[-1]:,} ({len(sizes):,} of them)" if len(sizes) > LISTED else ""
     return ", ".join(f"{size:,}" for size in sizes[:LISTED]) + more
-
-
-def _exchanges(number: int) -> str:
-    return "one exchange" if number == 1 else f"{number:,} exchanges"

@@ -1,0 +1,340 @@
+"""Measures on one GPU all that waits for one, the most important first, in at most nine minutes; prints one table.
+
+    python benchmarks/gpu_all.py [--out FOLDER] [--minutes 9] [--only tests speed planner quantized resume]
+    python benchmarks/gpu_all.py --smoke     # the same code on tiny shapes, on a CPU too
+
+Runs from a plain checkout: it needs torch (2.11 to 2.13), transformers (5.17 to 5.23), peft, trl, datasets, bitsandbytes, liger-kernel,
+gguf and pytest, but neither llama.cpp nor a network, and 21 GB of disk for random models of Qwen2.5-7B's shape. Every part runs in a
+process of its own, so that one failure costs no other part its figures; they are in FOLDER/figures.jsonl as soon as they are seen, the logs beside
+them, the table in FOLDER/table.md at the end.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pipeline.params import load_params
+from pipeline.sections import Training
+
+PROJECT = Path(__file__).resolve().parents[1]
+FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
+PARTS = ("tests", "speed", "planner", "quantized", "resume")
+ROUNDS = 2  # of the speed comparison: A B A B
+PROCESSES = multiprocessing.get_context("forkserver")  # a part's process is a fork of a small one that has never seen the GPU
+LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "liger-kernel", "triton")
+
+
+@dataclass
+class Run:
+    """What is asked for, where it goes, when it must be over, and the figures so far."""
+
+    out: Path
+    work: Path
+    deadline: float
+    smoke: bool
+    figures: dict[str, Any] = field(default_factory=dict)  # by name
+    reasons: dict[str, str] = field(default_factory=dict)  # by part: why figures of it are missing
+
+    def note(self, **figures: Any) -> None:
+        """Keep figures, on the disk at once."""
+        figures = {name: value for name, value in figures.items() if value is not None}  # what a CPU can't tell
+        self.figures |= figures
+        with (self.out / "figures.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(figures) + "\n")
+
+    def left(self) -> float:
+        """Seconds. Raises `PartError` where there are none."""
+        if (seconds := self.deadline - time.monotonic()) < 1:
+            raise PartError("the time was over")
+        return seconds
+
+    def start(self, name: str, part: str, settings: Training | None = None, **asked: Any) -> tuple[Any, Any]:
+        """Start a part of `gpu_parts.py`; the process, and the end of the pipe that its figures come from."""
+        asked |= {"folder": self.work} | ({"settings": settings.model_dump()} if settings else {})
+        figures, theirs = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=start_child, args=(part, theirs, self.out / f"{name}.log", asked), daemon=True)
+        process.start()
+        theirs.close()
+        return process, figures
+
+    def part(self, name: str, part: str, **asked: Any) -> Iterator[dict[str, Any]]:
+        """The figures of a part, one after the other. Raises `PartError` with its last words where it fails or the time is over."""
+        self.left()
+        began, (process, figures) = time.monotonic(), self.start(name, part, **asked)
+        try:
+            while figures.poll(self.left()):
+                yield figures.recv()
+            raise PartError("the time was over")
+        except EOFError:  # the part has ended
+            process.join()
+        finally:
+            process.kill()
+            process.join()
+            print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        if process.exitcode:
+            raise PartError(last_words(self.out / f"{name}.log"), process.exitcode)
+
+
+class PartError(Exception):
+    """A part failed; with the exit code where it ended by itself."""
+
+    def __init__(self, words: str, exit_code: int | None = None) -> None:
+        super().__init__(words)
+        self.exit_code = exit_code
+
+
+def start_child(part: str, *rest: Any) -> None:
+    """What a part's process does first: torch is imported there, so that no process has seen the GPU before."""
+    from benchmarks.gpu_parts import child
+
+    child(part, *rest)
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1][-200:] if lines else "it said nothing"
+
+
+def tests(run: Run) -> None:
+    """tests/gpu: every dequantiser and kernel against its reference, NF4 and GGUF steps against the CPU's."""
+    if not gpu():
+        raise PartError("there is no GPU here")
+    report = run.out / "tests.xml"
+    try:
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        with (run.out / "tests.log").open("w", encoding="utf-8") as log:
+            subprocess.run(command, stdout=log, stderr=log, cwd=PROJECT, timeout=run.left(), check=False)
+    finally:
+        if report.is_file():
+            found = re.findall(r'(tests|failures|errors|skipped)="(\d+)"', report.read_text(encoding="utf-8")[:2_000])
+            counts = {key: int(number) for key, number in found}
+            bad = counts["failures"] + counts["errors"]
+            run.note(tests_passed=counts["tests"] - bad - counts["skipped"], tests_failed=bad, tests_skipped=counts["skipped"])
+
+
+def speed(run: Run) -> None:
+    """Our stage under an 8 GiB cap against plain Hugging Face + PEFT + TRL, in turns, and Unsloth where it is installed."""
+    tokens, settings = row_tokens(run), nf4_settings(run, max_steps=4 if run.smoke else 6)
+    found: dict[str, list[float]] = {"ours": [], "plain": []}
+    for number in range(1 if run.smoke else ROUNDS):
+        for side, speeds in found.items():
+            for figures in run.part(f"{side}-{number + 1}", side, settings=settings, tokens=tokens, cap_gib=8.0):
+                if "tokens_per_second" in figures:
+                    speeds.append(figures["tokens_per_second"])
+                    figures = {f"{side}_tokens_per_second": median(speeds), f"{side}_peak_gib": figures["peak_gib"]}
+                run.note(**figures)
+            if found["ours"] and found["plain"]:
+                run.note(ratio=median(found["ours"]) / median(found["plain"]))
+    if "bf16_tflops" in run.figures:
+        run.note(utilisation=run.figures["ours_tokens_per_second"] * FLOPS_PER_TOKEN / run.figures["bf16_tflops"] / 1e12)
+    try:
+        for figures in run.part("unsloth", "unsloth", settings=settings, tokens=tokens):
+            run.note(unsloth_tokens_per_second=figures["tokens_per_second"], unsloth_peak_gib=figures["peak_gib"])
+    except PartError as error:
+        run.reasons["unsloth"] = str(error)
+
+
+def planner(run: Run) -> None:
+    """The planner's error over 12 configurations (6 on a CPU, without a measurement), and the longest row under the cap."""
+    lengths = [32, 64] if run.smoke else [512, 1_024, 2_048]
+    rows = []
+    for loss in ("auto", "chunked") if gpu() else ("chunked",):
+        settings = nf4_settings(run, loss=loss)
+        for figures in run.part(f"planner-{loss}", "planner", settings=settings, lengths=lengths, cap_gib=8.0, find_longest=loss == "auto"):
+            run.note(**{key: value for key, value in figures.items() if key != "planned"})
+            if "planned" in figures:
+                rows.append(figures["planned"])
+                errors = [(planned - measured) / measured for *_, measured, planned in rows if measured]
+                run.note(planned=rows, planner_error=max(map(abs, errors), default=None), planner_configurations=len(errors) or None)
+
+
+def quantized(run: Run) -> None:
+    """One optimizer step on a GGUF's own blocks (Q4_K_M's types) against the same on NF4."""
+    for side in ("quantized", "nf4"):
+        settings = nf4_settings(run, optim="adamw_torch", **({"quantization": "gguf"} if side == "quantized" else {}))
+        tokens, rounds = row_tokens(run), 1 if run.smoke else 8
+        for figures in run.part(f"step-{side}", "step_speed", settings=settings, side=side, tokens=tokens, rounds=rounds):
+            run.note(**{f"{side}_step_{key}": value for key, value in figures.items()})
+    run.note(quantized_speed_ratio=run.figures["quantized_step_tokens_per_second"] / run.figures["nf4_step_tokens_per_second"])
+    if "nf4_step_peak_gib" in run.figures:
+        run.note(quantized_peak_ratio=run.figures["quantized_step_peak_gib"] / run.figures["nf4_step_peak_gib"])
+
+
+def resume(run: Run) -> None:
+    """A run with the recipe's paged 8-bit optimizer, killed with SIGKILL and resumed, against unbroken ones, on NF4 and on a GGUF's blocks."""
+    for side in ("nf4",) if run.smoke else ("nf4", "quantized_small"):
+        changes = {"max_steps": 5, "save_steps": 2, "gradient_accumulation_steps": 1} if run.smoke else {"max_steps": 10, "save_steps": 3}
+        settings = nf4_settings(run, **changes, **({} if side == "nf4" else {"quantization": "gguf"}))
+        try:
+            list(run.part(f"resume-{side}-killed", "resume", settings=settings, side=side, killed=True))
+        except PartError as error:
+            if error.exit_code != -signal.SIGKILL:
+                raise
+        for figures in run.part(f"resume-{side}", "resume", settings=settings, side=side, killed=False):
+            run.note(**{f"{side}_{key}": value for key, value in figures.items()})
+
+
+def gpu() -> bool:
+    """Whether torch sees a GPU."""
+    from torch import cuda
+
+    return bool(cuda.is_available())
+
+
+def row_tokens(run: Run) -> int:
+    """Tokens in a training row."""
+    return 64 if run.smoke else 1_024
+
+
+def nf4_settings(run: Run, **changes: Any) -> Training:
+    """The 8 GB recipe's training, changed."""
+    recipe = load_params(PROJECT / "recipes/qwen2.5-7b-8gb.yaml").training.model_dump()
+    base: dict[str, Any] = {"max_steps": 8, "save_steps": 1_000, "sample_rows": 0, "loss": "auto"}
+    if not gpu():
+        base |= {"optim": "adamw_torch", "gradient_accumulation_steps": 2}
+    return Training.model_validate(recipe | base | changes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: the figure's name, what it is called, how it is shown, and what it should be."""
+
+    figure: str
+    label: str
+    show: str
+    part: str
+    goal: str = ""
+    met: Callable[[Any], bool] | None = None
+
+
+TABLE = (
+    Row("tests_passed", "kernels, dequantisers, NF4 and GGUF steps against references: tests passed", "{}", "tests"),
+    Row("tests_failed", "… failed", "{}", "tests", "0", lambda found: found == 0),
+    Row("tests_skipped", "… skipped", "{}", "tests"),
+    Row("bf16_tflops", "the card: bfloat16 matrix product, TFLOP/s", "{:,.0f}", "speed"),
+    Row("ours_tokens_per_second", "7B shape in NF4, 1 × 1,024 tokens × 8, Quench: tokens/s", "{:,.0f}", "speed"),
+    Row("plain_tokens_per_second", "… plain Hugging Face + PEFT + TRL: tokens/s", "{:,.0f}", "speed"),
+    Row("ratio", "… Quench ÷ plain", "{:.2f}", "speed", "≥ 1.3", lambda found: found >= 1.3),
+    Row("unsloth_tokens_per_second", "… Unsloth: tokens/s", "{:,.0f}", "unsloth"),
+    Row("utilisation", "… Quench: share of the card's matrix product", "{:.1%}", "speed"),
+    Row("ours_peak_gib", "… Quench under an 8 GiB cap: peak GiB", "{:.2f}", "speed", "≤ 7.0", lambda found: found <= 7.0),
+    Row("plain_peak_gib", "… plain, without a cap: peak GiB", "{:.2f}", "speed"),
+    Row("unsloth_peak_gib", "… Unsloth, without a cap: peak GiB", "{:.2f}", "unsloth"),
+    Row("optimizer_bytes_per_parameter", "… paged 8-bit AdamW: bytes of state per trained parameter", "{:.2f}", "speed"),
+    Row("longest_row", "… longest row that trains in 8 GiB, tokens", "{:,}", "planner", "≥ 2,972", lambda found: found >= 2_972),
+    Row("planner_error", "planner: largest error of the peak", "{:.1%}", "planner", "≤ 5 %", lambda found: found <= 0.05),
+    Row("planner_configurations", "… over so many configurations", "{}", "planner", "12", lambda found: found == 12),
+    Row("quantized_step_tokens_per_second", "7B shape on Q4_K_M's blocks, one step of 1,024: tokens/s", "{:,.0f}", "quantized"),
+    Row("quantized_step_peak_gib", "… peak GiB", "{:.2f}", "quantized"),
+    Row("quantized_speed_ratio", "… speed ÷ NF4's", "{:.2f}", "quantized", "≥ 0.80", lambda found: found >= 0.8),
+    Row("quantized_peak_ratio", "… peak ÷ NF4's", "{:.2f}", "quantized", "≤ 1.10", lambda found: found <= 1.1),
+    Row("nf4_unbroken_equal", "NF4: two unbroken runs end in the same bytes", "{}", "resume"),
+    Row("nf4_resumed_equal", "NF4: killed with SIGKILL and resumed, the same bytes as unbroken", "{}", "resume", "True", bool),
+    Row("quantized_small_unbroken_equal", "GGUF blocks: two unbroken runs end in the same bytes", "{}", "resume"),
+    Row("quantized_small_resumed_equal", "GGUF blocks: killed and resumed, the same bytes as unbroken", "{}", "resume", "True", bool),
+)
+
+
+def table(run: Run) -> str:
+    """All figures as Markdown; what wasn't seen is "not measured", with the reason."""
+    lines = ["| what | seen | goal | |", "| --- | ---: | --- | --- |"]
+    for row in TABLE:
+        found = run.figures.get(row.figure)
+        shown = "not measured" if found is None else row.show.format(found)
+        lines.append(f"| {row.label} | {shown} | {row.goal} | {verdict(row, run)} |")
+    for loss, tokens, checkpointing, measured, planned in run.figures.get("planned", []):
+        seen = f"{measured / 1e9:.3f} GB" if measured else "not measured"
+        setting = f"{loss}, {tokens:,} tokens, checkpointing {'on' if checkpointing else 'off'}"
+        lines.append(f"| peak, {setting} | {seen} | | {planned / 1e9:.3f} GB planned |")
+    return "\n".join(lines) + "\n"
+
+
+def verdict(row: Row, run: Run) -> str:
+    """Whether the goal was met, or why nothing was measured; tiny shapes have no goal."""
+    if row.figure not in run.figures:
+        return run.reasons.get(row.part, "")
+    if row.met is None or run.smoke:
+        return ""
+    return "met" if row.met(run.figures[row.figure]) else "MISSED"
+
+
+def heading(smoke: bool) -> str:
+    """The machine and the versions that the figures are of."""
+    import torch
+
+    device = torch.cuda.get_device_name(0) if gpu() else f"CPU, {os.cpu_count()} cores"
+    shape = "tiny shapes (--smoke): only that the code runs" if smoke else "random weights of Qwen2.5-7B's shape"
+    return f"{time.strftime('%Y-%m-%d')}, {device}, Python {platform.python_version()}, {', '.join(map(installed, LIBRARIES))}; {shape}\n"
+
+
+def installed(library: str) -> str:
+    """A library's name and version."""
+    try:
+        return f"{library} {version(library)}"
+    except PackageNotFoundError:
+        return f"{library} missing"
+
+
+def main() -> int:
+    """Measure the parts that were asked for and print the table; 1 if a goal is missed or a part failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes, few steps")
+    parser.add_argument("--out", type=Path, help="folder for figures, logs and the table (default: a new temporary one)")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    asked = parser.parse_args()
+    if not (gpu() or asked.smoke):
+        sys.exit("there is no GPU here: take --smoke to run the same code on tiny shapes")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if not gpu():
+        PROCESSES.set_forkserver_preload(["benchmarks.gpu_parts", "pipeline.train", "transformers", "peft", "trl", "bitsandbytes"])
+    out = asked.out or Path(tempfile.mkdtemp(prefix="quench-gpu-"))
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="quench-bench-") as work:
+        run = Run(out, Path(work), time.monotonic() + 60 * asked.minutes, asked.smoke)
+        measure(run, asked.only)
+        text = heading(asked.smoke) + "\n" + table(run)
+    (out / "table.md").write_text(text, encoding="utf-8")
+    print(text)
+    failed = set(run.reasons) - {"unsloth", "tests" if asked.smoke else ""}
+    return 1 if failed or "MISSED" in text else 0
+
+
+def measure(run: Run, only: list[str]) -> None:
+    """Every part in turn; the large files are written while the tests hold the GPU."""
+    shapes = {"shape": "tiny" if run.smoke else "7b", "resume_shape": "tiny" if run.smoke else "0.5b"}
+    writing, _ = run.start("write", "write", tokens=row_tokens(run), **shapes)
+    for part in (tests, speed, planner, quantized, resume):
+        if part.__name__ not in only:
+            continue
+        try:
+            if part is not tests:
+                writing.join(run.left())
+                if writing.exitcode:
+                    raise PartError(f"the bases could not be written: {last_words(run.out / 'write.log')}")
+            part(run)
+        except Exception as error:  # a part that fails must not cost the others
+            run.reasons[part.__name__] = " ".join(str(error).split())[:200] or type(error).__name__
+            print(f"{part.__name__}: {run.reasons[part.__name__]}", file=sys.stderr, flush=True)
+    writing.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""The parts that `gpu_all.py` measures. Each runs in a process of its own (`child`) and says every figure as soon as it has it."""
+
+import hashlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from pipeline.sections import Training
+
+CUDA = torch.cuda.is_available()
+WARM_UP = 2  # steps that don't count
+LONGEST_STEP = 64  # tokens
+GIB = 2**30
+
+
+Say = Callable[[dict[str, Any]], None]
+
+
+def child(part: str, figures: Connection, log: Path, asked: dict[str, Any]) -> None:
+    """Run a part of this file in the process that was started for it; what libraries print goes to `log`."""
+    with log.open("w", encoding="utf-8") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    if "settings" in asked:
+        asked["settings"] = Training.model_validate(asked["settings"])
+    globals()[part](figures.send, **asked)
+
+
+def write(say: Say, folder: Path, shape: str, tokens: int, resume_shape: str, **_: Any) -> None:
+    """Write the bases and the training rows that the other parts read, the smallest first."""
+    from benchmarks.random_base import write_base, write_rows
+    from benchmarks.random_gguf import write_random_gguf
+
+    for name, size, length in (("resume", resume_shape, 128 if CUDA else 32), ("nf4", shape, tokens)):
+        write_base(folder / name / "base", size)
+        write_rows(folder / name / "rows", folder / name / "base", length)
+    write_random_gguf(folder / "quantized_small" / "base", "blocks")
+    write_random_gguf(folder / "quantized" / "base", "7b" if shape == "7b" else "blocks")
+
+
+def cap(gib: float) -> None:
+    """Let this process allocate no more than `gib` GiB of the GPU."""
+    if CUDA:
+        torch.cuda.set_per_process_memory_fraction(gib * GIB / torch.cuda.get_device_properties(0).total_memory)
+
+
+def report_speed(say: Say, seconds: list[float], tokens: int) -> None:
+    """Say the tokens per second of the steps after the warm-up, and the peak of allocated GPU memory in GiB (None without a GPU)."""
+    say({"tokens_per_second": tokens / median(seconds[WARM_UP:]), "peak_gib": torch.cuda.max_memory_allocated() / GIB if CUDA else None})
+
+
+def ours(say: Say, folder: Path, settings: Training, tokens: int, cap_gib: float, **_: Any) -> None:
+    """Quench's own stage with its proofs, monitoring and checkpoints, under a memory cap; first the card's own speed."""
+    from pipeline.train import train
+
+    if CUDA:
+        say({"bf16_tflops": matrix_tflops(), "device": torch.cuda.get_device_name(0)})
+    cap(cap_gib)
+    out = folder / "ours"
+    shutil.rmtree(out, ignore_errors=True)
+    found = train(
+        tokens=folder / "nf4/rows", base=folder / "nf4/base", adapter=out / "adapter", checkpoints=out / "checkpoints",
+        tensorboard=out / "tensorboard", settings=settings, resume=False,
+    )  # fmt: skip
+    report_speed(say, [row["seconds"] for row in found["journal"] if row["kind"] == "step"], tokens * settings.gradient_accumulation_steps)
+    if settings.optim == "paged_adamw_8bit":
+        say({"optimizer_bytes_per_parameter": found["memory"]["optimizer"] / found["proven"]["trainable_parameters"]})
+
+
+def matrix_tflops(size: int = 8_192, rounds: int = 10) -> float:
+    """TFLOP/s of a bfloat16 matrix product on random data: the ceiling that utilisation is of."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for number in range(rounds + 3):
+        if number == 3:
+            begin.record()
+        a @ b
+    end.record()
+    torch.cuda.synchronize()
+    return float(2 * size**3 * rounds / begin.elapsed_time(end) / 1e9)
+
+
+def plain(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -> None:
+    """QLoRA as the documentation of Hugging Face, PEFT and TRL shows it: the same recipe's numbers on the same rows, without a cap."""
+    from peft import LoraConfig, prepare_model_for_kbit_training
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    nf4 = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=settings.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )  # fmt: skip
+    base = folder / "nf4/base"
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, quantization_config=nf4, device_map={"": 0 if CUDA else "cpu"})
+    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=settings.gradient_checkpointing)
+    lora = LoraConfig(
+        task_type="CAUSAL_LM", r=settings.r, lora_alpha=settings.lora_alpha, lora_dropout=settings.lora_dropout,
+        target_modules=list(settings.target_modules),
+    )  # fmt: skip
+    report_speed(say, trl_steps(model, AutoTokenizer.from_pretrained(base), folder, settings, lora), tokens * settings.gradient_accumulation_steps)
+
+
+def unsloth(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -> None:
+    """The same steps by Unsloth as its documentation shows them. Exits with a word where it can't be imported."""
+    from importlib.util import find_spec
+
+    if find_spec("unsloth") is None:
+        sys.exit("Unsloth is not installed")
+    from unsloth import FastLanguageModel
+
+    model, tokenizer = FastLanguageModel.from_pretrained(str(folder / "nf4/base"), max_seq_length=tokens, dtype=torch.bfloat16, load_in_4bit=True)
+    model = FastLanguageModel.get_peft_model(
+        model, r=settings.r, lora_alpha=settings.lora_alpha, lora_dropout=settings.lora_dropout, target_modules=list(settings.target_modules),
+        use_gradient_checkpointing="unsloth", random_state=settings.seed,
+    )  # fmt: skip
+    report_speed(say, trl_steps(model, tokenizer, folder, settings, None), tokens * settings.gradient_accumulation_steps)
+
+
+def trl_steps(model: Any, tokenizer: Any, folder: Path, settings: Training, lora: Any) -> list[float]:
+    """Seconds of every optimizer step of TRL's SFTTrainer on the shared rows."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    seconds: list[float] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        """Times each step, from begin to end."""
+
+        def on_step_begin(self, *arguments: Any, **more: Any) -> None:
+            self.begin = time.perf_counter()
+
+        def on_step_end(self, *arguments: Any, **more: Any) -> None:
+            if CUDA:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - self.begin)
+
+    arguments = SFTConfig(
+        output_dir=str(folder / "trl"), max_length=None, packing=False, dataset_kwargs={"skip_prepare_dataset": True}, max_steps=settings.max_steps,
+        per_device_train_batch_size=settings.per_device_train_batch_size, gradient_accumulation_steps=settings.gradient_accumulation_steps,
+        gradient_checkpointing=settings.gradient_checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}, optim=settings.optim,
+        learning_rate=settings.learning_rate, bf16=CUDA, use_cpu=not CUDA, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
+    )  # fmt: skip
+    rows = Dataset.from_parquet(str(folder / "nf4/rows/train.parquet")).select_columns(["input_ids", "labels"])
+    SFTTrainer(model=model, args=arguments, train_dataset=rows, peft_config=lora, callbacks=[Clock()], processing_class=tokenizer).train()
+    return seconds
+
+
+def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]:
+    """A function that does one training step of our model on a row of so many tokens, with or without checkpointing, and gives its peak in bytes."""
+    from peft import get_peft_model
+
+    from pipeline.training.chunked import chunked_loss
+    from pipeline.training.liger import apply_liger, choose_loss, fused_loss
+    from pipeline.training.qlora import load_quantised, lora_config
+
+    loss = choose_loss(settings.loss)
+    if loss == "liger":
+        apply_liger(base)
+    model = get_peft_model(load_quantised(base, settings), lora_config(settings)).train()
+    matrices = [weight for weight in model.parameters() if weight.requires_grad]
+    if CUDA:
+        import bitsandbytes
+
+        optimizer: Any = bitsandbytes.optim.PagedAdamW8bit(matrices, lr=1e-4)
+    else:
+        optimizer = torch.optim.AdamW(matrices, lr=1e-4)
+
+    def step(tokens: int, checkpointing: bool) -> int | None:
+        model.gradient_checkpointing_enable({"use_reentrant": False}) if checkpointing else model.gradient_checkpointing_disable()
+        ids = torch.arange(tokens, device=matrices[0].device)[None] % 256
+        if CUDA:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        with torch.autocast("cuda", torch.bfloat16, enabled=CUDA):
+            # two conversations in the row, as in packed training: their mask counts in the peak
+            halves = torch.cat([torch.arange(tokens // 2), torch.arange(tokens - tokens // 2)]).to(ids.device)
+            inputs = {"input_ids": ids, "labels": ids, "position_ids": halves[None]}
+            (fused_loss if loss == "liger" else chunked_loss)(model.get_base_model(), inputs).backward()
+        optimizer.step()
+        peak = torch.cuda.max_memory_allocated() if CUDA else None
+        optimizer.zero_grad()
+        return peak
+
+    return step
+
+
+def planner(say: Say, folder: Path, settings: Training, lengths: list[int], cap_gib: float, find_longest: bool, **_: Any) -> None:
+    """Our step's peaks, for every length with and without checkpointing, beside the planner's; then the longest row that fits under the cap."""
+    from pipeline.planning.memory import plan_memory
+    from pipeline.planning.shape import load_shape
+    from pipeline.training.liger import choose_loss
+
+    base = folder / "nf4/base"
+    step, shape, loss = stepper(base, settings), load_shape(base / "config.json"), choose_loss(settings.loss)
+    step(LONGEST_STEP, True)  # the optimizer's states are there from now on
+    for tokens in lengths:
+        for checkpointing in (True, False):
+            train = settings.model_copy(update={"gradient_checkpointing": checkpointing})
+            planned = plan_memory(shape, train, tokens, "cuda" if CUDA else "cpu", loss).allocated  # type: ignore[arg-type]
+            say({"planned": [loss, tokens, checkpointing, step(tokens, checkpointing), planned]})
+    if find_longest and CUDA:
+        torch.cuda.empty_cache()
+        cap(cap_gib)
+        say({"longest_row": search(lambda count: fits(step, count * LONGEST_STEP), 512 // LONGEST_STEP) * LONGEST_STEP})
+
+
+def fits(step: Callable[[int, bool], int | None], tokens: int) -> bool:
+    """Whether a step with checkpointing on a row of `tokens` stays within the cap."""
+    try:
+        step(tokens, True)
+    except torch.cuda.OutOfMemoryError:
+        return False
+    return True
+
+
+def search(fit: Callable[[int], bool], start: int) -> int:
+    """The largest number that fits, 0 for none; doubles from `start` until one doesn't, then halves the rest."""
+    low, high = 0, start
+    while fit(high):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fit(middle) else (low, middle)
+    return low
+
+
+def step_speed(say: Say, folder: Path, settings: Training, side: str, tokens: int, rounds: int, **_: Any) -> None:
+    """Tokens per second and peak of single optimizer steps on a GGUF's own blocks (`side` quantized) or on NF4."""
+    from benchmarks.gguf_sides import load
+
+    _, step = load(folder / side / "base", settings)
+    seconds = []
+    for _number in range(rounds + WARM_UP):
+        begin = time.perf_counter()
+        step(tokens)
+        if CUDA:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    report_speed(say, seconds, tokens)
+
+
+def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, **_: Any) -> None:
+    """Train and kill this process with SIGKILL after the second checkpoint (`killed`), else go on from there and compare with unbroken runs."""
+    from pipeline.train import train
+
+    out = folder / f"resume-{side}"
+    places = {"tokens": folder / "resume/rows", "base": folder / ("resume" if side == "nf4" else side) / "base"}
+    if side != "nf4":
+        places["tokens"] = rows_for(places["base"], folder / "rows-quantized")
+
+    def one(name: str, going_on: bool) -> tuple[str, Any]:
+        found = train(
+            **places, adapter=out / name / "adapter", checkpoints=out / name / "checkpoints", tensorboard=out / name / "tensorboard",
+            settings=settings, resume=going_on,
+        )  # fmt: skip
+        losses = [row["loss"] for row in found["journal"] if row["kind"] == "step"]
+        return hashlib.sha256((out / name / "adapter/adapter_model.safetensors").read_bytes()).hexdigest(), (found["resumed_from"], losses)
+
+    if killed:
+        second_checkpoint = out / f"broken/checkpoints/checkpoint-{2 * settings.save_steps}"
+        threading.Thread(target=kill_after, args=(second_checkpoint / "complete.json",), daemon=True).start()
+        one("broken", going_on=False)
+        sys.exit("the run ended before it was killed: give it more steps")
+    broken, (resumed_from, broken_losses) = one("broken", going_on=True)
+    first, (_, losses) = one("first", going_on=False)
+    second, _ = one("second", going_on=False)
+    say({"resumed_from": resumed_from, "resumed_equal": broken == first, "unbroken_equal": first == second, "losses_equal": broken_losses == losses})
+
+
+def rows_for(base: Path, folder: Path) -> Path:
+    """Training rows for another base than the shared one."""
+    from benchmarks.random_base import write_rows
+
+    return folder if folder.exists() else write_rows(folder, base, 64 if CUDA else 32)
+
+
+def kill_after(file: Path) -> None:
+    """Wait for `file`, then end this process as a power cut would."""
+    while not file.exists():
+        time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGKILL)

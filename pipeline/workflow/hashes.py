@@ -1,0 +1,165 @@
+"""md5 of files, as DVC records it, remembered so that an unchanged file is never read twice.
+
+DVC remembers by inode, size and modification date, so bytes that change behind its back (a failing disk, a tool that keeps dates) go unseen. This
+memory also compares the change time (ctime), which no ordinary program can set. It lies in `.quench/hashes.db` and may be deleted at any time.
+"""
+
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.progress import progress
+
+CHUNK = 2**20  # bytes
+SHOWN = 2**28  # bytes to read from which on progress is shown
+YOUNG = 100_000_000  # nanoseconds: a file changed so recently may change once more with the same ctime, so it is not remembered yet
+SAVED_EVERY = 1.0  # seconds
+INT64 = 2**63 - 1  # the largest number that SQLite keeps
+NEVER = -1  # a change time that no file has
+UNREADABLE = "0" * 32  # stands for the md5 of a file that the disk does not give back
+
+State = tuple[int, int, int, int]  # inode, size, modification time, change time; both in nanoseconds
+
+
+class Hashes:
+    """The md5 of files below `root` or anywhere else; use it as a context manager."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+        self.fresh: dict[Path, str] = {}  # read or dated by this object, so DVC may not know them
+        self.suspects: set[Path] = set()  # other bytes than remembered, though inode, size and date are the same
+        self._unsaved: dict[bytes, tuple[State, str]] = {}
+        self._saved_at = time.monotonic()
+        self._database, rows = _open(self._root / ".quench" / "hashes.db")
+        self._known: dict[bytes, tuple[State, str]] = {row[0]: (row[1:5], row[5]) for row in rows}
+
+    def __enter__(self) -> "Hashes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._save()
+        self._database.close()
+
+    def md5(self, path: Path, *, anew: bool = False) -> str | None:
+        """The md5 of one file, None where it is not there; `anew` reads it whatever is remembered."""
+        return self.md5s([path], anew=anew).get(path)
+
+    def md5s(self, paths: Iterable[Path], *, anew: bool = False) -> dict[Path, str]:
+        """The md5 of each file that is there; one that can't be read has `UNREADABLE`."""
+        found = {path: None if anew else self._recall(path) for path in paths}
+        unknown = [path for path, digest in found.items() if digest is None and path.is_file()]
+        size = sum(path.stat().st_size for path in unknown)
+        shown = progress("reading files that may have changed", size) if size > SHOWN else nullcontext(lambda _: None)
+        with shown as advance, ThreadPoolExecutor(os.cpu_count()) as pool:
+            for path, seen in zip(unknown, pool.map(partial(_look, advance=advance), unknown), strict=True):
+                found[path] = self._take_in(path, seen) if seen else None
+        return {path: digest for path, digest in found.items() if digest is not None}
+
+    def date(self, path: Path, date: int) -> None:
+        """Date `path` (nanoseconds). That changes its ctime: what was known to be unchanged stays known."""
+        known = self._recall(path)
+        os.utime(path, ns=(date, date))
+        if known is not None:
+            self._remember(path, _state(path), known)
+
+    def _recall(self, path: Path) -> str | None:
+        known = self._known.get(self._name(path))
+        try:
+            return known[1] if known and known[0] == _state(path) else None
+        except OSError:
+            return None
+
+    def _take_in(self, path: Path, seen: "Look") -> str:
+        known = self._known.get(self._name(path))
+        if seen.md5 == UNREADABLE:
+            pass  # it may be read another time
+        elif known and known[0][:3] == seen.after[:3] and known[1] != seen.md5:
+            self.suspects.add(path)  # and stays one until it is another file, or has another date
+            self._remember(path, (*seen.after[:3], NEVER), known[1])
+        elif seen.before == seen.after and seen.after[3] < seen.started - YOUNG:
+            self._remember(path, seen.after, seen.md5)
+        self.fresh[path] = seen.md5
+        return seen.md5
+
+    def _remember(self, path: Path, state: State, digest: str) -> None:
+        self.fresh[path] = digest
+        self._known[self._name(path)] = self._unsaved[self._name(path)] = state, digest
+        if time.monotonic() - self._saved_at > SAVED_EVERY:
+            self._save()
+
+    def _save(self) -> None:
+        rows = [(name, *state, digest) for name, (state, digest) in self._unsaved.items()]
+        self._unsaved, self._saved_at = {}, time.monotonic()
+        with suppress(sqlite3.Error), self._database:  # what is not remembered is read again
+            self._database.executemany("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def _name(self, path: Path) -> bytes:
+        """A file's name in the memory: it stays right if the project is moved."""
+        return os.fsencode(os.path.relpath(path, self._root))
+
+
+def files_below(path: Path) -> list[Path]:
+    """`path` if it is a file, else all files below it; pipes and devices are none."""
+    found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
+    return [file for file in found if file.is_file()]
+
+
+class Look(NamedTuple):
+    """A file as it was read."""
+
+    md5: str
+    before: State
+    after: State
+    started: int  # nanoseconds since 1970
+
+
+def _look(path: Path, advance: Callable[[int], None]) -> Look | None:
+    """Read a file; None where it is gone."""
+    try:
+        before, started = _state(path), time.time_ns()
+        try:
+            digest = _md5(path, advance)
+        except OSError:
+            digest = UNREADABLE
+        return Look(digest, before, _state(path), started)
+    except FileNotFoundError:
+        return None
+
+
+def _state(path: Path) -> State:
+    found = path.stat()
+    return found.st_ino & INT64, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _md5(path: Path, advance: Callable[[int], None]) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(CHUNK):
+            digest.update(block)
+            advance(len(block))
+    return digest.hexdigest()
+
+
+def _open(file: Path) -> tuple[sqlite3.Connection, list[Any]]:
+    """The database and its rows; one that is damaged starts empty, and where none can be written it lives for this process only."""
+    for attempt in (1, 2):
+        try:
+            file.parent.mkdir(exist_ok=True)
+            return _with_rows(sqlite3.connect(file, timeout=60))
+        except (sqlite3.DatabaseError, OSError) as error:
+            if attempt == 1 and type(error) is sqlite3.DatabaseError:
+                file.unlink(missing_ok=True)  # not a database any more
+    return _with_rows(sqlite3.connect(":memory:"))
+
+
+def _with_rows(database: sqlite3.Connection) -> tuple[sqlite3.Connection, list[Any]]:
+    database.execute("PRAGMA synchronous = OFF")  # a memory: a power cut may cost it
+    database.execute("CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, inode INTEGER, size INTEGER, mtime INTEGER, ctime INTEGER, md5 TEXT)")
+    return database, database.execute("SELECT * FROM hashes").fetchall()

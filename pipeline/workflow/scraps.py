@@ -1,0 +1,79 @@
+"""What killed runs left half made is swept by the next run of anything, unless somebody may still be writing it.
+
+Whoever writes below a project's folder shares a lock (`working`); who gets it alone knows that every scrap's owner is dead. What a later run
+goes on from is no scrap: downloads (`models/.base.download`), checkpoints, what `compare` measured (`models/.compare`).
+"""
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.planning.units import size_in_words
+from pipeline.publish import OLD, is_scrap, recover, remove
+from pipeline.ways.names import FOLDER
+from pipeline.workflow.locks import WORK, lock_file
+
+TOPS = ("data", "models", "reports")
+USERS = {Path("data/raw"), Path("data/guard"), Path("data/evaluation")}  # nothing in there is ours
+
+
+@contextmanager
+def working(root: Path) -> Iterator[None]:
+    """Write below `root`: scraps are swept first if nobody else does, and stay as long as this lasts."""
+    try:
+        file = lock_file(WORK, root).open("a")
+    except OSError:  # a folder that can only be read: nobody leaves a scrap there
+        yield
+        return
+    with file as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            sweep(root)
+        except BlockingIOError:
+            pass  # they may be another's
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+def sweep(root: Path) -> None:
+    """Remove the scraps below `root`, put back what a kill moved away, and say so on stderr; for who has the lock of `working` alone."""
+    done = [words for scrap in list(_scraps(root)) if (words := _clear(scrap, root))]
+    if done:
+        print(f"swept what a killed run left: {', '.join(done)}", file=sys.stderr)
+    for project in sorted((root / FOLDER).glob("*/")):
+        if (project / ".quench").is_dir():
+            with working(project):
+                pass
+
+
+def _scraps(root: Path) -> Iterator[Path]:
+    for top in TOPS:
+        for place, folders, files in os.walk(root / top):
+            folder = Path(place)
+            scraps = {name for name in (*folders, *files) if is_scrap(name)}
+            yield from (folder / name for name in sorted(scraps))
+            folders[:] = [name for name in folders if not name.startswith(".") and (folder / name).relative_to(root) not in USERS]
+
+
+def _clear(scrap: Path, root: Path) -> str:
+    """Remove `scrap`, or put it back if it is the only copy of an artifact; words on what was done."""
+    name, size = scrap.relative_to(root), _size(scrap)
+    try:
+        if scrap.name.endswith(OLD):
+            target = scrap.with_name(scrap.name[1 : -len(OLD)])
+            if recover(target, scrap):
+                return f"{target.relative_to(root)} is back"
+        else:
+            remove(scrap)
+    except OSError as error:
+        return f"{name} can't be removed ({error.strerror}), so remove it by hand"
+    return f"{name} ({size_in_words(size)})"
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder; a link's own."""
+    files = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
+    return sum(file.lstat().st_size for file in files if file.is_symlink() or file.is_file())

@@ -1,0 +1,55 @@
+"""benchmarks/gpu_all.py: one failure costs no other part its figures, and what didn't run is "not measured", never passed."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import gpu_all
+from benchmarks.gpu_all import PartError, Run, measure, table
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run without processes: every part is a stub that the test may replace."""
+    for part in gpu_all.PARTS:
+        monkeypatch.setattr(gpu_all, part, named(part, lambda run: None))
+    done = SimpleNamespace(join=lambda seconds: None, exitcode=0, kill=lambda: None)
+    monkeypatch.setattr(Run, "start", lambda *arguments, **asked: (done, None))
+    return Run(tmp_path, tmp_path, time.monotonic() + 60, smoke=False)
+
+
+def named(name: str, function: Any) -> Any:
+    function.__name__ = name
+    return function
+
+
+def test_a_part_that_fails_costs_no_other_its_figures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: Run) -> None:
+        run.note(ours_tokens_per_second=4_321.0)
+        raise PartError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu_all, "speed", named("speed", fail))
+    monkeypatch.setattr(gpu_all, "planner", named("planner", lambda run: run.note(planner_error=0.2, longest_row=3_000)))
+    measure(run, list(gpu_all.PARTS))
+    lines = table(run).splitlines()
+    assert next(line for line in lines if "Quench: tokens/s" in line).split("|")[2].strip() == "4,321"
+    assert "not measured" in (ratio := next(line for line in lines if "Quench ÷ plain" in line))
+    assert "CUDA out of memory" in ratio
+    assert next(line for line in lines if "largest error" in line).endswith("| MISSED |")
+    assert next(line for line in lines if "longest row" in line).endswith("| met |")
+    assert {key for line in (run.out / "figures.jsonl").read_text().splitlines() for key in json.loads(line)} == set(run.figures)
+
+
+def test_nothing_is_passed_where_nothing_ran(run: Run) -> None:
+    run.deadline = time.monotonic()
+    measure(run, list(gpu_all.PARTS))
+    assert run.figures == {}
+    assert "met" not in [line.split("|")[4].strip() for line in table(run).splitlines()]
+    assert all("the time was over" in run.reasons[part] for part in gpu_all.PARTS if part != "tests")

@@ -1,0 +1,343 @@
+"""Bytes that differ from the record: every flipped bit is found before it is used or by `quench verify`, and the remedies heal.
+
+On the real graph for DVC with small random files in the place of models.
+"""
+
+import errno
+import hashlib
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+import tiny
+import yaml
+
+import pipeline.workflow.hashes
+from pipeline.__main__ import main as run_stage
+from pipeline.commands import serve, ship
+from pipeline.commands.verify import main as verify
+from pipeline.errors import DataError
+from pipeline.params import load_params
+from pipeline.publish import remove
+from pipeline.workflow.hashes import Hashes, files_below
+from pipeline.workflow.integrity import place, verify_inputs, verify_outputs
+from pipeline.workflow.record import recorded, stages_of
+from pipeline.workflow.settle import REUSE, reuse, settle
+
+PROJECT = Path(__file__).parent.parent
+FOLDERS = ("models/base", "models/adapter", "models/merged", "models/imatrix", "data/tokens")
+F16 = "models/gguf/tiny-F16.gguf"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of the demo's graph in which every stage is recorded; code is left out. Read only: copy it to change it."""
+    from dvc.repo import Repo
+
+    root, dice = tmp_path_factory.mktemp("integrity") / "project", random.Random(15)  # noqa: S311
+    root.mkdir()
+    (root / "params.yaml").write_text(yaml.safe_dump(tiny.tiny_params(root)))
+    graph = yaml.safe_load((PROJECT / "graphs/merged.dvc.yaml").read_text())
+    for stage in graph["stages"].values():
+        entry = stage.get("do", stage)
+        entry["deps"] = [path for path in entry["deps"] if not path.startswith("pipeline/")] or ["code"]
+    (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": graph["stages"]}))
+    shutil.copy(PROJECT / ".dvcignore", root)
+    for path in ("code", "data/raw/file", "data/guard/file", "data/evaluation/file"):
+        put(root / path, dice.randbytes(100))
+    for path in {path for stage in stages_of(root).values() for path in stage.outs}:
+        for name in ("a.bin", "b/c.bin") if path in FOLDERS else ("",):
+            put(root / path / name, dice.randbytes(dice.randrange(1, 9000)).hex().encode())  # metrics have to be text
+    put(root / "models/merged/.snakemake_timestamp", b"")
+    Repo.init(str(root), no_scm=True).close()
+    with chdir(root), Repo(str(root)) as repo:
+        repo.add("data/raw")
+        repo.commit(force=True)
+    return root
+
+
+@pytest.fixture
+def project(built: Path, tmp_path: Path) -> Path:
+    """A copy whose raw data Quench has read."""
+    shutil.copytree(built, tmp_path / "project")
+    time.sleep(0.11)  # a file that was changed just now is not remembered
+    verify_inputs("curate", tmp_path / "project")
+    return tmp_path / "project"
+
+
+@pytest.fixture(autouse=True)
+def _free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.commands.verify.be_the_only_one", lambda root: None)  # which lasts as long as the process
+
+
+def put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def flip(path: Path, dice: random.Random) -> tuple[int, int]:
+    """Flip one bit in place; date, size, mode and inode stay. Gives where."""
+    before = path.stat()
+    where, bit = dice.randrange(before.st_size), dice.randrange(8)
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(where)
+        byte = file.read(1)[0]
+        file.seek(where)
+        file.write(bytes([byte ^ 1 << bit]))
+    path.chmod(before.st_mode)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (before.st_ino, before.st_size, before.st_mtime_ns, before.st_mode) == (after.st_ino, after.st_size, after.st_mtime_ns, after.st_mode)
+    return where, bit
+
+
+def cache(root: Path) -> Path:
+    return root / ".dvc/cache/files/md5"
+
+
+def in_cache(root: Path, path: str) -> Path:
+    md5 = next(one.md5 for one in recorded(root) if one.path == Path(path))
+    return cache(root) / md5[:2] / md5[2:]
+
+
+def dvc(root: Path, *words: str) -> int:
+    from dvc.cli import main
+
+    with chdir(root):
+        return int(main(list(words)))
+
+
+def test_sixty_random_flips_are_all_found(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of artifacts before a stage reads them, and before Snakemake plans; of these, raw data and the cache by `quench verify`."""
+    dice = random.Random(15)  # noqa: S311
+    outputs = {file: one for one in recorded(project) for file in files_below(project / one.path) if file.name[0] != "."}
+    raw, objects = files_below(project / "data/raw"), files_below(cache(project))
+    damaged = {*dice.sample(sorted(outputs), 30), *dice.sample(objects, 29), *raw}
+    for file in damaged:
+        flip(file, dice)
+    broken = {outputs[file] for file in damaged if file in outputs}
+    assert len(damaged) == 60 and len(broken) > 20
+
+    with pytest.raises(DataError) as refused:
+        verify_outputs([project], project, anew=False)
+    assert all(f"{one.path} " in str(refused.value) for one in broken)
+    with pytest.raises(DataError, match=r"data/raw/file changed on disk though its date did not"):
+        settle(project)
+    put(raw[0], b"meant")
+    assert {one.stage for one in broken} <= settle(project).stale
+
+    capsys.readouterr()
+    assert verify(project) == DataError.exit_code
+    said = capsys.readouterr().err
+    assert all(str(one.path) in said for one in broken)
+    for file in objects:
+        assert file.exists() == (file not in damaged)
+
+
+def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_heals(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through the real runner; DVC, which goes by dates, would not notice the flip."""
+    ran = []
+    monkeypatch.setattr("pipeline.quantize.main", lambda params, root, item: ran.append(item))
+    monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: None)
+    assert settle(project).stale == set()  # both tools have read everything
+    whole = (project / F16).read_bytes()
+    flip(project / F16, random.Random(0))  # noqa: S311
+    assert dvc(project, "checkout", "--force", F16) == 0
+    assert (project / F16).read_bytes() != whole  # DVC alone does nothing
+    assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == DataError.exit_code
+    said = capsys.readouterr().err
+    assert f"{F16} changed on disk since convert wrote it" in said and f"`dvc checkout --force {F16}`" in said
+    assert settle(project).stale >= {"convert", "quantize@Q4_K_M"}  # the other remedy: `snakemake` runs it
+    assert ran == []
+    assert dvc(project, "checkout", "--force", F16) == 0
+    assert (project / F16).read_bytes() == whole
+    assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == 0
+    assert ran == ["Q4_K_M"]
+    assert settle(project).stale == set()
+
+
+def test_a_folder_names_its_file_and_extra_files_count_only_if_dvc_counts_them(project: Path) -> None:
+    put(project / "models/adapter/b/.snakemake_timestamp", b"")
+    put(project / "models/adapter/.README.writing", b"scrap, which .dvcignore leaves out")
+    verify_inputs("merge", project)
+    flip(project / "models/adapter/b/c.bin", random.Random(0))  # noqa: S311
+    with pytest.raises(DataError, match=r"models/adapter \(b/c.bin\) changed on disk since train wrote it"):
+        verify_inputs("merge", project)
+    verify_inputs("quantize@Q4_K_M", project)  # which doesn't read it
+    put(project / "models/imatrix/extra.bin", b"more")
+    with pytest.raises(DataError, match=r"models/imatrix changed on disk"):
+        verify_inputs("quantize@Q4_K_M", project)
+
+
+def test_a_damaged_object_of_the_cache_is_never_restored(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither before Snakemake plans, nor in place of a run, nor by the remedy that a refusal names: a file, the list of a folder, a file in one."""
+    md5 = hashlib.md5((project / "models/merged/b/c.bin").read_bytes(), usedforsecurity=False).hexdigest()
+    victims = {F16: in_cache(project, F16), "models/adapter": in_cache(project, "models/adapter"), "models/merged": place(cache(project), md5)}
+    aside = {path: project / ".dvc/cache/rotten" / f"{path.parent.name}{path.name}" for path in victims.values()}
+    before = (project / F16).read_bytes()
+    (project / F16).unlink()
+    monkeypatch.setenv(REUSE, "1")
+    assert reuse("convert", project)
+    (project / F16).unlink()
+    flip(victims[F16], random.Random(9))  # noqa: S311
+    assert not reuse("convert", project)
+    aside[victims[F16]].rename(victims[F16])  # fails where it was not put aside
+    put(project / F16, before)
+
+    for number, (path, rotten) in enumerate(victims.items()):
+        flip(rotten, random.Random(number))  # noqa: S311
+        flip(next(file for file in files_below(project / path) if file.stat().st_size), random.Random(number))  # noqa: S311
+    with pytest.raises(DataError) as refused:
+        verify_outputs([project / path for path in victims], project)
+    assert str(refused.value).count("`snakemake` runs it again") == 3 and "checkout" not in str(refused.value)
+
+    for path, rotten in victims.items():
+        aside[rotten].rename(rotten)
+        remove(project / path)
+    settled = settle(project)
+    assert sorted(settled.absent) == sorted(victims) and settled.restored == []
+    assert not any((project / path).exists() for path in victims)
+
+
+def test_a_good_file_mends_the_cache(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rotten = in_cache(project, F16)
+    whole = rotten.read_bytes()
+    flip(rotten, random.Random(0))  # noqa: S311
+    assert verify(project) == DataError.exit_code
+    assert rotten.parent.name + rotten.name in capsys.readouterr().err
+    assert settle(project).stale == set()
+    assert rotten.read_bytes() == whole
+    assert verify(project) == 0
+
+
+def test_damage_to_what_dvc_remembers_of_runs(project: Path) -> None:
+    runs = files_below(project / ".dvc/cache/runs")
+    assert runs and verify(project) == 0
+    text = runs[0].read_bytes()
+    runs[0].write_bytes(text.replace(b"md5: ", b"md5: 0", 1))
+    assert verify(project) == DataError.exit_code
+    assert not runs[0].exists()
+
+
+def test_what_the_disk_does_not_give_back_is_damage(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    real = pipeline.workflow.hashes._md5
+
+    def failing(path: Path, advance: Callable[[int], None]) -> str:
+        if path == project / F16:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, advance)
+
+    monkeypatch.setattr(pipeline.workflow.hashes, "_md5", failing)
+    assert verify(project) == DataError.exit_code
+    assert F16 in capsys.readouterr().err
+    monkeypatch.undo()
+    verify_inputs("quantize@Q4_K_M", project)
+
+
+def test_what_another_process_read_is_not_believed(project: Path) -> None:
+    """One that was killed before it could tell DVC, which believes in what it had."""
+    assert settle(project).stale == set()
+    (project / ".quench/hashes.db").unlink()
+    flip(project / F16, random.Random(0))  # noqa: S311
+    time.sleep(0.11)
+    with Hashes(project) as hashes:
+        hashes.md5(project / F16)
+    with pytest.raises(DataError, match=F16):
+        verify_inputs("quantize@Q4_K_M", project)
+    assert "convert" in settle(project).stale
+
+
+def test_raw_data_may_be_edited_but_not_behind_its_date(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where only DVC has read it, as after `dvc repro`."""
+    raw = project / "data/raw/file"
+    whole = raw.read_bytes()
+    flip(raw, random.Random(0))  # noqa: S311
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"data/raw/file changed on disk though its date did not: `dvc checkout --force data/raw`"):
+            verify_inputs("curate", project)
+    (project / ".quench/hashes.db").unlink()
+    assert dvc(project, "checkout", "--force", "data/raw") == 0
+    assert raw.read_bytes() == whole
+    flip(raw, random.Random(0))  # noqa: S311
+    assert verify(project) == DataError.exit_code
+    assert "data/raw/file changed on disk though its date did not" in capsys.readouterr().err
+    put(raw, b"other rows")
+    verify_inputs("curate", project)
+    assert verify(project) == 0
+
+
+@pytest.mark.parametrize("hand_out", ["serve", "ship"])
+def test_what_is_handed_out_is_always_read(project: Path, monkeypatch: pytest.MonkeyPatch, hand_out: str) -> None:
+    """Damage below the file system changes no date at all: here the memory believes in the damaged file."""
+    level = project / "models/gguf/tiny-Q4_K_M.gguf"
+    flip(level, random.Random(0))  # noqa: S311
+    believed = {project / one.path: one.md5 for one in recorded(project)}
+    monkeypatch.setattr(Hashes, "_recall", lambda self, path: believed.get(path))
+    verify_outputs([level], project, anew=False)
+    params = load_params(project / "params.yaml")
+    with pytest.raises(DataError, match=r"tiny-Q4_K_M.gguf changed on disk since quantize@Q4_K_M wrote it"):
+        serve.main(params, project, "Q4_K_M", 0) if hand_out == "serve" else ship.main(params, project, "Q4_K_M", None, None)
+
+
+def test_a_bundle_is_not_made_beside_damage(project: Path) -> None:
+    places = ("models/adapter/a.bin", "data/final/train.jsonl", "reports/parity.json")
+    for one in places:
+        flip(project / one, random.Random(0))  # noqa: S311
+    with pytest.raises(DataError) as refused:
+        ship.main(load_params(project / "params.yaml"), project, "Q4_K_M", None, None)
+    assert all(one.removesuffix("/a.bin") in str(refused.value) for one in places)
+
+
+def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read = tmp_path / "file", []
+    real = pipeline.workflow.hashes._md5
+    monkeypatch.setattr(pipeline.workflow.hashes, "_md5", lambda path, advance: read.append(path) or real(path, advance))
+
+    def look() -> tuple[str | None, int]:
+        before = len(read)
+        with Hashes(tmp_path) as hashes:
+            digest = hashes.md5(file)
+        return digest, len(read) - before
+
+    put(file, b"text")
+    digest = look()[0]
+    assert look() == (digest, 1)  # changed so recently that it might change again within the same tick of the clock
+    time.sleep(0.11)
+    assert look() == (digest, 1)
+    assert look() == (digest, 0)
+    with Hashes(tmp_path) as hashes:
+        hashes.date(file, 10**9)
+    assert look() == (digest, 0)
+    file.chmod(0o600)
+    time.sleep(0.11)
+    assert look() == (digest, 1)
+    assert look() == (digest, 0)
+    flip(file, random.Random(0))  # noqa: S311
+    time.sleep(0.11)
+    other = look()[0]
+    assert other != digest
+    assert look() == (other, 1)  # it is not believed in until its date or its place has changed
+    file.touch()
+    time.sleep(0.11)
+    assert [look() for _ in range(2)] == [(other, 1), (other, 0)]
+    (tmp_path / ".quench/hashes.db").write_bytes(b"damaged" * 999)
+    assert look() == (other, 1)
+    file.unlink()
+    assert look() == (None, 0)
+
+
+def test_nothing_is_refused_where_nothing_is_recorded(tmp_path: Path) -> None:
+    put(tmp_path / "models/gguf/a.gguf", b"x")
+    verify_inputs("quantize@Q4_K_M", tmp_path)
+    verify_outputs([tmp_path / "models/gguf/a.gguf", tmp_path.parent / "elsewhere"], tmp_path)
+    (tmp_path / ".dvc").mkdir()
+    verify_inputs("quantize@Q4_K_M", tmp_path)
+    verify_outputs([tmp_path / "models/gguf/a.gguf"], tmp_path)

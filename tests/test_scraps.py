@@ -1,0 +1,82 @@
+"""scraps: what killed runs left half made goes, what may be somebody's or a later run's stays."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.workflow.scraps import working
+
+SCRAPS = [
+    "models/.merging/w16/half", "models/.parity/x", "data/.curating/x", "models/gguf/.demo-F16.gguf.writing", "models/checkpoints/.writing/half",
+    "models/checkpoints/.checkpoint-2.writing/half", "models/gguf/.demo.merging/x", "reports/eval/.F16.json.writing", "models/base/.deep.writing",
+]  # fmt: skip
+KEPT = [
+    "models/base/model.safetensors", "models/.base.download/abc/part", "models/.compare/NF4-1/models/.merging/x", "models/checkpoints/checkpoint-1/x",
+    "data/raw/.notes.writing", "data/raw/.notes.old", "data/evaluation/.mine.old", "data/.writing.jsonl", "data/.old", "params.yaml",
+]  # fmt: skip
+
+
+def write(root: Path, names: list[str]) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x" * 1000)
+
+
+def test_scraps_are_swept_and_named_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, [*SCRAPS, *KEPT])
+    with working(tmp_path):
+        assert [name for name in SCRAPS if (tmp_path / name).exists()] == []
+        write(tmp_path, SCRAPS[:1])
+    assert (tmp_path / SCRAPS[0]).exists()  # made since: its owner removes it
+    assert [name for name in KEPT if not (tmp_path / name).exists()] == []
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("swept what a killed run left: ") and "models/.merging (1.0 kB)" in told and told.count("(1.0 kB)") == len(SCRAPS)
+
+
+def test_nothing_is_swept_while_another_may_be_writing_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with working(tmp_path):
+        write(tmp_path, SCRAPS)
+        with working(tmp_path):
+            assert all((tmp_path / name).exists() for name in SCRAPS)
+    with working(tmp_path):
+        assert not any((tmp_path / name).exists() for name in SCRAPS)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_sub_project_has_its_own_scraps_and_its_own_workers(tmp_path: Path) -> None:
+    busy, idle = (tmp_path / "models/.compare" / name for name in ("NF4-1", "NF4-2"))
+    for project in (busy, idle):
+        write(project, [".quench/x", "models/.merging/x"])
+    with working(busy):
+        write(busy, ["models/.merging/x"])
+        with working(tmp_path):
+            assert [(project / "models/.merging").exists() for project in (busy, idle)] == [True, False]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_kill_while_an_artifact_was_replaced_is_undone(tmp_path: Path, whole: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, ["models/.base.old/model"])
+    if whole:
+        write(tmp_path, ["models/base/new"])
+    with working(tmp_path):
+        assert [path.name for path in (tmp_path / "models").iterdir()] == ["base"]
+        assert [path.name for path in (tmp_path / "models/base").iterdir()] == ["new" if whole else "model"]
+    assert ("models/.base.old (1.0 kB)" if whole else "models/base is back") in capsys.readouterr().err
+
+
+def test_a_folder_that_can_only_be_read_holds_no_scraps(tmp_path: Path) -> None:
+    (tmp_path / ".quench").touch()  # in the way of the folder: for root, rights are none
+    with working(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".quench"]
+
+
+def test_what_can_not_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    write(tmp_path, ["models/.merging/x"])
+    monkeypatch.setattr("pipeline.workflow.scraps.remove", refuse)
+    with working(tmp_path):
+        pass
+    assert "models/.merging can't be removed (Permission denied), so remove it by hand" in capsys.readouterr().err
