@@ -187,7 +187,6 @@ def without(file: Path, key: str) -> bytes:
 
 def test_a_changed_parity_report_is_refused_by_the_record_that_dvc_keeps(tmp_path: Path) -> None:
     """It names no hash of itself: only dvc.lock knows what parity wrote."""
-    pytest.importorskip("pipeline.workflow.integrity")  # which compares with dvc.lock
     made = merged(tmp_path / "project")
     report = made.root / "reports/parity.json"
     record_with_dvc(made, {"parity": ["reports/parity.json", "reports/parity.html"]})

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from pipeline.errors import DataError
 from pipeline.hashing import json_hash
+from pipeline.jsonl import read_rows
 from pipeline.reporting import records
-from pipeline.reporting.records import read_answers, read_record
+from pipeline.reporting.records import read_record
 from pipeline.sections import ADAPTED
 from pipeline.watching.journal import Journal
 from pipeline.workflow.locks import absent
@@ -75,6 +78,20 @@ def read_evaluation(root: Path, model: str) -> dict[str, Any]:
     if found.get("model", model) != model:
         raise DataError(f"{root / file} holds the figures of {str(found['model'])[:80]!a}: run `python -m pipeline {stage}` again")
     return found
+
+
+def read_answers(root: Path, file: str, stage: str) -> list[dict[str, Any]]:
+    """One model's answers. Raises `DataError` that names `stage`, which makes them, and what `absent` gives if they are not there."""
+    path = root / file
+    if not path.is_file():
+        raise absent(path, root, stage)
+    rows = list(read_rows(path))
+    try:
+        records.ANSWERS.validate_python(rows)
+    except ValidationError as error:
+        number = int(error.errors()[0]["loc"][0]) + 1
+        raise DataError(f"{path}, row {number} {records.faults(error, skip=1)}: run `python -m pipeline {stage}` again") from None
+    return rows
 
 
 def read_curve(root: Path) -> list[dict[str, Any]]:

@@ -76,13 +76,5 @@ def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:
     tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     try:
         return environment.from_string(jinja).render(messages=messages, add_generation_prompt=True, tools=None, **tokens)
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ):  # a foreign template may stumble over anything
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):  # a foreign template may do anything
         return None

@@ -1,17 +1,15 @@
-"""The records that report, card, gate and bundle are made from, by shape: what is read of each, and that it is whole.
+"""The records that report, card, gate and bundle are made from, by shape: the keys that something relies on and their kinds.
 
-A shape names the keys that something relies on and their kinds; further keys are let pass, since records grow. A value that is not as its stage
-writes it (a list for an object, a text for a number, NaN) is refused where it is read, with the file, the place in it and the stage that writes it.
+Further keys are let pass, since records grow. A value that is not as its stage writes it is refused where it is read.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from pipeline.errors import DataError
-from pipeline.jsonl import BadLine, parse_record, read_rows
+from pipeline.jsonl import BadLine, parse_record
 from pipeline.workflow.locks import absent
 
 LARGEST = 10**18  # of any figure: what is above was never measured
@@ -87,7 +85,6 @@ class Seam(Shape):
     limit: Number | None
     unit: str
     detail: str
-    cause: str = ""
     figures: dict[str, Number] = {}
 
 
@@ -136,8 +133,7 @@ class Task(Shape):
     scores: dict[str, TaskScore] | None = None
 
     @model_validator(mode="after")
-    def whole(self) -> "Task":
-        """A score has an interval."""
+    def _whole(self) -> "Task":
         if self.score is not None and (self.score_low is None or self.score_high is None):
             raise ValueError("a score without its interval")
         return self
@@ -174,8 +170,7 @@ class RowSums(Shape):
     same: list[Count]
 
     @model_validator(mode="after")
-    def even(self) -> "RowSums":
-        """Each list has a figure of each row."""
+    def _even(self) -> "RowSums":
         if not len(self.tokens) == len(self.kld) == len(self.same):
             raise ValueError("lists of different lengths")
         return self
@@ -240,36 +235,16 @@ def read_record(root: Path, file: str, shape: type[Shape], stage: str) -> dict[s
     try:
         shape.model_validate(value)
     except ValidationError as error:
-        raise DataError(f"{path} {_faults(error)}: run `python -m pipeline {stage}` again") from None
+        raise DataError(f"{path} {faults(error)}: run `python -m pipeline {stage}` again") from None
     return value
 
 
-def read_answers(root: Path, file: str, stage: str) -> list[dict[str, Any]]:
-    """One model's answers. Raises `DataError` that names `stage`, which makes them, and what `absent` gives if they are not there."""
-    path = root / file
-    if not path.is_file():
-        raise absent(path, root, stage)
-    rows = list(read_rows(path))
-    try:
-        ANSWERS.validate_python(rows)
-    except ValidationError as error:
-        number = error.errors()[0]["loc"][0]
-        raise DataError(f"{path}, row {int(number) + 1} {_faults(error, skip=1)}: run `python -m pipeline {stage}` again") from None
-    return rows
-
-
-def _faults(error: ValidationError, skip: int = 0) -> str:
+def faults(error: ValidationError, skip: int = 0) -> str:
     """The first faults, half a sentence: which keys are not there, and what is wrong with others. `skip` drops the first parts of each place."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    lacking = [_place(one["loc"][skip:]) for one in found if one["type"] == "missing"]
-    wrong = [f"{_place(one['loc'][skip:])}: {one['msg'][:1].lower()}{one['msg'][1:]}" for one in found if one["type"] != "missing"]
-    parts = [f"lacks {', '.join(lacking)}"] if lacking else []
-    if wrong:
-        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        parts.append(f"is damaged ({'; '.join(wrong[:SHOWN])}{more})")
+    listed = error.errors(include_url=False, include_input=False, include_context=False)
+    found = [(ascii(".".join(map(str, one["loc"][skip:])))[1:-1][:80] or "it", one) for one in listed]  # keys may hold what a terminal would obey
+    lacking = [place for place, one in found if one["type"] == "missing"]
+    wrong = [f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}" for place, one in found if one["type"] != "missing"]
+    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    parts = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [f"is damaged ({'; '.join(wrong[:SHOWN])}{more})"] * bool(wrong)
     return " and ".join(parts)
-
-
-def _place(keys: Sequence[int | str]) -> str:
-    """a.b.0, without what a terminal would obey."""
-    return ascii(".".join(map(str, keys)))[1:-1][:80] or "it"
