@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.errors import MachineError, ToolError
 from pipeline.llamacpp import build as toolchain
-from pipeline.llamacpp import stamp
+from pipeline.llamacpp import compiler, stamp
 from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT, TOOLS
 from pipeline.publish import write_json
 
@@ -171,10 +171,29 @@ def test_missing_compiler_is_one_sentence_with_the_remedy(home: Path, fake_tools
         toolchain.build(home)
     monkeypatch.setenv("CXX", "/nowhere/clang++ -O1")
     with pytest.raises(ToolError):
-        toolchain.find_compiler()
+        compiler.find_compiler()
     mine = executable(home / "mine", "#!/bin/sh\n")
     monkeypatch.setenv("CXX", f"{mine} -O1")
-    assert toolchain.find_compiler() == f"{mine} -O1"
+    assert compiler.find_compiler() == f"{mine} -O1"
+
+
+def test_a_compiler_that_makes_wrong_code_for_amx_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GCC 12.2 drops the tiles' configuration when it optimizes (PR114098), and llama.cpp dies of it at the first quantized matrix."""
+    wrong = executable(tmp_path / "wrong", "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done; cp /bin/false $1\n")
+    right = executable(tmp_path / "right", "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done; cp /bin/true $1\n")
+    assert [compiler.compiles_amx(str(one)) for one in (right, wrong, tmp_path / "none")] == [True, False, False]
+    monkeypatch.setattr(compiler, "instructions", lambda: {"sse2", "amx_tile"})
+    monkeypatch.setenv("CXXFLAGS", "-g")
+    assert compiler.amx_flags(str(right)) == []
+    assert f"-DCMAKE_CXX_FLAGS=-g {compiler.WITHOUT_AMX}" in compiler.amx_flags(str(wrong))
+    monkeypatch.setattr(compiler, "instructions", lambda: {"sse2"})
+    assert compiler.amx_flags(str(wrong)) == []
+
+
+@pytest.mark.skipif("amx_tile" not in compiler.instructions(), reason="this processor has no AMX")
+def test_what_checks_amx_passes_where_the_compiler_is_right(tmp_path: Path) -> None:
+    plain = executable(tmp_path / "plain", '#!/bin/sh\nfor one; do shift; [ "$one" = -O3 ] || set -- "$@" "$one"; done\nexec c++ -O0 "$@"\n')
+    assert compiler.compiles_amx(str(plain))
 
 
 @pytest.mark.parametrize("built", [False, True])
@@ -192,7 +211,7 @@ def test_check_compiler_before_anything_is_installed(tmp_path: Path, built: bool
         assert (done.returncode, done.stderr) == (0, "")
     elif not built:
         assert done.returncode == 4
-        assert done.stderr == f"setup: {toolchain.NO_COMPILER}\n"
+        assert done.stderr == f"setup: {compiler.NO_COMPILER}\n"
 
 
 def make_archive(path: Path, members: dict[str, bytes | str]) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.checks import Check
 from pipeline.errors import ConfigError, ToolError
-from pipeline.llamacpp.build import find_compiler
+from pipeline.llamacpp.compiler import find_compiler
 from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION, find_toolchain
 from pipeline.workflow.graphs import WORDS
 

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import MachineError, QuenchError, ToolError
+from pipeline.llamacpp.compiler import amx_flags, find_compiler
 from pipeline.llamacpp.stamp import CMAKE_FLAGS, SDIST_SHA256, fits_processor, is_built, runs, stamp
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain
 from pipeline.publish import need_disk, publishing, write_json
@@ -30,20 +31,8 @@ from pipeline.publish import need_disk, publishing, write_json
 SDIST = f"llama_cpp_python-{VERSION}"
 BUILD_BYTES = 700_000_000  # source distribution, source and build together
 JOB_BYTES = 1_500_000_000  # what the greediest compiler process takes
-NO_COMPILER = (
-    "no C++ compiler (c++, g++ or clang++) is on PATH and llama.cpp is built from source: install one with `sudo apt install g++` "
-    "(Debian, Ubuntu), `sudo dnf install gcc-c++` (Fedora) or `xcode-select --install` (macOS), then run `make setup` again"
-)
 
 Tell = Callable[[int, int], None]  # steps done, steps in all
-
-
-def find_compiler() -> str:
-    """The C++ compiler that CMake will take: $CXX or the first of c++, g++, clang++. Raises `ToolError` where there is none."""
-    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
-        if name and shutil.which(name.split()[0]):
-            return name
-    raise ToolError(NO_COMPILER)
 
 
 def build(home: Path = DEFAULT_HOME) -> None:
@@ -53,7 +42,7 @@ def build(home: Path = DEFAULT_HOME) -> None:
     """
     if is_built(home):
         return
-    find_compiler()
+    compiler = find_compiler()
     need_disk(home, BUILD_BYTES)
     with _alone(home):
         fetch_source(home)
@@ -63,7 +52,7 @@ def build(home: Path = DEFAULT_HOME) -> None:
         log = home / "build.log"
         log.unlink(missing_ok=True)
         source, folder = str(home / "source" / "vendor" / "llama.cpp"), str(home / "build")
-        _logged(["cmake", "-G", "Ninja", "-S", source, "-B", folder, *CMAKE_FLAGS], log)
+        _logged(["cmake", "-G", "Ninja", "-S", source, "-B", folder, *CMAKE_FLAGS, *amx_flags(compiler)], log)
         with _progress() as tell:
             _logged(["ninja", "-C", folder, "-j", str(_jobs()), *TOOLS], log, tell)
         if not runs(home):
