@@ -163,6 +163,7 @@ rule report:
             "pipeline/shipping/card.py",
             "pipeline/shipping/gate.py",
             "pipeline/shipping/gate_adapter.py",
+            "pipeline/shipping/listing.py",
             "pipeline/watching/journal.py",
             "pipeline/ways/names.py",
         ],
