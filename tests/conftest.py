@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import tiny
 
@@ -67,6 +68,9 @@ def hear_signals() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# a busy machine is no fault of the code: what must be fast says so itself
+hypothesis.settings.register_profile("quench", deadline=None)
+hypothesis.settings.load_profile("quench")
 share_the_cores()
 hear_signals()
 (HOME / ".gitconfig").write_text("[user]\n\tname = Quench test\n\temail = test@localhost\n[init]\n\tdefaultBranch = main\n")

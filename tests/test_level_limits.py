@@ -109,5 +109,5 @@ def test_what_is_no_limit_is_one_error(tmp_path: Path, key: str, value: Any) -> 
     params = yaml.safe_load((RECIPES / "demo.yaml").read_text(encoding="utf-8"))
     params["report"]["gate"][key] = value
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"1 error:\n  report\.gate\.{key}: is .* or auto$"):
+    with pytest.raises(ConfigError, match=rf"1 error:\n  report\.gate\.{key}: is .* or auto \(line \d+\)$"):
         load_params(tmp_path / "params.yaml")
