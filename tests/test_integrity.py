@@ -354,7 +354,9 @@ def test_somebodys_own_stage_does_not_switch_the_checks_off(project: Path, own: 
         verify_inputs("quantize@Q4_K_M", project)
 
 
-@pytest.mark.parametrize("spoil", [lambda text: text[: text.index("outs:") + 3], lambda text: "<<<<<<< HEAD\n" + text, lambda text: "stages:\n", lambda text: "[]"])
+@pytest.mark.parametrize(
+    "spoil", [lambda text: text[: text.index("outs:") + 3], lambda text: "<<<<<<< HEAD\n" + text, lambda text: "stages:\n", lambda text: "[]"]
+)
 def test_a_damaged_lock_file_is_a_sentence_and_snakemake_mends_it(
     project: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[str], str]
 ) -> None:
@@ -407,3 +409,24 @@ def test_verify_of_what_can_only_be_read_is_a_sentence(project: Path) -> None:
     (project / ".quench").write_text("no folder can be made here")
     with pytest.raises(MachineError, match=str(project)):
         verify(project)
+
+
+def test_what_another_params_file_made_is_handed_out_with_a_word(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """dvc.lock is about params.yaml alone: by any other file a stage writes to the same places, and records nothing."""
+    level = project / "models/gguf/tiny-Q4_K_M.gguf"
+    put(level, b"made with other settings")
+    other = Path(shutil.copy(project / "params.yaml", project / "other.yaml"))
+    verify_outputs([level], project, params=other)
+    assert "models/gguf/tiny-Q4_K_M.gguf changed on disk" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"tiny-Q4_K_M\.gguf changed on disk"):
+        verify_outputs([level], project, params=project / "params.yaml")
+
+    def asked(*_: object, params: Path | None, **__: object) -> None:
+        raise DataError(f"asked with {params}")
+
+    for command, words in ((serve, ("Q4_K_M", 0)), (ship, ("Q4_K_M", None, None))):
+        monkeypatch.setattr(f"{command.__name__}.verify_outputs", asked)
+        with pytest.raises(DataError, match=r"asked with .*other\.yaml"):
+            command.main(load_params(other), project, *words, file=other)

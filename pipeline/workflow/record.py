@@ -140,6 +140,11 @@ def seems_unchanged(stage: str, root: Path) -> bool:
     return not any(_surely_differs(root / dep["path"], dep) for dep in entry.get("deps", []))
 
 
+def is_about(params: Path | None, root: Path) -> bool:
+    """Whether dvc.lock is about these settings: it is about those of the project's params.yaml alone."""
+    return params is None or params.resolve() == (root / "params.yaml").resolve()
+
+
 def recorded(root: Path) -> list[Recorded]:
     """Every output that a stage of `dvc.yaml` has in `dvc.lock`; nothing where `root` is no DVC project that has run."""
     stages, entries = stages_of(root), _locked(root)
