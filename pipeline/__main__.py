@@ -27,7 +27,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     from pipeline.workflow.graphs import need_graph
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.locks import inputs_below
-    from pipeline.workflow.record import inputs_state, record, running
+    from pipeline.workflow.record import inputs_state, is_about, record, running
     from pipeline.workflow.settle import reuse
 
     name, _, item = stage.partition("@")
@@ -42,7 +42,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     params = load_params(params_file or root / "params.yaml")
     if name in ONLY_IN and ONLY_IN[name] != params.graph:
         raise ConfigError(f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: `snakemake` runs those that have")
-    known_to_dvc = params_file is None or params_file.resolve() == (root / "params.yaml").resolve()  # dvc.lock is about no other params file
+    known_to_dvc = is_about(params_file, root)
     if known_to_dvc:
         need_graph(root, params.graph)
     extra = {"resume": resume} if name == "train" else {}

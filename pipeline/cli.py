@@ -93,7 +93,7 @@ def serve(
     from pipeline.commands.serve import main
     from pipeline.params import load_params
 
-    main(load_params(params or root / "params.yaml"), root, model, smoke, lora=lora, adapters=adapter or [])
+    main(load_params(params or root / "params.yaml"), root, model, smoke, lora=lora, adapters=adapter or [], file=params)
 
 
 @app.command(epilog="example: quench adapters tone=0 facts=0.5")
@@ -262,7 +262,7 @@ def ship(
     from pipeline.workflow.scraps import working
 
     with working(root):
-        code = main(load_params(params or root / "params.yaml"), root, level, to, sign)
+        code = main(load_params(params or root / "params.yaml"), root, level, to, sign, file=params)
     raise typer.Exit(code)
 
 

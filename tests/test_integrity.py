@@ -8,7 +8,9 @@ import hashlib
 import os
 import random
 import shutil
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
@@ -21,12 +23,12 @@ import pipeline.workflow.hashes
 from pipeline.__main__ import main as run_stage
 from pipeline.commands import serve, ship
 from pipeline.commands.verify import main as verify
-from pipeline.errors import DataError
+from pipeline.errors import DataError, MachineError
 from pipeline.params import load_params
 from pipeline.publish import remove
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.integrity import place, verify_inputs, verify_outputs
-from pipeline.workflow.record import recorded, stages_of
+from pipeline.workflow.record import recorded, running, stages_of
 from pipeline.workflow.settle import REUSE, reuse, settle
 
 PROJECT = Path(__file__).parent.parent
@@ -72,7 +74,7 @@ def project(built: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.commands.verify.be_the_only_one", lambda root: None)  # which lasts as long as the process
+    monkeypatch.setattr("pipeline.workflow.prepare._held", deque(maxlen=0))  # the lock lasts until nobody holds its file
 
 
 def put(path: Path, content: bytes) -> None:
@@ -341,3 +343,90 @@ def test_nothing_is_refused_where_nothing_is_recorded(tmp_path: Path) -> None:
     (tmp_path / ".dvc").mkdir()
     verify_inputs("quantize@Q4_K_M", tmp_path)
     verify_outputs([tmp_path / "models/gguf/a.gguf"], tmp_path)
+
+
+@pytest.mark.parametrize("own", [{"foreach": ["a"], "do": {"cmd": "echo ${item}"}}, {"matrix": {"x": [1]}, "cmd": "true", "outs": ["own-${item.x}"]}])
+def test_somebodys_own_stage_does_not_switch_the_checks_off(project: Path, own: object) -> None:
+    graph = yaml.safe_load((project / "dvc.yaml").read_text())
+    (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"mine": own} | graph["stages"]}))
+    flip(project / F16, random.Random(0))  # noqa: S311
+    with pytest.raises(DataError, match=F16):
+        verify_inputs("quantize@Q4_K_M", project)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda text: text[: text.index("outs:") + 3], lambda text: "<<<<<<< HEAD\n" + text, lambda text: "stages:\n", lambda text: "[]"]
+)
+def test_a_damaged_lock_file_is_a_sentence_and_snakemake_mends_it(
+    project: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[str], str]
+) -> None:
+    lock = project / "dvc.lock"
+    lock.write_text(spoil(lock.read_text()))
+    assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == DataError.exit_code
+    assert "dvc.lock is damaged" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"dvc\.lock is damaged"):
+        verify_outputs([project / F16], project)
+    assert "convert" in settle(project).stale
+    verify_outputs([project / F16], project)
+
+
+def test_what_can_only_be_read_can_be_verified(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project on a disk that is mounted read-only: ship into another folder, serve."""
+    real = Path.open
+
+    def opened(path: Path, mode: str = "r", *rest: object, **named: object) -> object:
+        if path.name == "quench-record.lock":
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return real(path, mode, *rest, **named)
+
+    monkeypatch.setattr(Path, "open", opened)
+    verify_outputs([project / F16], project)
+    flip(project / F16, random.Random(0))  # noqa: S311
+    with pytest.raises(MachineError):  # DVC, which knows the remedy, has to write
+        verify_outputs([project / F16], project)
+
+
+def test_verify_waits_for_no_stage_and_nobody_who_reads_waits_for_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a stage has just written differs from the record until it is recorded; a check of hours must not keep `quench serve` waiting."""
+    monkeypatch.setattr("pipeline.workflow.prepare.PATIENCE", 0.1)
+    with running("train", project), pytest.raises(MachineError, match="train is already running"):
+        verify(project)
+    real, asked = Hashes.md5s, []
+
+    def look(self: Hashes, *words: object, **named: object) -> object:
+        reader = threading.Thread(target=lambda: asked.append(len(recorded(project))), daemon=True)
+        reader.start()
+        reader.join(5)
+        return real(self, *words, **named)
+
+    monkeypatch.setattr(Hashes, "md5s", look)
+    assert verify(project) == 0
+    assert asked and all(asked)
+
+
+def test_verify_of_what_can_only_be_read_is_a_sentence(project: Path) -> None:
+    shutil.rmtree(project / ".quench")
+    (project / ".quench").write_text("no folder can be made here")
+    with pytest.raises(MachineError, match=str(project)):
+        verify(project)
+
+
+def test_what_another_params_file_made_is_handed_out_with_a_word(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """dvc.lock is about params.yaml alone: by any other file a stage writes to the same places, and records nothing."""
+    level = project / "models/gguf/tiny-Q4_K_M.gguf"
+    put(level, b"made with other settings")
+    other = Path(shutil.copy(project / "params.yaml", project / "other.yaml"))
+    verify_outputs([level], project, params=other)
+    assert "models/gguf/tiny-Q4_K_M.gguf changed on disk" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"tiny-Q4_K_M\.gguf changed on disk"):
+        verify_outputs([level], project, params=project / "params.yaml")
+
+    def asked(*_: object, params: Path | None, **__: object) -> None:
+        raise DataError(f"asked with {params}")
+
+    for command, words in ((serve, ("Q4_K_M", 0)), (ship, ("Q4_K_M", None, None))):
+        monkeypatch.setattr(f"{command.__name__}.verify_outputs", asked)
+        with pytest.raises(DataError, match=r"asked with .*other\.yaml"):
+            command.main(load_params(other), project, *words, file=other)

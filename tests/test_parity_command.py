@@ -49,9 +49,10 @@ def test_measuring_comes_first(tmp_path: Path) -> None:
     assert main(tmp_path, as_json=True, measure=lambda: write(tmp_path, parity_report("full"))) == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "words"), [(None, "run `snakemake parity`"), ("{", "is no report"), ('{"seams": []}', "is no report"), ("[]", "is no report")]
-)
+NO_REPORTS = ("{", '{"seams": []}', "[]", "[" * 100_000, '{"seams": {"a": 1}, "verdict": "pass"}', '{"seams": {"a": {}}, "verdict": "pass"}')
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "run `snakemake parity`"), *((text, "is no report") for text in NO_REPORTS)])
 def test_a_report_that_is_not_there_or_not_whole_is_one_sentence(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
         (write(tmp_path, {}) / "reports" / "parity.json").write_text(content, encoding="utf-8")

@@ -152,7 +152,7 @@ def test_fidelity_is_shown_where_it_is_of_this_very_base(project: Path, params: 
     assert "against its 16-bit base: not measured" not in text
     put(file, fidelity_report(base_weights_sha256="0" * 64))  # another base's
     assert "Scale of the NF4" not in training(project, params)
-    for broken in ("[]", "{", json.dumps(fidelity_report(lines={"a": {}}))):
+    for broken in ("[]", "{", "[" * 100_000, json.dumps(fidelity_report(lines={"a": {}}))):
         file.write_text(broken)
         with pytest.raises(DataError, match=r"fidelity\.json is not what `quench fidelity` wrote"):
             training(project, params)

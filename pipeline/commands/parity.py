@@ -11,8 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from pipeline.errors import DataError, GateError
+from pipeline.jsonl import BadLine, parse_record
 from pipeline.reporting.parity_words import MARKS, counts, figure, grouped, sentence, title
+from pipeline.reporting.records import Parity
 
 PLAIN = 100  # columns, where there is no terminal
 COLOURS = {"pass": "green", "fail": "bold red", "not measured": "yellow"}
@@ -38,14 +42,14 @@ def measured_anew(params_file: Path | None, root: Path, depth: str) -> Callable[
     from pipeline.params import load_params
     from pipeline.parity import measure_parity
     from pipeline.workflow.integrity import verify_inputs
-    from pipeline.workflow.record import running
+    from pipeline.workflow.record import is_about, running
 
     params = load_params(params_file or root / "params.yaml")
     deeper = params.model_copy(update={"parity": params.parity.model_copy(update={"depth": depth})})
 
     def measure() -> None:
         with running("parity", root):  # the stage itself may be at work here
-            if params_file is None:  # dvc.lock is about no other settings
+            if is_about(params_file, root):
                 verify_inputs("parity", root)
             measure_parity(deeper, root)
 
@@ -57,13 +61,11 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{path} is not there: run `snakemake parity`, which measures the seams")
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        whole = isinstance(report["seams"], dict) and isinstance(report["verdict"], str)
-    except (ValueError, KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise DataError(f"{path} is no report of the seams: run `snakemake --force parity`, which measures them anew")
-    return dict(report)
+        report = parse_record(path.read_bytes())
+        Parity.model_validate(report)
+    except (OSError, BadLine, ValidationError):
+        raise DataError(f"{path} is no report of the seams: run `snakemake --force parity`, which measures them again") from None
+    return report
 
 
 def show(report: Mapping[str, Any]) -> None:

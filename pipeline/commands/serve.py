@@ -159,15 +159,17 @@ def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:
     return prompts
 
 
-def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lora: bool = False, adapters: Sequence[str] = ()) -> None:
+def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lora: bool = False, adapters: Sequence[str] = (),
+         file: Path | None = None) -> None:  # fmt: skip
     """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes; with `smoke_count` ask that many test prompts, then stop.
 
-    `lora` applies the project's own adapter to a level of the untuned base, `adapters` (FILE or FILE=SCALE) further ones.
+    `lora` applies the project's own adapter to a level of the untuned base, `adapters` (FILE or FILE=SCALE) further ones. `file` is what
+    `params` were read from, where that was named.
     """
     model = choose_model(params, root, asked)
     path = model_file(params, root, model)
     chosen = chosen_adapters(params, root, model, lora=lora, given=adapters)
-    verify_outputs([path, *(adapter.file for adapter in chosen)], root)
+    verify_outputs([path, *(adapter.file for adapter in chosen)], root, params=file)
     applied = matching_adapters(path, chosen)
     named = applied[1:] if params.graph == "adapter" and model == ADAPTED else applied  # the model's name says its own already
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])

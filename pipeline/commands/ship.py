@@ -24,11 +24,14 @@ from pipeline.shipping.evidence import adapter_mismatches, mismatches
 from pipeline.workflow.integrity import verify_outputs
 
 
-def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | None) -> int:
-    """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason where it may not be shipped, else 0."""
+def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | None, *, file: Path | None = None) -> int:
+    """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason where it may not be shipped, else 0.
+
+    `file` is what `params` were read from, where that was named.
+    """
     level = shippable(params, asked)
     gguf = model_file(params, root, level)
-    _need_recorded(params, root, level, gguf)
+    _need_recorded(params, root, level, gguf, file)
     shipment, reasons = prepare(params, root, level, gguf)
     if reasons:
         print(f"{level} is not shipped:", file=sys.stderr)
@@ -64,10 +67,11 @@ def shippable(params: Params, asked: str) -> str:
     return level
 
 
-def _need_recorded(params: Params, root: Path, level: str, gguf: Path) -> None:
+def _need_recorded(params: Params, root: Path, level: str, gguf: Path, params_file: Path | None) -> None:
     """Raise `DataError` where what leaves, or what the bundle says about it, is not what the stages recorded."""
-    verify_outputs([file for file in (gguf, model_files(params, root, level).lora) if file], root)
-    verify_outputs([root / place for place in ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")], root, anew=False)
+    verify_outputs([file for file in (gguf, model_files(params, root, level).lora) if file], root, params=params_file)
+    places = [root / place for place in ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")]
+    verify_outputs(places, root, anew=False, params=params_file)
 
 
 def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:

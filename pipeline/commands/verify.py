@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import ConfigError, DataError
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.integrity import changed_files, faults, put_aside, put_runs_aside, teach
-from pipeline.workflow.prepare import be_the_only_one
+from pipeline.workflow.prepare import be_the_only_one, no_stage_at_work
 from pipeline.workflow.record import open_project
 
 OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")  # not what a killed copy left
@@ -24,7 +24,8 @@ def main(root: Path) -> int:
     if not (root / ".dvc").is_dir():
         raise ConfigError(f"{root.resolve()} is no DVC project, so nothing is recorded: run it in the project's folder")
     be_the_only_one(root)
-    with open_project(root) as repo, Hashes(root) as hashes:
+    no_stage_at_work(root)  # what it writes is not in the record yet
+    with open_project(root, alone=False) as repo, Hashes(root) as hashes:
         outs = [out for out in repo.index.outs if out.hash_info and out.exists]
         cache = Path(repo.cache.local.path)
         objects = [path for path in files_below(cache) if OBJECT.fullmatch(path.parent.name + path.name)]

@@ -1,7 +1,6 @@
 """What the report is made from: the other stages' reports, read and checked. Each problem names the stage that mends it."""
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pydantic import ValidationError
 
 from pipeline.errors import DataError
 from pipeline.hashing import json_hash
-from pipeline.jsonl import read_rows
+from pipeline.jsonl import BadLine, parse_record, read_rows
 from pipeline.reporting import records
 from pipeline.reporting.records import read_record
 from pipeline.sections import ADAPTED
@@ -111,10 +110,10 @@ def read_fidelity(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] |
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_record(path.read_bytes())
         lines = found["lines"].values()
         whole = all({"title", "what", "figure", "limit", "verdict", "detail"} <= line.keys() for line in lines)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, BadLine, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
         raise DataError(f"{path} is not what `quench fidelity` wrote: run that again, or delete the file")

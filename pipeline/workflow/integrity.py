@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.errors import DataError
 from pipeline.hashing import NO_PART
 from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.record import open_project, recorded, stages_of
+from pipeline.workflow.record import is_about, open_project, recorded, stages_of
 
 ASIDE = "rotten"  # folder in DVC's cache for objects that are not what their names say
 RUN = re.compile(r"[0-9a-f]{64}")  # name of a run in DVC's cache
@@ -36,11 +36,19 @@ def verify_inputs(stage: str, root: Path) -> None:
         _need_good(root, [root / path for path in inputs], hashes, anew=False)
 
 
-def verify_outputs(paths: Iterable[Path], root: Path, *, anew: bool = True) -> None:
-    """Raise `DataError` where one of `paths` (files, or folders of them) is not what its stage recorded; `anew`: read also what seems unchanged."""
+def verify_outputs(paths: Iterable[Path], root: Path, *, anew: bool = True, params: Path | None = None) -> None:
+    """Raise `DataError` where one of `paths` (files, or folders of them) is not what its stage recorded; `anew`: read also what seems unchanged.
+
+    With another `params` file than the project's it is said and not refused: what was made by that is in no record.
+    """
     inside = [os.path.relpath(path, root) for path in paths]  # a file that is a link is not followed: it leads into DVC's cache
-    with Hashes(root) as hashes:
-        _need_good(root.resolve(), [root.resolve() / path for path in inside if not path.startswith("..")], hashes, anew=anew)
+    try:
+        with Hashes(root) as hashes:
+            _need_good(root.resolve(), [root.resolve() / path for path in inside if not path.startswith("..")], hashes, anew=anew)
+    except DataError as error:
+        if is_about(params, root):
+            raise
+        print(f"Unless it was made with {params}: {error}", file=sys.stderr)
 
 
 def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, anew: bool) -> None:

@@ -43,7 +43,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         params = load_params(root / "params.yaml")
         need_graph(root, params.graph)
         be_the_only_one(root)
-        _no_stage_at_work(root)
+        no_stage_at_work(root)
         with working(root):
             pass  # what killed runs left is swept
         _need_plain_files(root)
@@ -93,10 +93,12 @@ def be_the_only_one(root: Path) -> None:
         _held.append(take(lock_file(RUN, root)))
     except Held as other:
         raise MachineError(f"{root.resolve()} is in use by process {other}: wait until it is done, then run again") from None
+    except OSError as error:
+        raise MachineError(f"{root.resolve()} can't be written to ({error.strerror}): mend its rights, or run in a copy of it") from error
     mark_run()
 
 
-def _no_stage_at_work(root: Path) -> None:
+def no_stage_at_work(root: Path) -> None:
     """Raise `MachineError` if a stage runs here already: started by hand, or a killed run's that still saves its work."""
     deadline = time.monotonic() + PATIENCE
     while at_work := stages_at_work(root):

@@ -10,13 +10,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import yaml
 
-from pipeline.errors import MachineError, ToolError
+from pipeline.errors import DataError, MachineError, ToolError
 from pipeline.strict_yaml import read_fast, read_strict
 from pipeline.workflow.locks import Held, lock_file, take
 from pipeline.workflow.owner import end_with_owner
@@ -63,23 +63,43 @@ def record(stage: str, root: Path) -> None:
 @contextmanager
 def recording(root: Path) -> Iterator[IO[str]]:
     """Wait until no stage below `root` is being recorded, and keep others from it; gives the lock's file."""
-    path = root / ".dvc" / "tmp" / "quench-record.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
+    with _record_lock(root) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
 
 
 @contextmanager
-def open_project(root: Path, *, wait: bool = False) -> Iterator[Any]:
-    """The DVC project at `root` while no stage is being recorded, its errors in plain words; `wait` for its lock, or give up soon."""
+def reading(root: Path) -> Iterator[None]:
+    """The same for who only reads: others may do so too. Where nothing can be written, nothing is being recorded."""
+    try:
+        lock = _record_lock(root)
+    except OSError:
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+def _record_lock(root: Path) -> IO[str]:
+    path = root / ".dvc" / "tmp" / "quench-record.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a")
+
+
+@contextmanager
+def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Iterator[Any]:
+    """The DVC project at `root` while no stage is being recorded, its errors in plain words; `wait` for its lock, or give up soon.
+
+    Who isn't `alone` lets others read meanwhile.
+    """
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
     from dvc.scm import SCMError
 
     try:
-        with recording(root), Repo(str(root), _wait_for_lock=wait) as repo:
+        with recording(root) if alone else reading(root), Repo(str(root), _wait_for_lock=wait) as repo:
             yield repo
     except LockError as error:
         raise MachineError(f"DVC is at work in this folder ({_words(error)}): wait for it, then run again") from error
@@ -110,11 +130,7 @@ def seems_unchanged(stage: str, root: Path) -> bool:
 
     False is certain; True is for DVC to confirm, by the content of large files and folders.
     """
-    lock = root / "dvc.lock"
-    if not (root / ".dvc").is_dir() or not lock.is_file():
-        return False
-    with recording(root):  # DVC writes dvc.lock in place
-        entry = (read_fast(lock) or {}).get("stages", {}).get(stage)
+    entry = _locked(root).get(stage)
     if entry is None:
         return False
     for file, recorded in entry.get("params", {}).items():
@@ -124,14 +140,14 @@ def seems_unchanged(stage: str, root: Path) -> bool:
     return not any(_surely_differs(root / dep["path"], dep) for dep in entry.get("deps", []))
 
 
+def is_about(params: Path | None, root: Path) -> bool:
+    """Whether dvc.lock is about these settings: it is about those of the project's params.yaml alone."""
+    return params is None or params.resolve() == (root / "params.yaml").resolve()
+
+
 def recorded(root: Path) -> list[Recorded]:
     """Every output that a stage of `dvc.yaml` has in `dvc.lock`; nothing where `root` is no DVC project that has run."""
-    lock = root / "dvc.lock"
-    if not (root / ".dvc").is_dir() or not lock.is_file():
-        return []
-    stages = stages_of(root)
-    with recording(root):  # DVC writes dvc.lock in place
-        entries = (read_fast(lock) or {}).get("stages", {})
+    stages, entries = stages_of(root), _locked(root)
     return [
         Recorded(name, Path(out["path"]), out["md5"])
         for name, entry in entries.items()
@@ -140,23 +156,43 @@ def recorded(root: Path) -> list[Recorded]:
     ]
 
 
+def _locked(root: Path) -> dict[str, Any]:
+    """What `dvc.lock` holds of each stage. Raises `DataError` where it is damaged: by a kill, or by a merge with marks of conflicts in it."""
+    lock = root / "dvc.lock"
+    if not (root / ".dvc").is_dir() or not lock.is_file():
+        return {}
+    with reading(root):  # DVC writes dvc.lock in place
+        try:
+            found = read_fast(lock)
+            stages = {} if found is None else found.get("stages", {})
+            if all(isinstance(out["path"], str) for entry in stages.values() for out in entry.get("outs", [])):
+                return dict(stages)
+        except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError):
+            pass
+    raise DataError(f"{lock} is damaged, so nothing can be compared with it: `git checkout dvc.lock`, or `snakemake`, which sets it aside")
+
+
 def stages_of(root: Path) -> dict[str, Entry]:
-    """The stages of `dvc.yaml` with the values of `params.yaml` filled in, one for each level or model; none where it can't be read."""
-    try:
-        params = read_fast(root / "params.yaml")
-        return dict(_entries(read_fast(root / "dvc.yaml")["stages"], params))
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
-        return {}  # DVC says what is wrong with it
+    """The stages of `dvc.yaml` with the values of `params.yaml` filled in, one for each level or model.
+
+    Those that can't be read so are left out (somebody's own may stand beside ours); DVC says what is wrong with them.
+    """
+    found: dict[str, Entry] = {}
+    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError):
+        params, stages = read_fast(root / "params.yaml"), read_fast(root / "dvc.yaml")["stages"]
+        for name, stage in stages.items():
+            with suppress(KeyError, TypeError, AttributeError, StopIteration):
+                found |= dict(_entries(name, stage, params))
+    return found
 
 
-def _entries(stages: dict[str, Any], params: dict[str, Any]) -> Iterator[tuple[str, Entry]]:
-    for name, stage in stages.items():
-        items = [None] if "foreach" not in stage else _value(params, stage["foreach"].strip("${}"))
-        for item in items:
-            values, own = (params, stage) if item is None else (params | {"item": item}, stage["do"])
-            paths = {kind: [_filled(_path(one), values) for one in own.get(kind, [])] for kind in ("deps", "outs", "metrics", "plots")}
-            outs = [*paths["outs"], *paths["metrics"], *paths["plots"]]
-            yield name if item is None else f"{name}@{item}", Entry(paths["deps"], outs)
+def _entries(name: str, stage: dict[str, Any], params: dict[str, Any]) -> Iterator[tuple[str, Entry]]:
+    items = [None] if "foreach" not in stage else _value(params, stage["foreach"].strip("${}"))
+    for item in items:
+        values, own = (params, stage) if item is None else (params | {"item": item}, stage["do"])
+        paths = {kind: [_filled(_path(one), values) for one in own.get(kind, [])] for kind in ("deps", "outs", "metrics", "plots")}
+        outs = [*paths["outs"], *paths["metrics"], *paths["plots"]]
+        yield name if item is None else f"{name}@{item}", Entry(paths["deps"], outs)
 
 
 def _path(entry: str | dict[str, Any]) -> str:
