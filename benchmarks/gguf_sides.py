@@ -46,10 +46,11 @@ def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
-    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-4)
+    matrices = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(matrices, lr=1e-4)
 
     def step(tokens: int) -> None:
-        places = torch.arange(tokens, device=model.device)[None]
+        places = torch.arange(tokens, device=matrices[0].device)[None]  # the embeddings may be in main memory
         ids = places * 7919 % min(model.config.vocab_size, 32_000)
         with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
             inputs = {"input_ids": ids, "labels": ids, "position_ids": places}

@@ -156,7 +156,10 @@ def trl_steps(model: Any, tokenizer: Any, folder: Path, settings: Training, lora
 
 
 def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]:
-    """A function that does one training step of our model on a row of so many tokens, with or without checkpointing, and gives its peak in bytes."""
+    """A function that does one training step of our model on a row of so many tokens, with or without checkpointing.
+
+    It gives the step's peak in bytes; None on a CPU, and where the card has no room.
+    """
     from peft import get_peft_model
 
     from pipeline.training.chunked import chunked_loss
@@ -181,15 +184,18 @@ def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]
         if CUDA:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        with torch.autocast("cuda", torch.bfloat16, enabled=CUDA):
-            # two conversations in the row, as in packed training: their mask counts in the peak
-            halves = torch.cat([torch.arange(tokens // 2), torch.arange(tokens - tokens // 2)]).to(ids.device)
-            inputs = {"input_ids": ids, "labels": ids, "position_ids": halves[None]}
-            (fused_loss if loss == "liger" else chunked_loss)(model.get_base_model(), inputs).backward()
-        optimizer.step()
-        peak = torch.cuda.max_memory_allocated() if CUDA else None
-        optimizer.zero_grad()
-        return peak
+        # two conversations in the row, as in packed training: their mask counts in the peak
+        halves = torch.cat([torch.arange(tokens // 2), torch.arange(tokens - tokens // 2)]).to(ids.device)
+        inputs = {"input_ids": ids, "labels": ids, "position_ids": halves[None]}
+        try:
+            with torch.autocast("cuda", torch.bfloat16, enabled=CUDA):
+                (fused_loss if loss == "liger" else chunked_loss)(model.get_base_model(), inputs).backward()
+            optimizer.step()
+            return torch.cuda.max_memory_allocated() if CUDA else None
+        except torch.cuda.OutOfMemoryError:
+            return None
+        finally:  # gradients that stayed where the card was full would count in the next peak
+            optimizer.zero_grad()
 
     return step
 
@@ -211,16 +217,7 @@ def planner(say: Say, folder: Path, settings: Training, lengths: list[int], cap_
     if find_longest and CUDA:
         torch.cuda.empty_cache()
         cap(cap_gib)
-        say({"longest_row": search(lambda count: fits(step, count * LONGEST_STEP), 512 // LONGEST_STEP) * LONGEST_STEP})
-
-
-def fits(step: Callable[[int, bool], int | None], tokens: int) -> bool:
-    """Whether a step with checkpointing on a row of `tokens` stays within the cap."""
-    try:
-        step(tokens, True)
-    except torch.cuda.OutOfMemoryError:
-        return False
-    return True
+        say({"longest_row": search(lambda count: step(count * LONGEST_STEP, True) is not None, 512 // LONGEST_STEP) * LONGEST_STEP})
 
 
 def search(fit: Callable[[int], bool], start: int) -> int:

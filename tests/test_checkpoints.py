@@ -1,5 +1,6 @@
 """checkpoints: published whole, verified before they are resumed, torn ones set aside, the last good one never deleted."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from pipeline.training import checkpoints
 from pipeline.training.checkpoints import MARKER, TORN, checkpoints_in, defect, newest_verified, prune, publish_checkpoint, read_notes
 
 
-def make(folder: Path, step: int) -> Path:
+def make(folder: Path, step: int, best: int | None = None) -> Path:
     written = folder / ".writing" / f"checkpoint-{step}"
     written.mkdir(parents=True)
     (written / "weights").write_bytes(bytes([step]) * 1000)
+    if best:
+        (written / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
     checkpoint = folder / f"checkpoint-{step}"
     publish_checkpoint(written, checkpoint, {"step": step})
     return checkpoint

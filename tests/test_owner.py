@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from pipeline.workflow.owner import here
+
 STAGE = """
 import time
 from pipeline.training.interruption import Interruption
@@ -36,15 +38,24 @@ def ended(run: str | None, *, stopping: bool = False, seconds: float = 1) -> tup
 
 
 def test_a_stage_whose_run_is_gone_ends_and_says_so(gone: int) -> None:
-    code, said = ended(f"{socket.gethostname()}:{gone}", seconds=50)
+    code, said = ended(f"{here()}:{gone}", seconds=50)
     assert code == -signal.SIGTERM
     assert said.startswith(f"merge: process {gone}, which ran this stage, is gone")
 
 
-@pytest.mark.parametrize("run", [None, "another-host:1", f"{socket.gethostname()}:{os.getpid()}"], ids=["by hand", "another host's", "alive"])
+@pytest.mark.parametrize("run", [None, "another-host:1", f"{here()}:{os.getpid()}"], ids=["by hand", "another host's", "alive"])
 def test_no_other_stage_does(run: str | None) -> None:
     assert ended(run) == (0, "")
 
 
+@pytest.mark.parametrize("start", [1, 2], ids=["another machine's or start's", "another container's"])
+def test_a_process_id_of_elsewhere_says_nothing_though_the_host_has_the_same_name(gone: int, start: int) -> None:
+    parts = here().split("/")
+    assert len(parts) == 3
+    parts[start] = "another"
+    assert ended(f"{'/'.join(parts)}:{gone}") == (0, "")
+    assert ended(f"{socket.gethostname()}:{gone}") == (0, "")
+
+
 def test_one_that_is_ending_gets_no_second_signal(gone: int) -> None:
-    assert ended(f"{socket.gethostname()}:{gone}", stopping=True) == (0, "")
+    assert ended(f"{here()}:{gone}", stopping=True) == (0, "")

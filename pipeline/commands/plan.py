@@ -107,7 +107,7 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
         write(f"On disk are a way's base, merged model and GGUFs at once; checkpoints and adapter, {alike}, come with each. Training is memory.")
     files = ", ".join(f"{name} {size / DISK_GB:.2f}" for name, size in plan.disk.items() if name not in (BASE, CACHE))
     write(f"Disk: {disk_gb(own_bytes(plan.disk))} ({files}), beside the base's {disk_gb(plan.disk[BASE])}; {disk_gb(free_disk)} are free.")
-    copied = "a copy of the base and of each of these but the checkpoints, unless the file system shares blocks (Btrfs, XFS)"
+    copied = "a copy of each of these but the checkpoints, unless the file system shares blocks (Btrfs, XFS)"
     write(f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, {copied}.")
     write(f"Time: {duration(plan)}.")
     write(BOTH_UNITS)

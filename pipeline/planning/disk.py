@@ -21,7 +21,7 @@ def plan_disk(
 
     Trained on a GGUF (`train.quantization` gguf) nothing is merged: what comes is the adapter, in its folder and as a GGUF of type `lora`.
     `untuned` says whether the untuned base's 16-bit GGUF is made. `BASE` is what is there before (`base` bytes, by default its 16-bit weights).
-    DVC's cache holds one more copy of each, and of the base, but the checkpoints; none where the file system shares blocks (Btrfs, XFS).
+    DVC's cache holds one more copy of each but the checkpoints; none where the file system shares blocks (Btrfs, XFS). Of the base it has none.
     """
     adapter = 4 * lora_parameters(shape, train)
     checkpoint = adapter + optimizer_bytes(shape, train) + STATE
@@ -33,7 +33,7 @@ def plan_disk(
     if train.quantization != "gguf":
         sizes |= merged_model(shape, levels, untuned=untuned)
     there = 2 * shape.parameters if base is None else base
-    return sizes | {BASE: there, CACHE: sum(sizes.values()) - sizes["checkpoints"] + there}
+    return sizes | {BASE: there, CACHE: sum(sizes.values()) - sizes["checkpoints"]}
 
 
 def own_bytes(sizes: Mapping[str, int]) -> int:

@@ -115,7 +115,7 @@ def _go_on(folder: Path, record: dict[str, Any], start: Path | None, changed: li
 def _chosen(folder: Path, given: Path, record: dict[str, Any], changed: list[tuple[str, str]]) -> Path:
     """The checkpoint that a user named (its path, or its name in `folder`), proven whole and this run's; later ones are set aside.
 
-    Raises `ConfigError` for one of another place or run, `DataError` for a torn one; nothing is moved then.
+    Raises `ConfigError` for one of another place or run, or whose best adapter is gone, `DataError` for a torn one; nothing is moved then.
     """
     found = {one.resolve(): one for one in checkpoints_in(folder)}
     others = f"choose one of {', '.join(map(str, found.values()))}" if found else "there is none, so leave --resume out"
@@ -128,8 +128,17 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], changed: list[tup
         raise ConfigError(f"{start} is of a run before {'; '.join(hard)} changed: put that back to go on from it")
     if read_notes(start).get("run") not in (None, run_id(record)):  # older versions did not note it
         raise ConfigError(f"{start} is of another run than {folder / RUN}, and was copied here: {others}")
+    if (best := _best_of(start)) and (trouble := defect(folder / best)):
+        raise ConfigError(f"{best}, the best adapter until {start}, is gone or torn ({trouble}), and may be what the run ends with: {others}")
     set_later_aside(folder, start)
     return start
+
+
+def _best_of(checkpoint: Path) -> str | None:
+    """The name of the checkpoint that was the best until this one, where training stops early (`train.early_stopping_patience`)."""
+    state = checkpoint / "trainer_state.json"
+    step = json.loads(state.read_text(encoding="utf-8")).get("best_global_step") if state.is_file() else None
+    return f"checkpoint-{step}" if step else None
 
 
 def run_id(record: dict[str, Any]) -> str:

@@ -11,16 +11,28 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-RUN = "QUENCH_RUN"  # HOST:PID of the Snakemake that started the stage (`mark_run`)
+RUN = "QUENCH_RUN"  # MACHINE:PID of the Snakemake that started the stage (`mark_run`)
 DVC = "DVC_STAGE"  # DVC tells a stage its name in this
 LOOK_SECONDS = 0.5
 
 
 def mark_run() -> None:
     """Have the jobs of this process, which inherit its environment, end with it."""
-    os.environ[RUN] = f"{socket.gethostname()}:{os.getpid()}"
+    os.environ[RUN] = f"{here()}:{os.getpid()}"
+
+
+def here() -> str:
+    """Where a process id means the same process: this machine since its start, and in a container, the container.
+
+    A host's name alone does not tell: the nodes of some clusters are all called localhost, and a container may have its host's name.
+    """
+    names = [socket.gethostname()]
+    with suppress(OSError):  # other systems than Linux
+        names += [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(), str(Path("/proc/self/ns/pid").readlink())]
+    return "/".join(names)
 
 
 def end_with_owner(stage: str) -> None:
@@ -31,8 +43,8 @@ def end_with_owner(stage: str) -> None:
 
 def _owners() -> Iterator[tuple[int, Any]]:
     """(process id, psutil's process; None if it is gone already) of the Snakemake and the DVC that run this process."""
-    host, _, pid = os.environ.get(RUN, "").rpartition(":")
-    if pid and host == socket.gethostname():
+    where, _, pid = os.environ.get(RUN, "").rpartition(":")
+    if pid and where == here():
         import psutil
 
         yield int(pid), psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None
