@@ -6,6 +6,7 @@ Used by Snakemake's rules and DVC's stages alike. Exit codes: see `pipeline.erro
 import argparse
 import importlib
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     """
     from pipeline.params import load_params
     from pipeline.publish import need_folder
+    from pipeline.strict_yaml import printable
     from pipeline.workflow.graphs import need_graph
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.locks import inputs_below
@@ -36,6 +38,8 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     if (name in PER_ITEM) != bool(item):
         wanted = f"{name}@NAME, {name}@F16 for example" if name in PER_ITEM else f"just {name}"
         raise ConfigError(f"{stage!r} is not how stage {name} is named: write {wanted}")
+    if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # it is part of the names of files
+        raise ConfigError(f"{printable(item, 80)} is no name of a level or a model: write {name}@F16 for example")
     if isinstance(resume, Path) and name != "train":
         raise ConfigError(f"--resume {resume} names a checkpoint, and only train has any: leave it out for {name}")
     need_folder(root)

@@ -3,6 +3,7 @@
 On the real graph for DVC with small random files in the place of models.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -430,3 +431,31 @@ def test_what_another_params_file_made_is_handed_out_with_a_word(
         monkeypatch.setattr(f"{command.__name__}.verify_outputs", asked)
         with pytest.raises(DataError, match=r"asked with .*other\.yaml"):
             command.main(load_params(other), project, *words, file=other)
+
+
+def refused(root: Path) -> bool:
+    with pytest.raises(DataError):
+        verify_outputs([root / "models"], root)
+    return True
+
+
+@pytest.mark.parametrize("find", [verify, refused])
+@pytest.mark.parametrize("kind", ["symlink", "hardlink"])
+def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_heals_it(project: Path, kind: str, find: Callable[[Path], object]) -> None:
+    assert dvc(project, "config", "cache.type", kind) == dvc(project, "checkout", "--relink") == 0
+    assert settle(project).stale == set()
+    folder_file = next(file for file in files_below(project / "models/adapter") if file.name == "c.bin")
+    for file in (project / F16, folder_file):
+        flip(file, random.Random(0))  # noqa: S311
+    assert find(project)
+    settled = settle(project)
+    assert "train" in settled.stale
+    assert "convert" in settled.stale or settled.absent == [F16]
+    if (project / F16).exists():
+        (project / F16).unlink()  # as Snakemake does before it runs a stage
+    put(project / F16, b"made again")
+    assert settle(project).absent == []
+    place(cache(project), hashlib.md5((project / "data/raw/file").read_bytes(), usedforsecurity=False).hexdigest()).unlink()
+    with contextlib.suppress(MachineError):
+        settle(project)
+    assert (project / "data/raw/file").is_symlink() == (kind == "symlink")  # a file less would look like an edit

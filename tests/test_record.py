@@ -152,3 +152,11 @@ def test_the_first_look_at_a_record(tmp_path: Path, spoil: Callable[[Path], obje
     spoil(tmp_path)
     assert seems_unchanged("stage@item", tmp_path) == unchanged
     assert not seems_unchanged("stage@another", tmp_path)
+
+
+@pytest.mark.parametrize("item", ["../../elsewhere/x", "a/b", "x" * 300, "\x1b[2J"])
+def test_a_level_that_is_no_name_makes_no_file(project: Path, capsys: pytest.CaptureFixture[str], item: str) -> None:
+    """It is part of the lock's name."""
+    assert main([f"quantize@{item}", "--root", str(project)]) == 2
+    assert item[:3] in capsys.readouterr().err.replace("\\x1b", "\x1b")
+    assert not (project / ".quench").exists()

@@ -168,6 +168,13 @@ def test_another_runs_rows_are_refused_though_they_are_whole(made: Made) -> None
         assert shipped(made) in REFUSED
 
 
+def test_rows_curated_since_have_a_remedy_that_does_something(made: Made) -> None:
+    """`dvc checkout` brings nothing back where curate recorded them; what follows has to run."""
+    with damaged(made, "data/final/train.jsonl", b'{"id": "other"}\n'), pytest.raises(QuenchError) as refused:
+        command.main(made.params, made.root, made.level, None, None)
+    assert "run `snakemake`" in str(refused.value) and "checkout" not in str(refused.value)
+
+
 def test_a_base_of_another_name_is_refused(made: Made) -> None:
     value = json.loads((made.root / "models/base.json").read_text()) | {"model": "another", "license": "mit"}
     with damaged(made, "models/base.json", json.dumps(value).encode()):

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.integrity import changed_files, faults, put_aside, put_runs_aside, teach
+from pipeline.workflow.integrity import changed_files, drop_dead_links, faults, put_aside, put_runs_aside, teach
 from pipeline.workflow.prepare import be_the_only_one, no_stage_at_work
 from pipeline.workflow.record import open_project
 
@@ -32,6 +32,7 @@ def main(root: Path) -> int:
         unchanged = [out for out in outs if out.stage.is_data_source and not out.workspace_status()]
         digests = hashes.md5s([*objects, *(file for out in outs for file in files_below(Path(out.fs_path)))], anew=True)
         damaged = [*put_aside(cache, {path: digests[path] for path in objects if path in digests}), *put_runs_aside(repo)]
+        drop_dead_links(repo)
         found = _faults(repo, hashes, outs, unchanged)
         missing = sum(1 for out in repo.index.outs if out.hash_info and not out.exists)
     for sentence in found:

@@ -98,7 +98,10 @@ def _need(root: Path, place: str, stage: str, recorded: str | None, found: str, 
     if recorded is None:
         raise DataError(f"{root / where} does not say which {place} it is about: run the stage that writes it again, then `snakemake`")
     if recorded != found:
-        raise DataError(f"{root / place} is not what {where} names (sha256 {found[:12]}… and {recorded[:12]!a}…): {_back(place, stage)}")
+        raise DataError(
+            f"{root / place} is not what {where} names (sha256 {found[:12]}… and {recorded[:12]!a}…), so {stage} wrote it since, or it was changed: "
+            f"run `snakemake`, which runs what follows {stage}; if that finds nothing to do, `snakemake --forcerun {stage}`"
+        )
 
 
 def _back(place: str, stage: str) -> str:

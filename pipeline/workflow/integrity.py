@@ -117,6 +117,19 @@ def put_aside(cache: Path, digests: Digests) -> list[str]:
     return [_move(path, cache, name) for path, name in rotten.items() if name.removesuffix(".dir") != digests[path]]
 
 
+def drop_dead_links(repo: Any) -> None:
+    """Remove links of stages' outputs into DVC's cache (its cache type may be symlink) that lead to nothing since; DVC fails on them.
+
+    Raw data without a file would look like an edit: its links stay, and are refused.
+    """
+    for out in (one for one in repo.index.outs if not one.stage.is_data_source):
+        path = Path(out.fs_path)
+        links = [Path(folder, name) for folder, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
+        for link in links if out.use_cache else ():
+            if link.is_symlink() and not link.exists() and link.readlink().is_relative_to(out.cache.path):
+                link.unlink()
+
+
 def put_runs_aside(repo: Any) -> list[str]:
     """The same of what DVC's cache remembers of runs (`dvc repro` goes by that)."""
     from dvc.exceptions import DvcException

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.errors import MachineError
 from pipeline.strict_yaml import read_fast
 from pipeline.workflow.hashes import Hashes
-from pipeline.workflow.integrity import drop_rotten, learn, teach
+from pipeline.workflow.integrity import drop_dead_links, drop_rotten, learn, teach
 from pipeline.workflow.record import open_project, seems_unchanged
 
 REUSE = "QUENCH_REUSE"  # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
@@ -50,6 +50,7 @@ def settle(root: Path) -> Settled:
             _no_writer(Path(repo.tmp_dir, "rwlock"))
             _mend_lock(root / "dvc.lock")
             _sweep(repo)
+        drop_dead_links(repo)
         settled = Settled(damaged=learn(repo, hashes))
         _bring_back(repo, settled, hashes)
         with repo.lock:
