@@ -213,9 +213,7 @@ def running(stage: str, root: Path) -> Iterator[None]:
     try:
         lock = take(lock_file(stage, root))
     except Held as other:
-        raise MachineError(
-            f"{stage} is already running as process {other} in {root.resolve()}: wait until it is done, or end that process"
-        ) from None
+        raise MachineError(f"{stage} is already running as process {other} in {root.resolve()}: wait until it is done, or end that process") from None
     with lock, working(root):
         yield
 
