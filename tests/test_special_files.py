@@ -97,7 +97,7 @@ def test_snakemake_refuses_it_before_dvc_hashes(
     monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.setattr("pipeline.workflow.prepare._held", [])
     with pytest.raises(SystemExit) as caught:
-        prepare(root)
+        prepare(root=root)
     assert caught.value.code == DataError.exit_code
     assert f"data/{folder}/p can't be read" in capsys.readouterr().err
 

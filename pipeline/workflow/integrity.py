@@ -160,9 +160,14 @@ def place(cache: Path, md5: str) -> Path:
 
 
 def _listing(cache: Path, md5: str) -> list[dict[str, str]]:
-    """The files of a folder that is in DVC's cache."""
+    """The files of a folder that is in DVC's cache; none if their list is damaged."""
     path = place(cache, md5)
-    entries: list[dict[str, str]] = json.loads(path.read_bytes()) if md5.endswith(".dir") and path.is_file() else []
+    if not md5.endswith(".dir") or not path.is_file():
+        return []
+    try:
+        entries: list[dict[str, str]] = json.loads(path.read_bytes())
+    except ValueError:
+        return []
     return entries
 
 

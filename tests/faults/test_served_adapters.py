@@ -254,4 +254,4 @@ def test_the_sentence_comes_before_the_server(root: Path, tmp_path: Path) -> Non
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.count("\n")) == (3, "", 1)
     assert "was trained on another file" in err
-    assert not (copy / "logs").exists() and not (copy / ".quench").exists()
+    assert not (copy / "logs").exists() and not (copy / ".quench/api-key").exists()
