@@ -12,13 +12,13 @@ import tiny
 import yaml
 from tiny_lora import tiny_lora
 
-from pipeline.conversion.passport import BASE_FILE
-from pipeline.errors import ConfigError, DataError
-from pipeline.hashing import file_hash
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.provenance import BASE_FILE
 from pipeline.llamacpp.lora import lora_arguments
 from pipeline.llamacpp.server import cache_arguments
-from pipeline.serving import adapter as adapters
-from pipeline.serving.adapter import Adapter, matching_adapter, matching_adapters, parse_adapter
+from pipeline.serve import adapter as adapters
+from pipeline.serve.adapter import Adapter, matching_adapter, matching_adapters, parse_adapter
 
 OF_BASE: dict[str, Any] = {"quench__base__sha256": "a" * 64}
 

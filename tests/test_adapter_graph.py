@@ -10,10 +10,10 @@ import pytest
 from gguf_edit import change_rows
 
 from pipeline.__main__ import run
-from pipeline.conversion.passport import BASE_FILE
-from pipeline.errors import DataError, GateError
-from pipeline.hashing import file_hash
-from pipeline.llamacpp.gguf_file import check_gguf
+from pipeline.core.errors import DataError, GateError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.provenance import BASE_FILE
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import answers as module
-from pipeline.answers import answer_row, score_answers
-from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.score import Score, Scorer
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.metrics import answers as module
+from pipeline.metrics.answers import answer_row, score_answers
+from pipeline.metrics.score import Score, Scorer
 
 REFERENCE = json.dumps({"a": 1, "b": 2})
 

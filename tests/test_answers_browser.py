@@ -1,4 +1,4 @@
-"""pipeline.reporting.answers_browser: which rows are embedded, and that nothing in them leaves its place."""
+"""pipeline.stages.report.answers_browser: which rows are embedded, and that nothing in them leaves its place."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.reporting.answers_browser import browser_values, differing, safe
+from pipeline.stages.report.answers_browser import browser_values, differing, safe
 
 
 def row(identity: str, score: float | None, answer: str = "a", **more: Any) -> dict[str, Any]:

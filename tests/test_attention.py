@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.tokens.attention import LENGTHS, LIMIT, need_rows_apart, packed_positions, small_model
+from pipeline.core.errors import ConfigError
+from pipeline.stages.preprocess.attention import LENGTHS, LIMIT, need_rows_apart, packed_positions, small_model
 
 SIZES = {
     "hidden_size": 512,

@@ -19,11 +19,11 @@ from fake_hub import COMMIT, REPO, fake_hub
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.base import base
-from pipeline.errors import ConfigError, DataError, MachineError, ToolError
-from pipeline.llamacpp.gguf_header import NotGguf, read_header
-from pipeline.sources.gguf_import import checked_header, unpack_gguf
-from pipeline.sources.packed_gguf import Packed
+from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
+from pipeline.gguf.header import NotGguf, read_header
+from pipeline.stages.base.gguf_import import checked_header, unpack_gguf
+from pipeline.stages.base.quantized_gguf import Packed
+from pipeline.stages.base.stage import base
 
 
 @pytest.fixture(scope="session")
@@ -148,7 +148,7 @@ def test_a_tokenizer_that_transformers_cuts_wrongly_is_mended_or_refused(gguf_fi
     """transformers 5.23 takes GPT-2's pre-tokenizer for every Llama GGUF; SmolLM's splits digits, as llama.cpp does."""
     from tokenizers import Tokenizer
 
-    from pipeline.sources.gguf_import import same_ids_as_llama_cpp
+    from pipeline.stages.base.gguf_import import same_ids_as_llama_cpp
 
     rule = json.loads((llama_folder / "tokenizer.json").read_text())["pre_tokenizer"]
     assert rule["pretokenizers"][0] == {"type": "Digits", "individual_digits": True}

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import CHATML, QWEN_ADDED
 
-from pipeline.chat import IGNORED, Encoded, chat_request, chats, encodable, encode, encode_segments, load_tokenizer
-from pipeline.errors import DataError
-from pipeline.rows import edit_texts, texts
-from pipeline.tokens.rendering import Unrenderable, render, renderings
+from pipeline.chat.rendering import Unrenderable, render, renderings
+from pipeline.chat.rows import edit_texts, texts
+from pipeline.chat.tokens import IGNORED, Encoded, chat_request, chats, encodable, encode, encode_segments, load_tokenizer
+from pipeline.core.errors import DataError
 
 
 def normalised(text: str) -> str:

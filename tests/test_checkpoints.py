@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import MachineError
-from pipeline.hashing import tree_hash
-from pipeline.training import checkpoints
-from pipeline.training.checkpoints import MARKER, TORN, checkpoints_in, defect, newest_verified, prune, publish_checkpoint, read_notes
+from pipeline.core.errors import MachineError
+from pipeline.core.hashing import tree_hash
+from pipeline.stages.train import checkpoints
+from pipeline.stages.train.checkpoints import MARKER, TORN, checkpoints_in, defect, newest_verified, prune, publish_checkpoint, read_notes
 
 
 def make(folder: Path, step: int, best: int | None = None) -> Path:

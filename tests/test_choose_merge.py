@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.merging import choose
-from pipeline.params import load_params
-from pipeline.seams.divergence import Divergence
+from pipeline.config.params import load_params
+from pipeline.metrics.divergence import Divergence
+from pipeline.stages.merge import choose
 
 PARAMS = load_params(Path(__file__).parent.parent / "recipes" / "demo.yaml")
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.errors import ToolError
-from pipeline.training import chunked
-from pipeline.training.chunked import check_head, chunked_loss, to_logits
+from pipeline.core.errors import ToolError
+from pipeline.models import chunked_loss as chunked
+from pipeline.models.chunked_loss import check_head, chunked_loss
+from pipeline.models.loss_parts import to_logits
 
 SHAPE = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.curation.rules.changes import Changes, first_difference
-from pipeline.curation.rules.cleaning import MARKS_BY_PARTS, MOST_MARKS, check_turns, has_endless_marks, mend_turns, normalise, turns
-from pipeline.rows import BadRow, Row, texts
+from pipeline.chat.rows import BadRow, Row, texts
+from pipeline.stages.curate.rules.changes import Changes, first_difference
+from pipeline.stages.curate.rules.cleaning import MARKS_BY_PARTS, MOST_MARKS, check_turns, has_endless_marks, mend_turns, normalise, turns
 
 
 def conversation(script: str) -> list[dict[str, Any]]:

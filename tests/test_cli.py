@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.commands import doctor
-from pipeline.errors import ToolError
+from pipeline.core.errors import ToolError
 from pipeline.llamacpp.tools import PROJECT, TOOLS
 
 COMMANDS = (

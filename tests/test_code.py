@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.scoring import code
-from pipeline.scoring.code import asserts_in, code_in, passes
-from pipeline.scoring.score import Score
+from pipeline.metrics import code
+from pipeline.metrics.code import asserts_in, code_in, passes
+from pipeline.metrics.score import Score
 
 FENCED = """Here you are:
 
@@ -44,7 +44,7 @@ def _nothing_is_remembered() -> Iterator[None]:
 
 def run_here(answer: str, tests: str) -> str:
     """`run_tests` without the sandbox's walls, by the guard's own function: these answers are ours."""
-    from pipeline.scoring.guard import run
+    from pipeline.metrics.guard import run
 
     return run(answer, tests)
 
@@ -182,7 +182,7 @@ def test_a_rows_tests_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_answer_runs_in_the_sandbox() -> None:
-    from pipeline.errors import ToolError
+    from pipeline.core.errors import ToolError
 
     try:
         assert score("from solution import add\nassert add(1, 2) == 3", ADD) == Score(1.0, True)

@@ -19,20 +19,20 @@ import tiny
 import yaml
 
 from pipeline.__main__ import main as run_here
-from pipeline.child import become
-from pipeline.compare import decided, main
-from pipeline.errors import ConfigError, DataError, GateError, MachineError, Stopped
+from pipeline.config.params import Params, load_params
+from pipeline.config.strategies import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, WAYS
+from pipeline.core.child import become
+from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, Stopped
+from pipeline.gate.rules import CHANCE as GATES_CHANCE
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.params import Params, load_params
-from pipeline.shipping.gate import CHANCE as GATES_CHANCE
-from pipeline.sources.gguf_import import checked_header
-from pipeline.ways import child, plan, projects, reference
-from pipeline.ways.names import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, WAYS
-from pipeline.ways.projects import CODE, KEY, MEASURING, open_project, sub_params
-from pipeline.ways.recommendation import Measured, recommend
-from pipeline.ways.statistics import Difference, difference, half_width, mean_of
-from pipeline.ways.steps import Measurement, Step, measure_all, needed, size_of
+from pipeline.stages.base.gguf_import import checked_header
+from pipeline.stages.compare import child, plan, projects, reference
+from pipeline.stages.compare.projects import CODE, KEY, MEASURING, open_project, sub_params
+from pipeline.stages.compare.recommendation import Measured, recommend
+from pipeline.stages.compare.stage import decided, main
+from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
+from pipeline.stages.compare.steps import Measurement, Step, measure_all, needed, size_of
 from pipeline.workflow.settle import REUSE
 
 
@@ -380,8 +380,8 @@ def test_keys_and_sub_projects_know_the_type_that_auto_means_here(tiny_params: d
     tiny_params["train"]["bnb_4bit_compute_dtype"] = "auto"
     params = Params.model_validate(tiny_params)
     for multiplies, dtype in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr("pipeline.processor.multiplies_bfloat16", lambda found=multiplies: found)
-        monkeypatch.setattr("pipeline.params.training_device", lambda: "cpu")
+        monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda found=multiplies: found)
+        monkeypatch.setattr("pipeline.config.params.training_device", lambda: "cpu")
         chosen = decided(params)
         assert chosen.train.bnb_4bit_compute_dtype == dtype
         assert sub_params(chosen, {})["train"]["bnb_4bit_compute_dtype"] == dtype
@@ -445,7 +445,7 @@ def ready(prepared: Path, tools: Toolchain, tmp_path: Path) -> Path:
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_runs(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(ready)
-    monkeypatch.setattr("pipeline.publish.shutil.disk_usage", lambda _: usage._replace(free=300_000_000))
+    monkeypatch.setattr("pipeline.core.publish.shutil.disk_usage", lambda _: usage._replace(free=300_000_000))
     monkeypatch.setattr(plan, "run_stage", lambda *_: pytest.fail("a stage was run"))
     with pytest.raises(MachineError, match=r"models/\.compare needs [\d.]+ [MG]B and its disk has 300\.0 MB free"):
         main(set_params(ready, seeds=[1]), ready)
@@ -483,7 +483,7 @@ def test_a_level_that_cannot_be_trained_on_is_refused_before_anything_runs(
     ready: Path, monkeypatch: pytest.MonkeyPatch, level: str, types: dict[str, str], words: str
 ) -> None:
     monkeypatch.setattr(plan, "run_stage", lambda *_: pytest.fail("a stage was run"))
-    monkeypatch.setattr("pipeline.compare.need_disk", lambda *_: pytest.fail("disk was asked for"))
+    monkeypatch.setattr("pipeline.stages.compare.stage.need_disk", lambda *_: pytest.fail("disk was asked for"))
     params = set_params(ready, seeds=[1], levels=["Q4_K_M", level] if level != "Q4_K_M" else [level])
     with pytest.raises(ConfigError, match=words):
         main(params.model_copy(update={"quantize": params.quantize.model_copy(update={"tensor_types": types})}), ready)
@@ -500,7 +500,8 @@ def test_a_base_that_cannot_be_trained_on_as_a_gguf_is_refused_before_anything_r
         tiny.tiny_gguf(file, tensors={"rope_freqs.weight": np.ones(4, np.float32)})
     else:
         header = checked_header(file)
-        monkeypatch.setattr("pipeline.compare.checked_header", lambda _: replace(header, fields=header.fields | {"general.architecture": odd}))
+        changed = replace(header, fields=header.fields | {"general.architecture": odd})
+        monkeypatch.setattr("pipeline.stages.compare.stage.checked_header", lambda _, changed=changed: changed)
     with pytest.raises(ConfigError, match=rf"the ways to ship can't be compared.*{words}.*compare\.seeds to \[\]"):
         main(set_params(ready, seeds=[1], levels=["Q4_K_M"]), ready)
 
@@ -511,7 +512,7 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_run_goes_on(
     ready: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, small in {"TIMED": 1, "PROMPT": 16, "TOKENS": 8}.items():
-        monkeypatch.setattr(f"pipeline.ways.measuring.{name}", small)
+        monkeypatch.setattr(f"pipeline.stages.compare.measuring.{name}", small)
     monkeypatch.setattr(plan, "KLD_ROWS", 2)
     ran: list[tuple[str, str]] = []
     real: Callable[..., None] = plan.run_stage
@@ -527,7 +528,7 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_run_goes_on(
 
     monkeypatch.setattr(plan, "run_stage", counted)
     monkeypatch.setattr(plan, "run_module", lambda module, *words, what: reference.main(list(words)))
-    monkeypatch.setattr("pipeline.ways.projects.code_hash", lambda _: "")  # someone may be editing
+    monkeypatch.setattr("pipeline.stages.compare.projects.code_hash", lambda _: "")  # someone may be editing
     params = set_params(ready, seeds=[1, 2], levels=["Q4_K_M"], rows=2)
     before = {path for path in ready.rglob("*") if ".compare" not in path.parts}
     for stop_at in (3, 6, 10, 1000):

@@ -1,11 +1,11 @@
-"""pipeline.reporting.comparisons and forgetting: who is compared with whom, and that noise is called noise."""
+"""pipeline.stages.report.comparisons and forgetting: who is compared with whom, and that noise is called noise."""
 
 import pytest
 from report_inputs import MODELS, evaluation
 
-from pipeline.reporting.comparisons import against_base, against_reference, compare, differences_plot, task_scores
-from pipeline.reporting.forgetting import forgetting_values, forgotten
-from pipeline.reporting.formats import p_value
+from pipeline.pages.formats import p_value
+from pipeline.stages.report.comparisons import against_base, against_reference, compare, differences_plot, task_scores
+from pipeline.stages.report.forgetting import forgetting_values, forgotten
 
 SCORES = {
     "base-F16": [0.0] * 40, "base-Q4_K_M": [0.0] * 40, "F16": [1.0] * 38 + [0.0] * 2,

@@ -10,9 +10,9 @@ import torch
 from qwen2_variants import ROWS, add_token, change_json, cut_models
 from safetensors.torch import load_file, save_file
 
-from pipeline.conversion.consistency import contradictions
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.convert.consistency import contradictions
 
 Tensors = dict[str, torch.Tensor]
 Q, EMBEDDING = "model.layers.1.self_attn.q_proj", "model.embed_tokens.weight"

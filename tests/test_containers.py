@@ -22,10 +22,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.curation.reading import unpack
-from pipeline.curation.reading.containers import files_below, raw_files, raw_lines, refusal, sha256, size
-from pipeline.errors import DataError
-from pipeline.jsonl import BadLine, dump_line, parse_line
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import BadLine, dump_line, parse_line
+from pipeline.stages.curate.reading import unpack
+from pipeline.stages.curate.reading.containers import files_below, raw_files, raw_lines, refusal, sha256, size
 
 Items = list[tuple[int, int | None, bytes | str]]
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
@@ -459,7 +459,7 @@ def test_a_file_that_breaks_while_it_is_read_is_told(tmp_path: Path, monkeypatch
         yield 1, 0, b"{}"
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("pipeline.curation.reading.containers.read_raw_lines", lines)
+    monkeypatch.setattr("pipeline.stages.curate.reading.containers.read_raw_lines", lines)
     assert read(path) == [(1, 0, b"{}"), (2, None, "broken_container")]
 
 

@@ -16,14 +16,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.curation.comparing.compare import Comparison
-from pipeline.curation.comparing.contamination import DOCUMENT, Leak, Overlaps, read_texts
-from pipeline.curation.comparing.features import WINDOW, Boilerplate, boilerplate, features, fingerprints, of_boilerplate
-from pipeline.curation.comparing.shingles import Common, tokenise, word_ngrams
-from pipeline.curation.spool import Spool
-from pipeline.errors import DataError
-from pipeline.jsonl import dump_line
-from pipeline.sections import Curate
+from pipeline.config.sections import Curate
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import dump_line
+from pipeline.stages.curate.comparing.compare import Comparison
+from pipeline.stages.curate.comparing.contamination import DOCUMENT, Leak, Overlaps, read_texts
+from pipeline.stages.curate.comparing.features import WINDOW, Boilerplate, boilerplate, features, fingerprints, of_boilerplate
+from pipeline.stages.curate.comparing.shingles import Common, tokenise, word_ngrams
+from pipeline.stages.curate.spool import Spool
 
 N = 13
 NOTHING = Common(np.zeros(0, np.uint64))

@@ -13,11 +13,11 @@ from tiny import QWEN_ADDED
 from tokenizer_folders import added_tokens, qwen_folder, smollm_folder
 from tokenizers import Tokenizer
 
-from pipeline.curation.rules.changes import Changes
-from pipeline.curation.rules.control_tokens import ControlTokens
-from pipeline.curation.rules.template import ChatTemplate
+from pipeline.chat.rows import BadRow, Row, edit_texts, texts
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.rows import BadRow, Row, edit_texts, texts
+from pipeline.stages.curate.rules.changes import Changes
+from pipeline.stages.curate.rules.control_tokens import ControlTokens
+from pipeline.stages.curate.rules.template import ChatTemplate
 
 
 class Base(NamedTuple):

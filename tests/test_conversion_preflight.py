@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from qwen2_variants import add_token, change_json, cut_models
 
-from pipeline.conversion.preflight import Found, differing_files, preflight
-from pipeline.conversion.pretokenizer import PreTokenizer
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.llamacpp.pretokenizer import PreTokenizer
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.convert.preflight import Found, differing_files, preflight
 
 
 @pytest.fixture

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from qwen2_variants import change_json, cut_models, lineage_of, random_adapter
 
-from pipeline.conversion.passport import passport
-from pipeline.conversion.pretokenizer import PreTokenizer
-from pipeline.convert import convert, remark
-from pipeline.errors import DataError, ToolError
-from pipeline.hashing import file_hash
+from pipeline.core.errors import DataError, ToolError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.file import is_made
+from pipeline.gguf.header import read_header
+from pipeline.gguf.provenance import passport
 from pipeline.llamacpp.converters import quantise_gguf
-from pipeline.llamacpp.gguf_file import is_made
-from pipeline.llamacpp.gguf_header import read_header
 from pipeline.llamacpp.logits import open_gguf
+from pipeline.llamacpp.pretokenizer import PreTokenizer
 from pipeline.llamacpp.tools import VERSION, Toolchain
+from pipeline.stages.convert.stage import convert, remark
 
 
 @pytest.fixture(scope="module")

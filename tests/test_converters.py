@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from qwen2_variants import cut_models, cut_qwen2
 
-from pipeline.errors import ToolError
+from pipeline.core.errors import ToolError
+from pipeline.gguf.header import read_header
 from pipeline.llamacpp.converters import to_gguf
-from pipeline.llamacpp.gguf_header import read_header
 from pipeline.llamacpp.tools import Toolchain
 
 

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
-import pipeline.curate
-from pipeline.curate import curate, main
-from pipeline.curation.account import count_lines
-from pipeline.curation.comparing.splits import SPLITS
-from pipeline.errors import ConfigError, DataError, MachineError
-from pipeline.jsonl import read_rows
-from pipeline.params import load_params
-from pipeline.rows import check_row, row_id
-from pipeline.sections import Curate
+import pipeline.stages.curate.stage
+from pipeline.chat.rows import check_row, row_id
+from pipeline.config.params import load_params
+from pipeline.config.sections import Curate
+from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.jsonl import read_rows
+from pipeline.stages.curate.comparing.splits import SPLITS
+from pipeline.stages.curate.stage import curate, main
+from pipeline.stages.curate.stats import count_lines
 
 REPO = Path(__file__).parents[1]
 DOCS = REPO / "docs/data-formats.md"
@@ -122,7 +122,7 @@ def test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written(t
 
 def test_the_docs_list_exactly_the_reasons_there_are() -> None:
     documented = re.findall(r"^\| `(\w+)` \|", DOCS.read_text().partition("## What is rejected")[2].partition("\n## ")[0], flags=re.MULTILINE)
-    sources = [REPO / "pipeline/jsonl.py", *(path for path in (REPO / "pipeline/curation").rglob("*.py") if path.name != "export.py")]
+    sources = [REPO / "pipeline/core/jsonl.py", *(path for path in (REPO / "pipeline/stages/curate").rglob("*.py") if path.name != "export.py")]
     code = "".join(path.read_text() for path in sources)
     reasons = set(re.findall(r"Bad(?:Row|Line)\(\s*\"(\w+)\"", code)) | set(re.findall(r"^    [A-Z_]+: \(\"\w+\", \"(\w+)\"\),$", code, re.MULTILINE))
     assert sorted(documented) == sorted(reasons)
@@ -309,7 +309,7 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(tmp_path: P
     project = Project(tmp_path, {"a.jsonl": lines(*(chat(f"question {i} word{i * 17}") for i in range(500)))})
     project.run()
     before = project.outputs()
-    original = pipeline.curate.raw_lines
+    original = pipeline.stages.curate.stage.raw_lines
 
     def killing(*arguments: Any, **options: Any) -> Any:
         for number, line in enumerate(original(*arguments, **options)):
@@ -318,8 +318,8 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(tmp_path: P
                     child.kill()  # the workers and their fork server
             yield line
 
-    monkeypatch.setattr(pipeline.curate, "raw_lines", killing)
-    monkeypatch.setattr(pipeline.curate, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(pipeline.stages.curate.stage, "raw_lines", killing)
+    monkeypatch.setattr(pipeline.stages.curate.stage, "BLOCK_BYTES", 1000)
     with pytest.raises(MachineError, match="a worker process of curate was ended from outside"):
         project.run(2)
     assert project.outputs() == before
@@ -341,7 +341,7 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
 def test_progress_is_told_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, list[int]] = {}
     files = {"a.jsonl": lines(GOOD) + b"\n\nbad\n", "b.jsonl": b"", "c.jsonl": lines(chat("x"))}
-    monkeypatch.setattr(pipeline.curate, "progress", lambda label, wanted: nullcontext(told.setdefault(f"{label} {wanted}", []).append))
+    monkeypatch.setattr(pipeline.stages.curate.stage, "progress", lambda label, wanted: nullcontext(told.setdefault(f"{label} {wanted}", []).append))
     Project(tmp_path, files).run()
     assert {label.split()[1]: sum(amounts) for label, amounts in told.items()} == {"reading": sum(map(len, files.values())), "comparing": 2}
 

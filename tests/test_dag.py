@@ -25,11 +25,11 @@ import pytest
 import yaml
 
 from pipeline.__main__ import ONLY_IN, PER_ITEM, STAGES
-from pipeline.params import Params, load_params
-from pipeline.sections import Graph
+from pipeline.config.params import Params, load_params
+from pipeline.config.sections import Graph
+from pipeline.core.locks import stages_at_work
+from pipeline.core.owner import RUN
 from pipeline.workflow.graphs import GRAPHS
-from pipeline.workflow.locks import stages_at_work
-from pipeline.workflow.owner import RUN
 from pipeline.workflow.prepare import FORCED
 from pipeline.workflow.settle import REUSE, reuse, settle
 
@@ -668,7 +668,7 @@ def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) 
     """Met while outputs come back: no traceback, and no run that would meet it too."""
     from dvc.output import Output
 
-    from pipeline.errors import MachineError
+    from pipeline.core.errors import MachineError
 
     def full(self: Output, force: bool) -> None:
         raise OSError(28, "No space left on device", self.fs_path)
@@ -770,7 +770,7 @@ def test_settings_given_to_snakemake_are_refused_for_no_stage_would_see_them(toy
 
 
 def test_failed_recording_fails_the_stage(toy: Toy) -> None:
-    from pipeline.errors import ToolError
+    from pipeline.core.errors import ToolError
     from pipeline.workflow.record import record
 
     (toy.root / "train.txt").unlink()

@@ -12,11 +12,11 @@ import tiny
 import yaml
 from typer.testing import CliRunner, Result
 
+from pipeline.chat.rows import row_id
 from pipeline.cli import app
 from pipeline.commands.data.check import files
+from pipeline.core.wording import one_line, plain
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.reporting.data_words import one_line, plain
-from pipeline.rows import row_id
 
 SPLITS = ("train", "val", "test")
 STAGE = {"stages": {"curate": {"cmd": "true", "outs": ["data/final", "reports/data.json"]}}}
@@ -388,7 +388,7 @@ def test_export_never_replaces_what_is_no_file(project: Path, name: str, flags: 
 
 
 def test_export_as_messages_can_be_read_again(project: Path) -> None:
-    from pipeline.curation.reading.formats import to_row
+    from pipeline.stages.curate.reading.formats import to_row
 
     target = project / "out.jsonl"
     shown = quench(project, "export", str(target), "--to", "messages")

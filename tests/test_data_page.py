@@ -1,4 +1,4 @@
-"""pipeline.reporting.data_page: the page read back as a browser sees it."""
+"""pipeline.stages.curate.page: the page read back as a browser sees it."""
 
 import json
 import re
@@ -9,10 +9,10 @@ from html_page import Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.reporting.data_page import render_data_page, whole
-from pipeline.reporting.data_words import RULES, percent, title, verdict, warnings
-from pipeline.reporting.differences import clipped, marked
-from pipeline.reporting.drawings import Step, bars, flow
+from pipeline.core.wording import RULES, percent, title, verdict, warnings
+from pipeline.pages.differences import clipped, marked
+from pipeline.pages.drawings import Step, bars, flow
+from pipeline.stages.curate.page import render_data_page, whole
 
 # rule → rows in, rows out, rejected, changed
 WORK = {

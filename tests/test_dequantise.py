@@ -11,12 +11,12 @@ import torch
 from ggml_reference import SCALES, by_gguf, by_llama_cpp, random_rows
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from pipeline.base import find_in_package
-from pipeline.errors import DataError
-from pipeline.llamacpp.gguf_tensors import gguf_tensors
+from pipeline.core.errors import DataError
+from pipeline.gguf import dequantize as module
+from pipeline.gguf.dequantize import FLOATS, TRAINABLE_TYPES, columns_of, dequantise, row_bytes
+from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.tools import Toolchain, run_tool
-from pipeline.packed import dequantise as module
-from pipeline.packed.dequantise import FLOATS, TRAINABLE_TYPES, columns_of, dequantise, row_bytes
+from pipeline.stages.base.stage import find_in_package
 
 PROJECT = Path(__file__).resolve().parents[1]
 EVERY = pytest.mark.parametrize("kind", TRAINABLE_TYPES, ids=lambda kind: TRAINABLE_TYPES[kind].name)
@@ -134,8 +134,8 @@ import sys
 import torch
 sys.path[:0] = ["tests"]
 from ggml_reference import by_gguf, random_rows
-from pipeline.packed.dequantise import KERNELS, dequantise
-from pipeline.packed.kernels import FORMULAS, dequantise_blocks
+from pipeline.gguf.dequantize import KERNELS, dequantise
+from pipeline.gguf.kernels import FORMULAS, dequantise_blocks
 
 assert sorted(FORMULAS) == sorted(KERNELS)
 for kind in KERNELS:
@@ -158,7 +158,7 @@ import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pipeline.packed.kernels import FORMULAS, TILE, whole
+from pipeline.gguf.kernels import FORMULAS, TILE, whole
 
 for formula, size in FORMULAS.values():
     source = ASTSource(whole, {"packed": "*u8", "out": "*bf16", "weights": "i64"}, {"formula": formula, "size": size, "tile": TILE})

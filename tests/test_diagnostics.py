@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline.merging.diagnostics import SAMPLE, Tally, figures, idle_adapters, nf4_error
-from pipeline.merging.nf4 import Nf4, round_trip, tensor_scales
-from pipeline.merging.tensor_files import read_header
-from pipeline.merging.updates import Update
+from pipeline.gguf.safetensors_rows import read_header
+from pipeline.models.merging.nf4 import Nf4, round_trip, tensor_scales
+from pipeline.models.merging.updates import Update
+from pipeline.stages.merge.diagnostics import SAMPLE, Tally, figures, idle_adapters, nf4_error
 
 RANDOM = torch.Generator().manual_seed(0)
 

@@ -15,11 +15,11 @@ from canonical import ROWS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pipeline.curation.comparing.features
-from pipeline.curation.comparing.duplicates import Clusters, Index, best_of, labels, unite
-from pipeline.curation.comparing.features import COMMON_ROWS, OWN, Boilerplate, boilerplate, features, parts, quality
-from pipeline.curation.comparing.minhash import FOUND, PERMUTATIONS, bands_for, signatures, similarity, sketch
-from pipeline.curation.comparing.shingles import Common, shingles, tokenise
+import pipeline.stages.curate.comparing.features
+from pipeline.stages.curate.comparing.duplicates import Clusters, Index, best_of, labels, unite
+from pipeline.stages.curate.comparing.features import COMMON_ROWS, OWN, Boilerplate, boilerplate, features, parts, quality
+from pipeline.stages.curate.comparing.minhash import FOUND, PERMUTATIONS, bands_for, signatures, similarity, sketch
+from pipeline.stages.curate.comparing.shingles import Common, shingles, tokenise
 
 NOTHING = Common(np.zeros(0, np.uint64))
 PLAIN = Boilerplate(NOTHING, NOTHING, NOTHING, NOTHING)
@@ -121,13 +121,13 @@ def test_parts_of_one_conversation_stay_together() -> None:
 
 def test_long_rows_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sizes: list[int] = []
-    read = pipeline.curation.comparing.features._read
+    read = pipeline.stages.curate.comparing.features._read
 
     def counted(rows: Sequence[dict[str, Any]]) -> Any:
         sizes.append(len(rows))
         return read(rows)
 
-    monkeypatch.setattr("pipeline.curation.comparing.features._read", counted)
+    monkeypatch.setattr("pipeline.stages.curate.comparing.features._read", counted)
     boilerplate([chat(ASKED, SAID)] * 600 + [chat("word " * 150_000, SAID)] * 3 + [chat(ASKED, SAID)], tmp_path, ngram=13)
     assert sizes == [256, 256, 88 + 1, 1, 1 + 1]
 

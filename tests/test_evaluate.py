@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.chat import load_tokenizer
-from pipeline.errors import ConfigError, DataError
-from pipeline.evaluate import likeness_rows, main, timed
-from pipeline.params import load_params
-from pipeline.sections import reference_of
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.params import load_params
+from pipeline.config.sections import reference_of
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.stages.evaluate.stage import likeness_rows, main, timed
 
 ALL = {"perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp"}
 

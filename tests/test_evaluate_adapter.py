@@ -11,17 +11,17 @@ import tiny
 from report_inputs import DEMO_RECIPE
 from tiny_lora import tiny_lora
 
-from pipeline.answers import answer_rows
-from pipeline.errors import DataError, ToolError
-from pipeline.evaluate import compared, main
-from pipeline.evaluation.files import compared_with, model_files
-from pipeline.evaluation.likeness import Row
-from pipeline.evaluation.serving import serving_figures
-from pipeline.evaluation.speed import GENERATED, IN_PROCESS, speed_in_process
-from pipeline.hashing import file_hash
+from pipeline.config.params import Params, load_params
+from pipeline.core.errors import DataError, ToolError
+from pipeline.core.hashing import file_hash
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.params import Params, load_params
-from pipeline.sources.packed_gguf import keep_gguf
+from pipeline.metrics.answers import answer_rows
+from pipeline.stages.base.quantized_gguf import keep_gguf
+from pipeline.stages.evaluate.divergence import Row
+from pipeline.stages.evaluate.files import compared_with, model_files
+from pipeline.stages.evaluate.serving import serving_figures
+from pipeline.stages.evaluate.speed import GENERATED, IN_PROCESS, speed_in_process
+from pipeline.stages.evaluate.stage import compared, main
 
 ROWS = [Row([5, 6, 7, 40, 41, 8, 9], [2, 3, 4]), Row([5, 6, 7, 11, 12, 13], [3, 4])]
 
@@ -109,7 +109,7 @@ def test_the_server_that_is_measured_and_asked_has_the_adapter(files: tuple[Path
         asked.append(words["lora"])
         raise Stop
 
-    for module in ("pipeline.answers", "pipeline.evaluation.serving"):
+    for module in ("pipeline.metrics.answers", "pipeline.stages.evaluate.serving"):
         monkeypatch.setattr(f"{module}.serving", serving)
     for one in (lora, None):
         with pytest.raises(Stop):

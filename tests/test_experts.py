@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import DataError
-from pipeline.experts import refuse_experts, refuse_experts_of
+from pipeline.core.errors import DataError
+from pipeline.models.experts import refuse_experts, refuse_experts_of
 
 MIXTURES: list[dict[str, Any]] = [
     {"model_type": "qwen2_moe", "num_experts": 60, "moe_intermediate_size": 1408},

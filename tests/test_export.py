@@ -8,9 +8,9 @@ from canonical import CHATS, ROWS, TEXT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.curation.export import to_alpaca, to_sharegpt
-from pipeline.curation.reading.formats import detect, to_row
-from pipeline.rows import BadRow
+from pipeline.chat.rows import BadRow
+from pipeline.stages.curate.export import to_alpaca, to_sharegpt
+from pipeline.stages.curate.reading.formats import detect, to_row
 
 ASK = {"role": "user", "content": "2 + 2?"}
 ANSWER = {"role": "assistant", "content": "4"}

@@ -14,13 +14,13 @@ from tiny_lora import ALPHA, RANK, SHAPES, tiny_lora
 
 from pipeline.commands import export_lora as exporting
 from pipeline.commands.export_lora import export_lora
-from pipeline.conversion.passport import ADAPTER, BASE_FILE, passport
-from pipeline.errors import ConfigError, DataError, ToolError
-from pipeline.hashing import file_hash
+from pipeline.core.errors import ConfigError, DataError, ToolError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.provenance import ADAPTER, BASE_FILE, passport
 from pipeline.llamacpp.converters import quantise_gguf
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.serving.adapter import Adapter, matching_adapter
+from pipeline.serve.adapter import Adapter, matching_adapter
 
 IDS = [5, 6, 7, 40, 41]
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]

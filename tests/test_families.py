@@ -7,13 +7,13 @@ import pytest
 from families import NAMES, family, family_adapter
 from qwen2_variants import lineage_of
 
-from pipeline.convert import convert
+from pipeline.config.params import Params
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.merge import merge
-from pipeline.params import Params
-from pipeline.parity import Measure, parity
-from pipeline.quantize import quantize
-from pipeline.seams.outputs import Chain
+from pipeline.stages.convert.stage import convert
+from pipeline.stages.merge.stage import merge
+from pipeline.stages.parity.outputs import Chain
+from pipeline.stages.parity.stage import Measure, parity
+from pipeline.stages.quantize.stage import quantize
 
 LEVEL = "Q4_K_M"
 ROWS = [

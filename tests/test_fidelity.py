@@ -16,18 +16,18 @@ from tiny import untied_qwen2
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from pipeline.errors import ConfigError, DataError, GateError
-from pipeline.fidelity.finite import adapter_is_finite, finite_record, nf4_linears, outputs_watched
-from pipeline.fidelity.memory import PARTS, measure_training, memory_check, memory_line, memory_table, planned_training, tensor_bytes
-from pipeline.fidelity.outputs import compare_logits, output_lines
-from pipeline.fidelity.swap import random_adapter, saved_adapters, swap_line
-from pipeline.fidelity.weights import weight_lines
-from pipeline.hashing import file_hash, json_hash
-from pipeline.params import load_params
+from pipeline.commands.fidelity.memory import PARTS, measure_training, memory_check, memory_line, memory_table, planned_training, tensor_bytes
+from pipeline.commands.fidelity.outputs import compare_logits, output_lines
+from pipeline.commands.fidelity.swap import random_adapter, saved_adapters, swap_line
+from pipeline.commands.fidelity.weights import weight_lines
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, DataError, GateError
+from pipeline.core.hashing import file_hash, json_hash
+from pipeline.models.finite import adapter_is_finite, finite_record, nf4_linears, outputs_watched
+from pipeline.models.qlora import load_quantised, lora_config
 from pipeline.planning.shape import load_shape
-from pipeline.sections import Training
-from pipeline.training.checkpoints import publish_checkpoint
-from pipeline.training.qlora import load_quantised, lora_config
+from pipeline.stages.train.checkpoints import publish_checkpoint
 
 ROWS = [[1, 5, 9, 200, 7, 30, 2], [3, 4, 5, 6, 7]]
 PLAIN = load_params(Path(__file__).parent.parent / "recipes" / "demo.yaml").training
@@ -310,7 +310,7 @@ def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
 
 
 def test_a_failed_check_ends_with_5_and_leaves_its_report(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.fidelity.outputs.MAX_ERROR", -1.0)
+    monkeypatch.setattr("pipeline.commands.fidelity.outputs.MAX_ERROR", -1.0)
     result = quench(root, "--json")
     assert result.exit_code == 5
     assert ", error failed" in result.stderr

@@ -10,9 +10,9 @@ from canonical import ROWS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.curation.reading.formats import FORMATS, GROUPS, detect, to_row
+from pipeline.chat.rows import BadRow, check_row, row_id
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.rows import BadRow, check_row, row_id
+from pipeline.stages.curate.reading.formats import FORMATS, GROUPS, detect, to_row
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "2 + 2?"}
@@ -144,7 +144,7 @@ def test_each_format_gives_the_canonical_form(format: str, value: dict[str, Any]
 
 def test_every_format_is_tried_above() -> None:
     assert {format for format, _, _ in READ} == set(FORMATS)
-    from pipeline.sections import Format
+    from pipeline.config.sections import Format
 
     assert {"auto", *FORMATS} == set(get_args(Format))
 

@@ -1,4 +1,4 @@
-"""pipeline.shipping.gate: each rule at its limit, what was not measured, and that a drop within noise refuses nothing."""
+"""pipeline.gate.rules: each rule at its limit, what was not measured, and that a drop within noise refuses nothing."""
 
 import math
 from typing import Any
@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parity_inputs import failed_report, parity_report
 
-from pipeline.llamacpp.levels import level_key
-from pipeline.sections import Gate
-from pipeline.shipping.gate import Finding, Verdict, judge_level
+from pipeline.config.levels import level_key
+from pipeline.config.sections import Gate
+from pipeline.gate.rules import Finding, Verdict, judge_level
 
 LIMITS = Gate(max_kld=0.5, min_same_top=0.85, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
 OFF = Gate(max_kld=None, min_same_top=None, max_task_drop=None, min_stopped=None, max_forgetting=None)

@@ -1,4 +1,4 @@
-"""pipeline.shipping.gate_adapter: an adapter beside its base is judged by the seams, and by task and ability against the base; missing refuses."""
+"""pipeline.gate.rules_adapter: an adapter beside its base is judged by the seams, and by task and ability against the base; missing refuses."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import pytest
 from report_inputs import answers, put
 from report_inputs import general as asked
 
-from pipeline.reporting.inputs import load_inputs
-from pipeline.reporting.recommend_adapter import recommend_adapter
-from pipeline.reporting.verdict import headline
-from pipeline.sections import Gate
-from pipeline.shipping.advice import advise
-from pipeline.shipping.gate import Finding, Verdict
-from pipeline.shipping.gate_adapter import judge_adapter
+from pipeline.config.sections import Gate
+from pipeline.gate.advice import advise
+from pipeline.gate.recommend_adapter import recommend_adapter
+from pipeline.gate.records import load_inputs
+from pipeline.gate.rules import Finding, Verdict
+from pipeline.gate.rules_adapter import judge_adapter
+from pipeline.stages.report.verdict import headline
 
 LIMITS = Gate(max_kld=0.01, min_same_top=0.97, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
 OFF = Gate(max_kld=None, min_same_top=None, max_task_drop=None, min_stopped=None, max_forgetting=None)

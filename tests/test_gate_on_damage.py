@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.config.params import load_params
+from pipeline.gate.rules import Verdict, judge_level
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.params import load_params
-from pipeline.seams.level_weights import level_weights
-from pipeline.shipping.gate import Verdict, judge_level
+from pipeline.stages.parity.level_weights import level_weights
 
 pytestmark = pytest.mark.slow
 BENCHMARK = runpy.run_path(str(PROJECT / "benchmarks" / "gate.py"))

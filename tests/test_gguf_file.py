@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tiny import tiny_gguf
 
-from pipeline.errors import DataError
-from pipeline.llamacpp.gguf_file import check_gguf, describe
+from pipeline.core.errors import DataError
+from pipeline.gguf.file import check_gguf, describe
 from pipeline.llamacpp.tools import Toolchain
 
 

@@ -10,9 +10,9 @@ import yaml
 
 from pipeline.__main__ import run
 from pipeline.commands.recipes import graph, use
-from pipeline.errors import ConfigError
+from pipeline.config.params import load_params
+from pipeline.core.errors import ConfigError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import load_params
 from pipeline.workflow.graphs import GRAPHS, OWN, need_graph, put_graph
 
 

@@ -12,10 +12,10 @@ import pytest
 import tiny
 import yaml
 
-from pipeline.errors import ConfigError, ToolError
-from pipeline.evaluation.harness import run_harness
+from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.evaluate.harness import run_harness
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra harness isn't installed")
 
@@ -110,7 +110,7 @@ def load(names: list[str], folder: Path) -> None:
     """What the harness's process does first; here so that lm_eval is imported once."""
     from lm_eval.tasks import TaskManager
 
-    from pipeline.evaluation import harness_process
+    from pipeline.stages.evaluate import harness_process
 
     harness_process.load(TaskManager(include_path=folder, include_defaults=False), names, folder)
 
@@ -135,6 +135,6 @@ def test_a_failure_is_not_taken_for_an_empty_answer(server: Server, folder: Path
 
 
 def test_without_the_extra_the_install_command_is_named(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.evaluation.harness.find_spec", lambda name: None)
+    monkeypatch.setattr("pipeline.stages.evaluate.harness.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'quench\[harness\]'"):
         run_harness(server, ["says_he"], folder)

@@ -13,19 +13,19 @@ import yaml
 from conftest import run_stages
 from tiny import tiny_gguf, tiny_params, write_project
 
-from pipeline.errors import DataError, GateError, MachineError
-from pipeline.hashing import file_hash, tree_hash
-from pipeline.healing.cache import TEACHER, cache_bytes, open_teacher, position_counts
-from pipeline.healing.teacher import ask_teacher, batches
-from pipeline.packed import SOURCE_FILE
-from pipeline.packed.model import load_packed
-from pipeline.params import load_params
-from pipeline.sections import Training
-from pipeline.train import train
-from pipeline.training.checkpoints import checkpoints_in
-from pipeline.training.dataset import load_rows
-from pipeline.training.run import describe, find_start
-from pipeline.watching.journal import MEASURED, Journal
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import DataError, GateError, MachineError
+from pipeline.core.hashing import file_hash, tree_hash
+from pipeline.core.metrics_log import MEASURED, Journal
+from pipeline.gguf.base_files import SOURCE_FILE
+from pipeline.models.quantized_model import load_packed
+from pipeline.stages.train.checkpoints import checkpoints_in
+from pipeline.stages.train.dataset import load_rows
+from pipeline.stages.train.distill.cache import TEACHER, cache_bytes, open_teacher, position_counts
+from pipeline.stages.train.distill.teacher import ask_teacher, batches
+from pipeline.stages.train.run import describe, find_start
+from pipeline.stages.train.stage import train
 
 TOP_K = 24
 HEAL = {
@@ -52,7 +52,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work this small is slower on two, and many times slower beside other tests."""
-    monkeypatch.setattr("pipeline.train.use_all_cores", lambda: torch.set_num_threads(1))
+    monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
     torch.set_num_threads(1)
 
 
@@ -140,7 +140,7 @@ def test_positions_are_all_but_the_last_of_each_conversation() -> None:
 
 def test_what_is_there_is_used_again(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = ask(project, tmp_path)
-    monkeypatch.setattr("pipeline.healing.teacher.load_packed", never)
+    monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_packed", never)
     again = ask(project, tmp_path, learning_rate=1e-3, r=4)  # nothing that the answers depend on
     assert again.figures == first.figures and np.array_equal(again.train.logs, first.train.logs)
 
@@ -175,8 +175,8 @@ def test_answers_of_other_files_or_damaged_ones_are_not_used(project: Path, tmp_
 
 
 def test_answers_to_other_rows_are_refused(project: Path, tmp_path: Path) -> None:
-    from pipeline.healing.trainer import HealingCollator
-    from pipeline.training.dataset import Collator
+    from pipeline.stages.train.dataset import Collator
+    from pipeline.stages.train.distill.trainer import HealingCollator
 
     teacher = ask(project, tmp_path)
     rows = load_rows(project / "data/tokens", "train")
@@ -190,7 +190,7 @@ def test_answers_to_other_rows_are_refused(project: Path, tmp_path: Path) -> Non
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("pipeline.publish.shutil.disk_usage", lambda folder: usage(1, 1, 1000))
+    monkeypatch.setattr("pipeline.core.publish.shutil.disk_usage", lambda folder: usage(1, 1, 1000))
     with pytest.raises(MachineError, match=r"checkpoints needs [\d.]+ (kB|MB) and its disk has 1\.0 kB free: make room"):
         ask(project, tmp_path / "checkpoints")
     assert not list((tmp_path / "checkpoints").iterdir())
@@ -285,7 +285,7 @@ def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
 def test_a_run_that_was_broken_off_ends_in_the_same_bytes(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float) -> None:
     changes = {"lora_dropout": 0.1, "max_steps": 6, "gradient_accumulation_steps": 2, "heal_sft_weight": weight}
     run(project, tmp_path / "whole", **changes)
-    from pipeline.healing.trainer import HealingTrainer
+    from pipeline.stages.train.distill.trainer import HealingTrainer
 
     steps, real = 0, HealingTrainer.training_step
 
@@ -301,7 +301,7 @@ def test_a_run_that_was_broken_off_ends_in_the_same_bytes(project: Path, tmp_pat
         with pytest.raises(KeyboardInterrupt):
             run(project, tmp_path / "broken", resume=True, **changes)
     assert (tmp_path / "broken/checkpoints" / TEACHER).is_dir()
-    monkeypatch.setattr("pipeline.healing.teacher.load_packed", never)
+    monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_packed", never)
     report = run(project, tmp_path / "broken", resume=True, **changes)
     assert report["resumed_from"] == "checkpoint-4"
     assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")

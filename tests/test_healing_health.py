@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from test_health import ROOT, STEPS, at, flat, risen
 from watched import Row, healthy_run
 
-from pipeline.params import load_params
-from pipeline.watching.health import Finding, Monitor
+from pipeline.config.params import load_params
+from pipeline.stages.train.monitoring.health import Finding, Monitor
 
 TUNING = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 HEALING = TUNING.model_copy(update={"method": "heal"})

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from test_packed_head import HIDDEN, VOCABULARY, all_trained, models
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.healing.cache import LOGS
-from pipeline.healing.loss import followed, healing_loss
-from pipeline.healing.teacher import likeliest
-from pipeline.packed import head
-from pipeline.training.chunked import chunked_loss, logit_rule
+from pipeline.models import quantized_head as head
+from pipeline.models.chunked_loss import chunked_loss
+from pipeline.models.distill_loss import followed, healing_loss
+from pipeline.models.loss_parts import logit_rule
+from pipeline.stages.train.distill.cache import LOGS
+from pipeline.stages.train.distill.teacher import likeliest
 
 POSITIONS = torch.tensor([[*range(7), *range(5)], [*range(3), *range(9)]])  # two rows in each: of 24 tokens 20 are followed by one of their row
 
@@ -62,7 +63,7 @@ def test_value_and_gradients_are_the_formulas(top_k: int, block: int, sft_weight
     model = models()[0 if packed else 1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head, "BLOCK_HEAD", block * HIDDEN)
-        patch.setattr("pipeline.healing.loss.BLOCK_HEAD", block * HIDDEN)
+        patch.setattr("pipeline.models.distill_loss.BLOCK_HEAD", block * HIDDEN)
         compare(model, taught(model, top_k), sft_weight)
 
 
@@ -145,7 +146,7 @@ def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: py
 
     model = models(Kind.F32)[0]
     batch = taught(model, 4)
-    for module in ("pipeline.packed.head", "pipeline.healing.loss"):
+    for module in ("pipeline.models.quantized_head", "pipeline.models.distill_loss"):
         monkeypatch.setattr(f"{module}.BLOCK_HEAD", 20 * HIDDEN)
     with Sizes():
         healing_loss(model, batch, 0.0, 20, 1).backward()

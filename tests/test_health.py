@@ -1,4 +1,4 @@
-"""pipeline.watching.health and rules: each fault trips its own rule and no other, and healthy runs trip none."""
+"""pipeline.stages.train.monitoring.health and rules: each fault trips its own rule and no other, and healthy runs trip none."""
 
 import json
 import math
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from watched import Row, demo_run, eval_row, healthy_run, step_row
 
-from pipeline.params import load_params
-from pipeline.sections import Training
-from pipeline.watching.health import Finding, Monitor
-from pipeline.watching.rules import AT_END, EVERY_EVAL, EVERY_STEP
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.stages.train.monitoring.health import Finding, Monitor
+from pipeline.stages.train.monitoring.rules import AT_END, EVERY_EVAL, EVERY_STEP
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training

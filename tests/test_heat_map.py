@@ -7,7 +7,7 @@ from html_page import Page
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.reporting.heat_map import STEPS, by_cell, heat_map, modules_of
+from pipeline.pages.heat_map import STEPS, by_cell, heat_map, modules_of
 
 
 def shown(value: float) -> str:

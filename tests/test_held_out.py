@@ -1,4 +1,4 @@
-"""pipeline.held_out: every file has its share of what is measured, and what can't be measured makes room for what can."""
+"""pipeline.chat.held_out: every file has its share of what is measured, and what can't be measured makes room for what can."""
 
 import json
 from collections import Counter
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError
-from pipeline.held_out import answerable_rows, drawn, encoded_rows
-from pipeline.jsonl import write_rows
+from pipeline.chat.held_out import answerable_rows, drawn, encoded_rows
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import write_rows
 
 ASK, ANSWER = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
 CALL = ANSWER | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]}
@@ -52,7 +52,7 @@ def test_calls_of_tools_make_room_for_answers_in_words(tmp_path: Path) -> None:
 
 
 def test_rows_longer_than_the_context_make_room_for_others(finished: Path, tmp_path: Path) -> None:
-    from pipeline.chat import load_tokenizer
+    from pipeline.chat.tokens import load_tokenizer
 
     long = ASK | {"content": "again and again " * 400}
     write_rows(tmp_path / "test.jsonl", [*rows("long", 8, long, ANSWER), *rows("short", 8, ASK, ANSWER)])

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.curation.rules.heuristics import garbage, garbage_in, is_refusal, languages, refusals
-from pipeline.errors import ConfigError, ToolError
+from pipeline.chat.rows import BadRow, Row
+from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.rows import BadRow, Row
+from pipeline.stages.curate.rules.heuristics import garbage, garbage_in, is_refusal, languages, refusals
 
 
 def chat(answer: str, question: str = "?", kind: str = "chat", **more: Any) -> Row:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from qwen2_variants import cut_models
 
-from pipeline.chat import load_tokenizer
-from pipeline.errors import DataError
-from pipeline.hashing import file_hash
-from pipeline.imatrix import calibration_texts, imatrix, spread
-from pipeline.jsonl import read_rows
-from pipeline.llamacpp.gguf_header import read_header
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import file_hash
+from pipeline.core.jsonl import read_rows
+from pipeline.gguf.header import read_header
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.quantize import find_imatrix, quantize
+from pipeline.stages.imatrix.stage import calibration_texts, imatrix, spread
+from pipeline.stages.quantize.stage import find_imatrix, quantize
 
 
 @pytest.fixture

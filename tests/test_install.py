@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import install
-from pipeline.install import lines_of, uv_environment
+from pipeline.commands import install
+from pipeline.commands.install import lines_of, uv_environment
 from pipeline.llamacpp.tools import PROJECT
 
 STRATEGY = {"UV_INDEX_STRATEGY": "unsafe-best-match"}

@@ -24,9 +24,9 @@ import pipeline.workflow.hashes
 from pipeline.__main__ import main as run_stage
 from pipeline.commands import serve, ship
 from pipeline.commands.verify import main as verify
-from pipeline.errors import DataError, MachineError
-from pipeline.params import load_params
-from pipeline.publish import remove
+from pipeline.config.params import load_params
+from pipeline.core.errors import DataError, MachineError
+from pipeline.core.publish import remove
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.integrity import place, verify_inputs, verify_outputs
 from pipeline.workflow.record import recorded, running, stages_of
@@ -148,7 +148,7 @@ def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_heals(
 ) -> None:
     """Through the real runner; DVC, which goes by dates, would not notice the flip."""
     ran = []
-    monkeypatch.setattr("pipeline.quantize.main", lambda params, root, item: ran.append(item))
+    monkeypatch.setattr("pipeline.stages.quantize.stage.main", lambda params, root, item: ran.append(item))
     monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: None)
     assert settle(project).stale == set()  # both tools have read everything
     whole = (project / F16).read_bytes()

@@ -1,4 +1,4 @@
-"""pipeline.watching.journal: rows outlive a kill, and a torn line costs no other."""
+"""pipeline.core.metrics_log: rows outlive a kill, and a torn line costs no other."""
 
 import json
 import os
@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError
-from pipeline.watching.journal import Journal
+from pipeline.core.errors import DataError
+from pipeline.core.metrics_log import Journal
 
 WRITER = """
 import sys
 from pathlib import Path
-from pipeline.watching.journal import Journal
+from pipeline.core.metrics_log import Journal
 journal = Journal(Path(sys.argv[1]))
 for step in range(1, 100_000):
     journal.append({"kind": "step", "step": step, "loss": 1 / step})

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError
-from pipeline.jsonl import (
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import (
     MAX_DEPTH,
     MAX_LINE_BYTES,
     BadLine,
@@ -25,7 +25,7 @@ from pipeline.jsonl import (
     to_line,
     write_rows,
 )
-from pipeline.jsonl import _parse_strictly as parse_strictly
+from pipeline.core.jsonl import _parse_strictly as parse_strictly
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES = st.recursive(

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError, ToolError
+from pipeline.config.sections import Judge
+from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import free_port
-from pipeline.scoring import judging
-from pipeline.scoring.judging import mark_in
-from pipeline.scoring.score import Score
-from pipeline.scoring.scorers import parse
-from pipeline.sections import Judge
+from pipeline.metrics import judging
+from pipeline.metrics.judging import mark_in
+from pipeline.metrics.score import Score
+from pipeline.metrics.scorers import parse
 
 ROW = {"id": "r1", "prompt": "What is 6 × 7?"}
 

@@ -8,11 +8,11 @@ import pytest
 from html_page import Page
 from tokenizer_folders import qwen_folder
 
-from pipeline.chat import load_tokenizer
+from pipeline.chat.tokens import load_tokenizer
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.preprocess import preprocess
-from pipeline.reporting.labels_page import render_labels_page, tokens_html
-from pipeline.tokens.samples import pieces
+from pipeline.stages.preprocess.page import render_labels_page, tokens_html
+from pipeline.stages.preprocess.samples import pieces
+from pipeline.stages.preprocess.stage import preprocess
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import qwen_folder, smollm_folder
 
-from pipeline.chat import encode
-from pipeline.curation.rules import template as template_module
-from pipeline.curation.rules import token_count
-from pipeline.curation.rules.changes import Changes
-from pipeline.curation.rules.cleaning import check_turns
-from pipeline.curation.rules.length import Length, exchanges_of
-from pipeline.curation.rules.template import ChatTemplate
-from pipeline.curation.rules.token_count import TokenCounter
-from pipeline.errors import DataError
+from pipeline.chat.rows import BadRow, Row, row_id
+from pipeline.chat.tokens import encode
+from pipeline.core.errors import DataError
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.rows import BadRow, Row, row_id
+from pipeline.stages.curate.rules import template as template_module
+from pipeline.stages.curate.rules import token_count
+from pipeline.stages.curate.rules.changes import Changes
+from pipeline.stages.curate.rules.cleaning import check_turns
+from pipeline.stages.curate.rules.length import Length, exchanges_of
+from pipeline.stages.curate.rules.template import ChatTemplate
+from pipeline.stages.curate.rules.token_count import TokenCounter
 
 BUDGET = 120
 TOOLS = [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from shaped_gguf import VOCABULARY, shaped, written
 
-from pipeline.llamacpp.levels import LEVELS
+from pipeline.config.levels import LEVELS
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.planning.level_bytes import HEADER_PER_TOKEN, TYPES, level_bytes, tensor_type
 from pipeline.planning.published import published_shape

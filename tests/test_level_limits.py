@@ -9,13 +9,13 @@ import yaml
 from test_gate import evaluation, finding, judge
 from test_seam_outputs import OTHER, said
 
-from pipeline.errors import ConfigError
-from pipeline.llamacpp.levels import LEVELS
-from pipeline.params import load_params
-from pipeline.seams.hand_overs import level_seam
-from pipeline.seams.level_limits import PUBLISHED_KLD, level_limit, other_top, served_limit
-from pipeline.sections import Gate
-from pipeline.shipping.gate_adapter import judge_adapter
+from pipeline.config.levels import LEVELS
+from pipeline.config.params import load_params
+from pipeline.config.sections import Gate
+from pipeline.core.errors import ConfigError
+from pipeline.gate.rules_adapter import judge_adapter
+from pipeline.metrics.level_limits import PUBLISHED_KLD, level_limit, other_top, served_limit
+from pipeline.stages.parity.hand_overs import level_seam
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 AUTO = Gate(max_kld="auto", min_same_top="auto", max_task_drop=None, min_stopped=None, max_forgetting=None)

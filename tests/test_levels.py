@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from qwen2_variants import cut_models
 
-from pipeline.llamacpp.levels import LEVELS, NEEDS_IMATRIX, TYPES_TO_QUANTISE, level_problem, split_level
+from pipeline.config.levels import LEVELS, NEEDS_IMATRIX, TYPES_TO_QUANTISE, level_problem, split_level
 from pipeline.llamacpp.tools import Toolchain, run_tool
 
 LEFT_OUT = {"F32", "F16", "BF16", "COPY", "Q3_K", "Q4_K", "Q5_K", "Q2_0"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.errors import ToolError
-from pipeline.training.liger import apply_liger, check_liger, choose_loss
+from pipeline.core.errors import ToolError
+from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -19,7 +19,7 @@ APPLY = """
 import sys
 from pathlib import Path
 from transformers import AutoConfig, AutoModelForCausalLM
-from pipeline.training.liger import apply_liger, check_liger
+from pipeline.models.liger_loss import apply_liger, check_liger
 
 for folder in map(Path, sys.argv[1:]):
     apply_liger(folder)
@@ -34,7 +34,7 @@ COMPARE = """
 import sys
 import torch
 from types import SimpleNamespace
-from pipeline.training.liger import fused_loss
+from pipeline.models.liger_loss import fused_loss
 
 device, softcap, scaling = sys.argv[1], float(sys.argv[2]) or None, float(sys.argv[3])
 torch.manual_seed(0)
@@ -109,7 +109,7 @@ def test_an_architecture_without_all_kernels_is_refused(model_type: str, tmp_pat
 )
 def test_the_loss_is_what_the_machine_can_do(gpu: bool, triton: bool, wanted: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr("pipeline.training.liger.find_spec", lambda name: triton or None)
+    monkeypatch.setattr("pipeline.models.liger_loss.find_spec", lambda name: triton or None)
     if chosen.startswith("need"):
         with pytest.raises(ToolError, match=chosen):
             choose_loss(wanted)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_gguf
 
-from pipeline.errors import DataError
-from pipeline.evaluation.likeness import SELF_ROWS, Comparison, Row, compare_logits, likeness, same_start, summary
-from pipeline.llamacpp.gguf_header import read_header
+from pipeline.core.errors import DataError
+from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import CHUNK, divergence, log_softmax, nmse, open_gguf
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.evaluate.divergence import SELF_ROWS, Comparison, Row, compare_logits, likeness, same_start, summary
 
 VOCABULARY = 1000
 

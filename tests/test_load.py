@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.commands import load as command
-from pipeline.errors import GateError, ToolError
+from pipeline.config.params import Params
+from pipeline.core.errors import GateError, ToolError
 from pipeline.llamacpp.server import Server, free_port, write_key
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.params import Params
-from pipeline.serving.load import Load, Timed, percentile, put_under_load, summarise
+from pipeline.serve.load import Load, Timed, percentile, put_under_load, summarise
 
 KEY = "a-key-of-a-test-of-load"
 PROMPT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.chat import load_tokenizer
-from pipeline.errors import DataError
-from pipeline.hashing import file_hash
-from pipeline.tokens.manifest import check_manifest
+from pipeline.chat.manifest import check_manifest
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import file_hash
 
 
 def test_the_manifest_names_contents_and_no_places(prepared: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.merge import merge
-from pipeline.merging.judge import unit
-from pipeline.merging.tensor_files import INDEX
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.safetensors_rows import INDEX
+from pipeline.models.merging.judge import unit
+from pipeline.stages.merge.stage import merge
 
 BASES: dict[str, dict[str, Any]] = {
     "qwen2": {"kind": "Qwen2"}, "tied": {"kind": "Qwen2", "tie_word_embeddings": True}, "llama": {"kind": "Llama", "dtype": "float16"},

@@ -9,9 +9,9 @@ from html_page import Page
 from parity_inputs import failed_report, merge_report, parity_report
 from report_inputs import DEMO_RECIPE, evaluation, put, write_inputs
 
-from pipeline import report as stage
-from pipeline.params import load_params
-from pipeline.reporting.merge_section import merge_values, stands_out
+from pipeline.config.params import load_params
+from pipeline.stages.report import stage as stage
+from pipeline.stages.report.merge_section import merge_values, stands_out
 
 MODELS = ("base-F16", "F16", "Q4_K_M", "Q5_K_M")
 EVALUATIONS = {model: evaluation(model) for model in MODELS}

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.merge import merge
-from pipeline.merging import sums
-from pipeline.merging.nf4 import Nf4
-from pipeline.seams.merged_weights import LIMIT, merged_weights
-from pipeline.seams.seam import Seam
+from pipeline.models.merging import sums
+from pipeline.models.merging.nf4 import Nf4
+from pipeline.stages.merge.stage import merge
+from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.merged_weights import LIMIT, merged_weights
 
 HEAD = "lm_head.weight"
 ADAPTED = "model.layers.0.self_attn.q_proj.weight"

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError
-from pipeline.merging.judge import unit
-from pipeline.merging.nf4 import Nf4, block_maxima, codes, dynamic_values, nf4_values, packed, round_trip, tensor_scales
-from pipeline.merging.rounding import check_finite, round_once
+from pipeline.core.errors import DataError
+from pipeline.models.merging.judge import unit
+from pipeline.models.merging.nf4 import Nf4, block_maxima, codes, dynamic_values, nf4_values, packed, round_trip, tensor_scales
+from pipeline.models.merging.rounding import check_finite, round_once
 
 TYPES = ("float32", "bfloat16", "float16")
 

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from pipeline.workflow.owner import here
+from pipeline.core.owner import here
 
 STAGE = """
 import time
-from pipeline.training.interruption import Interruption
-from pipeline.workflow.owner import end_with_owner
+from pipeline.core.interruption import Interruption
+from pipeline.core.owner import end_with_owner
 Interruption.stopping = {stopping}
 end_with_owner("merge")
 time.sleep({seconds})

@@ -13,15 +13,15 @@ import tiny
 from families import family
 from gguf_edit import change_tensors
 
-from pipeline.base import base
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import to_gguf
-from pipeline.llamacpp.gguf_file import check_gguf
-from pipeline.llamacpp.gguf_tensors import gguf_tensors
 from pipeline.llamacpp.tools import Toolchain, run_tool
-from pipeline.sources.gguf_import import checked_header, unpack_gguf
-from pipeline.sources.hf_folder import choose_gguf
-from pipeline.sources.packed_gguf import Packed, copy_file
+from pipeline.stages.base.gguf_import import checked_header, unpack_gguf
+from pipeline.stages.base.hf_folder import choose_gguf
+from pipeline.stages.base.quantized_gguf import Packed, copy_file
+from pipeline.stages.base.stage import base
 
 Bring = Callable[..., dict[str, Any]]
 
@@ -160,7 +160,7 @@ def test_a_tensor_type_that_cannot_be_trained_on_is_named(tmp_path: Path, bring:
 def test_a_hugging_face_folder_as_source_is_a_config_error(tiny_params: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
-    from pipeline.sections import Base
+    from pipeline.config.sections import Base
 
     with pytest.raises(ValidationError, match="source is path, a Hugging Face folder: name a GGUF file with source gguf"):
         Base.model_validate(tiny_params["base"] | {"quantization": "gguf"})

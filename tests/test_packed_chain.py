@@ -2,10 +2,10 @@
 
 import pytest
 
+from pipeline.config.params import load_params
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import load_params
-from pipeline.seams.divergence import Divergence
-from pipeline.seams.packed_chain import bare_seam, served_seam
+from pipeline.metrics.divergence import Divergence
+from pipeline.stages.parity.adapter_outputs import bare_seam, served_seam
 
 LIMITS = load_params(PROJECT / "recipes/demo-gguf.yaml").parity
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from test_packed_linear import random_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.packed import head
-from pipeline.packed.head import packed_loss
-from pipeline.packed.linear import PackedLinear
-from pipeline.training.chunked import ChunkedLoss, chunked_loss, trained_states
+from pipeline.models import quantized_head as head
+from pipeline.models.chunked_loss import ChunkedLoss, chunked_loss
+from pipeline.models.loss_parts import trained_states
+from pipeline.models.quantized_head import packed_loss
+from pipeline.models.quantized_linear import PackedLinear
 
 HIDDEN, VOCABULARY = 256, 96
 

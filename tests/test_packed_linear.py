@@ -12,8 +12,8 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.packed import linear
-from pipeline.packed.linear import PackedEmbedding, PackedLinear
+from pipeline.models import quantized_linear as linear
+from pipeline.models.quantized_linear import PackedEmbedding, PackedLinear
 
 # byte offsets of the float16 scales in a block; a type without is of floats
 SCALES = {

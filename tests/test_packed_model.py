@@ -18,16 +18,16 @@ from qwen2_variants import ROWS
 from tiny import tiny_gguf
 from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
-from pipeline.errors import DataError
+from pipeline.config.params import Params
+from pipeline.core.errors import DataError
+from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantise_gguf, to_gguf
-from pipeline.llamacpp.gguf_tensors import gguf_tensors
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.packed.linear import PackedEmbedding, PackedLinear
-from pipeline.packed.model import in_order, load_packed
-from pipeline.params import Params
-from pipeline.training.chunked import check_head, chunked_loss
-from pipeline.training.qlora import check_adapter, lora_config
-from pipeline.training.tensors import frozen_tensors, tensor_bytes
+from pipeline.models.chunked_loss import check_head, chunked_loss
+from pipeline.models.qlora import check_adapter, lora_config
+from pipeline.models.quantized_linear import PackedEmbedding, PackedLinear
+from pipeline.models.quantized_model import in_order, load_packed
+from pipeline.models.tensors import frozen_tensors, tensor_bytes
 
 LEVELS = ("F16", "Q8_0", "Q4_K_M")
 IDS = torch.arange(48).reshape(2, 24) * 37 % 2000

@@ -12,22 +12,23 @@ from shaped_gguf import shaped, written
 from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned
 from tiny import tiny_gguf
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.config.params import Params, load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.header import read_header, tensor_bytes
 from pipeline.llamacpp.converters import quantise_gguf
-from pipeline.llamacpp.gguf_header import read_header, tensor_bytes
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.params import Params, load_params
-from pipeline.planning import activations, packed
+from pipeline.planning import activations
+from pipeline.planning import quantized as packed
 from pipeline.planning.activations import Step
 from pipeline.planning.base import find_packed, find_shape
 from pipeline.planning.disk import BASE, CACHE, plan_disk
-from pipeline.planning.ladder import Setup, ladder, longest_rows
 from pipeline.planning.memory import plan_memory
-from pipeline.planning.packed import PackedBase, gguf_shape, level_of, packed_file, packed_level
+from pipeline.planning.memory_reductions import Setup, ladder, longest_rows
 from pipeline.planning.plan import make_plan
 from pipeline.planning.published import published_shape
+from pipeline.planning.quantized import PackedBase, gguf_shape, level_of, packed_file, packed_level
 from pipeline.planning.shape import load_shape
-from pipeline.sections import Training
 
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
 QWEN_7B = published_shape("Qwen/Qwen2.5-7B-Instruct")
@@ -98,8 +99,9 @@ def test_what_autograd_keeps_is_as_with_nf4(base: tuple[Path, str], checkpointin
 
 
 def test_figures_are_those_of_the_code_that_trains() -> None:
-    from pipeline.packed import head, linear
-    from pipeline.packed.dequantise import KERNELS, TRAINABLE_TYPES
+    from pipeline.gguf.dequantize import KERNELS, TRAINABLE_TYPES
+    from pipeline.models import quantized_head as head
+    from pipeline.models import quantized_linear as linear
 
     assert (activations.BLOCK_WEIGHTS, activations.BLOCK_HEAD) == (linear.BLOCK_WEIGHTS, head.BLOCK_HEAD)
     assert set(packed.SCRATCH) == {layout.name for layout in TRAINABLE_TYPES.values()}

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.chat import IGNORED
-from pipeline.tokens.packing import best_fit
+from pipeline.chat.tokens import IGNORED
+from pipeline.stages.preprocess.packing import best_fit
 
 
 @settings(deadline=None)

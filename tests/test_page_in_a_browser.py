@@ -11,8 +11,8 @@ import adapter_inputs
 import pytest
 from report_inputs import DEMO_RECIPE, answers, evaluation, parity, put, write_inputs
 
-from pipeline import report as stage
-from pipeline.params import load_params
+from pipeline.config.params import load_params
+from pipeline.stages.report import stage as stage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: install the package chromium to test the page in a browser")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.scoring.intervals import RESAMPLES, interval, resampled_means
-from pipeline.scoring.paired import compare_scores
+from pipeline.metrics.intervals import RESAMPLES, interval, resampled_means
+from pipeline.metrics.paired import compare_scores
 
 FRACTIONS = st.sampled_from([0.0, 0.2, 0.25, 0.5, 0.6, 0.8, 1.0])
 

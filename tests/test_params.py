@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.errors import ConfigError
-from pipeline.llamacpp.levels import LEVELS, NEEDS_IMATRIX
+from pipeline.config.levels import LEVELS, NEEDS_IMATRIX
+from pipeline.config.params import Params, load_params
+from pipeline.core.errors import ConfigError
+from pipeline.core.strict_yaml import read_fast, read_strict
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import Params, load_params
-from pipeline.strict_yaml import read_fast, read_strict
 
 DEMO = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8"))
 COMMIT = "a" * 40

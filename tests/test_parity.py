@@ -10,7 +10,7 @@ import yaml
 from gguf_edit import change_rows
 
 from pipeline.__main__ import main
-from pipeline.seams.seam import count_seam, first_difference
+from pipeline.stages.parity.check import count_seam, first_difference
 
 
 @pytest.fixture
@@ -66,12 +66,12 @@ def test_weights_are_judged_also_where_llama_cpp_refuses_the_file(project: Path)
 
 
 def test_where_only_llama_cpp_fails_it_is_its_own_error(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from pipeline.errors import ToolError
+    from pipeline.core.errors import ToolError
 
     def refuse(*_: Any, **__: Any) -> None:
         raise ToolError("llama-server did not finish loading")
 
-    monkeypatch.setattr("pipeline.parity.text_and_tokens", refuse)
+    monkeypatch.setattr("pipeline.stages.parity.stage.text_and_tokens", refuse)
     assert main(["parity", "--root", str(project)]) == 4
     assert "did not finish loading" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ import pytest
 from parity_inputs import failed_report, parity_report
 
 from pipeline.commands.parity import explained, main, show
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 
 
 def write(root: Path, report: Any) -> Path:

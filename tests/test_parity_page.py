@@ -1,19 +1,16 @@
 """parity_page, its words and its drawings: every seam is shown with its verdict, none as better than it is, and the page loads nothing."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from html_page import Page
 from parity_inputs import failed_report, merge_report, outputs, parity_report, seam
 
-from pipeline.reporting import parity_page
-from pipeline.reporting.parity_drawings import chain, divergences
-from pipeline.reporting.parity_page import render_parity_page
-from pipeline.reporting.parity_words import code, counts, first_failed, grouped, place_of, sentence, title
-
-TEMPLATES = Path(parity_page.__file__).parent / "templates"
+from pipeline.pages.parity_words import code, counts, first_failed, grouped, place_of, sentence, title
+from pipeline.pages.templating import TEMPLATES
+from pipeline.stages.parity.drawings import chain, divergences
+from pipeline.stages.parity.page import render_parity_page
 
 
 def page_of(report: dict[str, Any], merge: dict[str, Any] | None = None) -> Page:

@@ -8,8 +8,9 @@ import pytest
 import tiny
 from qwen2_variants import lineage_of, random_adapter
 
-from pipeline.conversion.passport import adapter_fields, base_fields, folder_fields, passport
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.gguf.provenance import adapter_fields, folder_fields, passport
+from pipeline.llamacpp.converters import base_fields
 from pipeline.llamacpp.tools import Toolchain
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.curation.rules.personal import KINDS, find_personal, identity
+from pipeline.stages.curate.rules.personal import KINDS, find_personal, identity
 
 
 def found(text: str, *kinds: str) -> list[tuple[str, str]]:

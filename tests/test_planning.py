@@ -11,18 +11,18 @@ from hypothesis import settings as drawn
 from hypothesis import strategies as st
 from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned, size
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import load_params
 from pipeline.planning import activations, weights
 from pipeline.planning.activations import Step
 from pipeline.planning.disk import BASE, CACHE, own_bytes, plan_disk
 from pipeline.planning.duration import assumed_tflops, flops_per_token, run_of, work_in
-from pipeline.planning.ladder import Setup, ladder, longest_rows
 from pipeline.planning.memory import plan_memory
+from pipeline.planning.memory_reductions import Setup, ladder, longest_rows
 from pipeline.planning.published import PUBLISHED, published_shape
 from pipeline.planning.shape import Shape, load_shape, read_shape
-from pipeline.sections import Training
 
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
 QWEN_7B = published_shape("Qwen/Qwen2.5-7B-Instruct")
@@ -129,7 +129,7 @@ def test_autocast_keeps_what_the_plan_for_a_gpu_says(bases: dict[str, Path], mon
 
 
 def test_the_chunk_is_the_loss_own() -> None:
-    from pipeline.training.chunked import CHUNK_LOGITS
+    from pipeline.models.chunked_loss import CHUNK_LOGITS
 
     assert activations.CHUNK_LOGITS == CHUNK_LOGITS
 
@@ -226,8 +226,8 @@ def test_what_cant_be_planned_is_said(changed: dict[str, Any], words: str) -> No
 def test_every_optimizer_that_can_be_set_can_be_planned() -> None:
     from typing import get_args
 
+    from pipeline.config.sections import Train
     from pipeline.planning.weights import OPTIMIZERS
-    from pipeline.sections import Train
 
     assert set(get_args(Train.model_fields["optim"].annotation)) == set(OPTIMIZERS)
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from pipeline.curation.comparing.poison import log10_chance, suspects
+from pipeline.stages.curate.comparing.poison import log10_chance, suspects
 
 WORDS = [f"word{i}" for i in range(3000)]
 

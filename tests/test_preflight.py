@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from pipeline.checks import Check, refuse
-from pipeline.errors import DataError, MachineError, QuenchError, ToolError
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.checks import Check, refuse
+from pipeline.core.cpu import Device
+from pipeline.core.errors import DataError, MachineError, QuenchError, ToolError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import load_params
 from pipeline.planning.card import Card
 from pipeline.planning.disk import CACHE
 from pipeline.planning.plan import make_plan
 from pipeline.planning.published import published_shape
 from pipeline.planning.shape import read_shape
-from pipeline.processor import Device
-from pipeline.sections import Training
-from pipeline.training import preflight as checks
-from pipeline.training import probes
+from pipeline.stages.train import preflight as checks
+from pipeline.stages.train import probes
 
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
 DEMO = load_params(PROJECT / "recipes" / "demo.yaml").training
@@ -155,7 +155,7 @@ def test_disk_for_everything_that_follows(free: int, state: str) -> None:
 def test_a_type_that_the_processor_has_no_instructions_for(
     monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, chosen: str, state: str
 ) -> None:
-    monkeypatch.setattr("pipeline.processor.multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
     check = probes.arithmetic(Card("here", 8 << 30, device), settings(bnb_4bit_compute_dtype=chosen))
     assert check.state == state and chosen in check.finding
     assert check.remedy == ("set it to auto" if state == "warn" else "")

@@ -6,14 +6,14 @@ from typing import get_args
 import pyarrow.parquet as parquet
 import pytest
 
-from pipeline.chat import IGNORED, NOT_A_CHAT, encode, load_tokenizer
-from pipeline.errors import DataError
-from pipeline.hashing import tree_hash
-from pipeline.jsonl import write_rows
-from pipeline.preprocess import preprocess, said
-from pipeline.reporting.labels_page import render_labels_page
-from pipeline.rows import TRAINED, Kind
-from pipeline.tokens.rendering import Unrenderable
+from pipeline.chat.rendering import Unrenderable
+from pipeline.chat.rows import TRAINED, Kind
+from pipeline.chat.tokens import IGNORED, NOT_A_CHAT, encode, load_tokenizer
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import tree_hash
+from pipeline.core.jsonl import write_rows
+from pipeline.stages.preprocess.page import render_labels_page
+from pipeline.stages.preprocess.stage import preprocess, said
 
 
 def run(root: Path, target: Path, **changes: object) -> dict:

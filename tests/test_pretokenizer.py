@@ -13,12 +13,12 @@ from tokenizer_folders import qwen_folder, smollm_folder
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.conversion.pretokenizer import DIGIT, GPT2, KNOWN, PreTokenizer, Structure, find_pre_tokenizer, known_hashes
-from pipeline.errors import DataError
-from pipeline.llamacpp.gguf_header import read_header
+from pipeline.core.errors import DataError
+from pipeline.gguf.header import read_header
+from pipeline.llamacpp.pretokenizer import DIGIT, GPT2, KNOWN, PreTokenizer, Structure, find_pre_tokenizer, known_hashes
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.seams.corpus import strings
-from pipeline.seams.tokens import open_vocabulary
+from pipeline.stages.parity.corpus import strings
+from pipeline.stages.parity.tokens import open_vocabulary
 
 
 def differing(tools: Toolchain, folder: Path, gguf: Path, count: int = 6_000) -> list[str]:

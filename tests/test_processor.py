@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.params import load_params
-from pipeline.processor import Device, fast_dtype, multiplies_bfloat16
+from pipeline.config.params import load_params
+from pipeline.core.cpu import Device, fast_dtype, multiplies_bfloat16
 
 PROJECT = Path(__file__).parents[1]
 
@@ -34,7 +34,7 @@ def test_where_nobody_says_it_does_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("device", "native", "dtype"), [("cuda", False, "bfloat16"), ("cpu", True, "bfloat16"), ("cpu", False, "float32")])
 def test_auto_is_decided_by_the_device_and_a_named_type_stays(monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, dtype: str) -> None:
-    monkeypatch.setattr("pipeline.processor.multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
     demo, named = (load_params(PROJECT / f"recipes/{name}.yaml") for name in ("demo", "qwen2.5-7b-8gb"))
     assert demo.train.bnb_4bit_compute_dtype == "auto"
     assert demo.training_on(device).bnb_4bit_compute_dtype == fast_dtype(device) == dtype
@@ -43,6 +43,6 @@ def test_auto_is_decided_by_the_device_and_a_named_type_stays(monkeypatch: pytes
 
 @pytest.mark.parametrize("native", [True, False])
 def test_the_settings_that_are_trained_with_name_the_type(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
-    monkeypatch.setattr("pipeline.processor.multiplies_bfloat16", lambda: native)
-    monkeypatch.setattr("pipeline.params.training_device", lambda: "cpu")
+    monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr("pipeline.config.params.training_device", lambda: "cpu")
     assert load_params(PROJECT / "recipes/demo.yaml").training.bnb_4bit_compute_dtype == ("bfloat16" if native else "float32")

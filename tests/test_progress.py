@@ -5,8 +5,8 @@ import io
 import pytest
 import rich.console
 
-import pipeline.progress
-from pipeline.progress import progress
+import pipeline.core.progress
+from pipeline.core.progress import progress
 
 
 def test_a_short_job_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,7 +18,7 @@ def test_a_short_job_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_long_job_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(pipeline.progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(pipeline.core.progress.time, "monotonic", lambda: now)
     with progress("curate", 100) as advance:
         for _ in range(10):
             now += 6

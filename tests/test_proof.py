@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import qwen3_folder, smollm_folder, with_config
 
-from pipeline.chat import IGNORED, Encoded, encode, load_tokenizer
-from pipeline.errors import DataError
-from pipeline.jsonl import write_rows
+from pipeline.chat.rendering import Unrenderable
+from pipeline.chat.tokens import IGNORED, Encoded, encode, load_tokenizer
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.tokens.proof import Base, _same, load_base, prove
-from pipeline.tokens.rendering import Unrenderable
-from pipeline.tokens.tables import to_table, write_rows_of
+from pipeline.stages.preprocess.proof import Base, _same, load_base, prove
+from pipeline.stages.preprocess.tables import to_table, write_rows_of
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(tiny_qwen2: 
 
     from tokenizers import Tokenizer
 
-    from pipeline.tokens.proof import _same
+    from pipeline.stages.preprocess.proof import _same
 
     base = SimpleNamespace(plain=Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json")))
     assert _same(decoded, "  4 and more", base) is same

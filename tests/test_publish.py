@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.errors import DataError, MachineError
-from pipeline.publish import need_disk, publishing, scratch_folder, write_json
+from pipeline.core.errors import DataError, MachineError
+from pipeline.core.publish import need_disk, publishing, scratch_folder, write_json
 
 
 def write(path: Path, text: str, folder: bool) -> None:

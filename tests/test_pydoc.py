@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.curate import curate
-from pipeline.jsonl import read_rows
-from pipeline.params import load_params
+from pipeline.config.params import load_params
+from pipeline.core.jsonl import read_rows
+from pipeline.stages.curate.stage import curate
 
 PROJECT = Path(__file__).parents[1]
 SCRIPT = PROJECT / "examples/pydoc.py"

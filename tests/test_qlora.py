@@ -9,11 +9,11 @@ from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from tiny import untied_qwen2
 from transformers import Qwen2ForCausalLM
 
-from pipeline.errors import ConfigError, ToolError
-from pipeline.params import load_params
-from pipeline.sections import Training
-from pipeline.training.chunked import chunked_loss
-from pipeline.training.qlora import (
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, ToolError
+from pipeline.models.chunked_loss import chunked_loss
+from pipeline.models.qlora import (
     check_adapter,
     check_quantised,
     float32_cast_bytes,

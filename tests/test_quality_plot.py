@@ -1,4 +1,4 @@
-"""pipeline.reporting.quality_plot: the Pareto front, and a drawing that says what it shows."""
+"""pipeline.stages.report.quality_plot: the Pareto front, and a drawing that says what it shows."""
 
 import re
 
@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_inputs import MODELS, evaluation
 
-from pipeline.reporting.level_table import Cell, level_rows
-from pipeline.reporting.quality_plot import Place, pareto_front, quality_plot
-from pipeline.reporting.recommend import Recommendation
+from pipeline.gate.recommend import Recommendation
+from pipeline.stages.report.level_table import Cell, level_rows
+from pipeline.stages.report.quality_plot import Place, pareto_front, quality_plot
 
 EVALUATIONS = {model: evaluation(model) for model in MODELS}
 

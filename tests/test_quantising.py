@@ -1,10 +1,10 @@
-"""pipeline.reporting.quantising: its sentences follow from the figures, whichever way they point."""
+"""pipeline.stages.report.quantizing: its sentences follow from the figures, whichever way they point."""
 
 from typing import Any
 
 import pytest
 
-from pipeline.reporting.quantising import quantising_values
+from pipeline.stages.report.quantizing import quantising_values
 
 
 def figures(kld: float | None, top: float = 0.9, **more: Any) -> dict[str, Any]:

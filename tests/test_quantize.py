@@ -8,12 +8,12 @@ import pytest
 from qwen2_variants import cut_models
 from tiny import tiny_params
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.hashing import file_hash
-from pipeline.llamacpp.gguf_header import read_header
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.header import read_header
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.params import Params
-from pipeline.quantize import fallback_warning, main, quantize
+from pipeline.stages.quantize.stage import fallback_warning, main, quantize
 
 
 @pytest.fixture

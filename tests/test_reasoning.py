@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.curation.rules.reasoning import move_reasoning, reasoning
-from pipeline.rows import check_row, row_id
+from pipeline.chat.rows import check_row, row_id
+from pipeline.stages.curate.rules.reasoning import move_reasoning, reasoning
 
 
 def row(*contents: str, **more: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.commands.recipes import RECIPES, recipe_names, unified_diff, use
-from pipeline.errors import ConfigError, MachineError
+from pipeline.config.params import load_params
+from pipeline.core.errors import ConfigError, MachineError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import load_params
 
 ALL = sorted(RECIPES.glob("*.yaml"))
 

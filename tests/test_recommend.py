@@ -1,4 +1,4 @@
-"""pipeline.reporting.recommend: the rule, its borders, and that no difference is claimed which the intervals don't support."""
+"""pipeline.gate.recommend: the rule, its borders, and that no difference is claimed which the intervals don't support."""
 
 from pathlib import Path
 from statistics import fmean
@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.params import load_params
+from pipeline.config.params import load_params
+from pipeline.config.sections import Serve
+from pipeline.gate.recommend import Recommendation, recommend
 from pipeline.planning.serving import BUFFERS, GB
-from pipeline.reporting.recommend import Recommendation, recommend
-from pipeline.reporting.verdict import headline
-from pipeline.sections import Serve
+from pipeline.stages.report.verdict import headline
 
 MB = int(GB) // 1000
 DEMO = load_params(Path(__file__).resolve().parents[1] / "recipes" / "demo.yaml").serve  # 4,096 tokens, one at a time

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import pipeline.curate
+import pipeline.stages.curate.stage
 from pipeline.__main__ import main
 from pipeline.workflow.record import inputs_state, seems_unchanged
 
@@ -45,7 +45,7 @@ def project(tiny_root: Path) -> Path:
 def test_an_edit_during_the_run(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file, edit, noticed) -> None:
     """DVC would record the new values as the ones that made the outputs."""
     recorded = []
-    real = pipeline.curate.main
+    real = pipeline.stages.curate.stage.main
 
     def edited_meanwhile(*arguments) -> None:
         real(*arguments)
@@ -53,7 +53,7 @@ def test_an_edit_during_the_run(project: Path, monkeypatch: pytest.MonkeyPatch, 
         assert edit(path.read_text()) != path.read_text()
         path.write_text(edit(path.read_text()))
 
-    monkeypatch.setattr(pipeline.curate, "main", edited_meanwhile)
+    monkeypatch.setattr(pipeline.stages.curate.stage, "main", edited_meanwhile)
     monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: recorded.append(stage))
     assert main(["curate", "--root", str(project)]) == (6 if noticed else 0)
     assert recorded == ([] if noticed else ["curate"])
@@ -100,7 +100,7 @@ def test_only_train_goes_on_from_a_checkpoint(tiny_root: Path, capsys: pytest.Ca
 def test_a_stage_whose_outputs_came_back_does_not_run(project: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool, spared: bool) -> None:
     """Nor is it recorded again; `--params FILE` is not what DVC's record is about."""
     happened = []
-    monkeypatch.setattr(pipeline.curate, "main", lambda params, root: happened.append("run"))
+    monkeypatch.setattr(pipeline.stages.curate.stage, "main", lambda params, root: happened.append("run"))
     monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: happened.append("record"))
     monkeypatch.setattr("pipeline.workflow.settle.reuse", lambda stage, root: True)
     other = project / "other.yaml"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.curation.rules.changes import EXCERPT, Change
-from pipeline.curation.rules.redaction import PASSES, Redactor, kinds
-from pipeline.rows import BadRow, texts
+from pipeline.chat.rows import BadRow, texts
+from pipeline.stages.curate.rules.changes import EXCERPT, Change
+from pipeline.stages.curate.rules.redaction import PASSES, Redactor, kinds
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks/redaction.py"))
 chat = BENCHMARK["chat"]

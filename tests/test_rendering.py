@@ -6,9 +6,9 @@ import pytest
 from tiny import CHATML
 from tokenizer_folders import qwen3_folder, qwen_folder, smollm_folder
 
-from pipeline.chat import IGNORED, encode, load_tokenizer
+from pipeline.chat.rendering import Unrenderable, own_system_prompt, render, renderings
+from pipeline.chat.tokens import IGNORED, encode, load_tokenizer
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.tokens.rendering import Unrenderable, own_system_prompt, render, renderings
 
 
 @pytest.fixture(scope="module")

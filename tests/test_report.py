@@ -1,4 +1,4 @@
-"""pipeline.report: the files it writes, read back as their readers read them."""
+"""pipeline.stages.report.stage: the files it writes, read back as their readers read them."""
 
 import csv
 import json
@@ -12,18 +12,18 @@ import yaml
 from html_page import Page
 from report_inputs import CHATML_WITH_DEFAULT, MODELS, parity, put, write_inputs
 
-from pipeline import report as stage
-from pipeline.errors import DataError
-from pipeline.hashing import json_hash
-from pipeline.params import Params, load_params
-from pipeline.reporting.formats import probability
-from pipeline.reporting.ollama import CHATML, OllamaTemplate, ollama_template
-from pipeline.reporting.page import samples_over_time
-from pipeline.reporting.parity_words import counts
-from pipeline.reporting.training_plots import training_plots
-from pipeline.seams.level_limits import level_limit
-from pipeline.serving.key import ensure_key
-from pipeline.shipping.gate import CHANCE
+from pipeline.config.params import Params, load_params
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import json_hash
+from pipeline.gate.rules import CHANCE
+from pipeline.metrics.level_limits import level_limit
+from pipeline.pages.formats import probability
+from pipeline.pages.parity_words import counts
+from pipeline.serve.key import ensure_key
+from pipeline.ship.ollama import CHATML, OllamaTemplate, ollama_template
+from pipeline.stages.report import stage as stage
+from pipeline.stages.report.page import samples_over_time
+from pipeline.stages.report.training_plots import training_plots
 
 ROOT = Path(__file__).resolve().parent.parent
 

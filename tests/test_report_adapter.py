@@ -9,12 +9,12 @@ import adapter_inputs
 import pytest
 from html_page import Page
 
-from pipeline import report as stage
-from pipeline.errors import DataError
-from pipeline.reporting.healing import FEWEST, healing, interval_of, sentence
-from pipeline.reporting.parity_drawings import unmerged_chain
-from pipeline.reporting.parity_page import render_parity_page
-from pipeline.reporting.parity_words import place_of
+from pipeline.core.errors import DataError
+from pipeline.gate.distillation import FEWEST, healing, interval_of, sentence
+from pipeline.pages.parity_words import place_of
+from pipeline.stages.parity.drawings import unmerged_chain
+from pipeline.stages.parity.page import render_parity_page
+from pipeline.stages.report import stage as stage
 
 FORBIDDEN = ("16-bit model", "untuned base at the same level", "QLoRA", "NF4", "merged into", "every level", "None", "Which level")
 
@@ -101,7 +101,7 @@ def test_healing_without_the_base_is_not_measured(tmp_path: Path) -> None:
 
 
 def test_a_merged_model_still_needs_the_merge(tmp_path: Path) -> None:
-    from pipeline.reporting.inputs import load_inputs
+    from pipeline.gate.records import load_inputs
 
     adapter_inputs.write_reports(tmp_path)
     with pytest.raises(DataError, match=r"merge\.json is missing"):

@@ -19,10 +19,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import MachineError, ToolError
+from pipeline.core.errors import MachineError, ToolError
 from pipeline.llamacpp.server import Server, free_port, serving
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.serving.restarts import HOUR, LONGEST_PAUSE, Restarts, how_it_ended, keep_serving, own_memory, watch
+from pipeline.serve.restarts import HOUR, LONGEST_PAUSE, Restarts, how_it_ended, keep_serving, own_memory, watch
 
 # each rule is twice the next one or it once: 2^40 ways to go on
 BOMB = "root ::= r0\n" + "\n".join(f"r{number} ::= r{number + 1} r{number + 1} | r{number + 1}" for number in range(40)) + '\nr40 ::= "a"?'
@@ -76,7 +76,7 @@ def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: 
         with httpx.Client() as client:
             yield Server(process, "", Path("no log"), client)
 
-    monkeypatch.setattr("pipeline.serving.restarts.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("pipeline.serve.restarts.time.sleep", lambda seconds: None)
     with pytest.raises(ToolError, match=r"^port 1 of 127.0.0.1 is in use, more than 3 times within an hour[^\n]*\n\(the log is gone\)$"):
         keep_serving(start, 3, lambda _: None, told.append)
     assert [line.partition(":")[0] for line in told] == [

@@ -9,8 +9,8 @@ from canonical import ROWS, leaves
 from hypothesis import given
 from jsonschema import Draft202012Validator
 
+from pipeline.chat.rows import BadRow, check_row, edit_texts, json_schema, row_id, texts
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.rows import BadRow, check_row, edit_texts, json_schema, row_id, texts
 
 ASK = {"role": "user", "content": "2 + 2?"}
 ANSWER = {"role": "assistant", "content": "4"}
@@ -26,7 +26,7 @@ def row(kind: str = "chat", messages: Any = (ASK, ANSWER), **content: Any) -> di
 
 
 def test_the_published_schema_is_the_models() -> None:
-    """`python -m pipeline.rows > docs/row.schema.json` writes it."""
+    """`python -m pipeline.chat.rows > docs/row.schema.json` writes it."""
     assert (PROJECT / "docs/row.schema.json").read_text(encoding="utf-8") == json.dumps(json_schema(), indent=2) + "\n"
     Draft202012Validator.check_schema(json_schema())
 

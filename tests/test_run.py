@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from test_checkpoints import make
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.hashing import tree_hash
-from pipeline.training.run import RUN, differences, find_start, finish
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import tree_hash
+from pipeline.stages.train.run import RUN, differences, find_start, finish
 
 RECORD: dict[str, Any] = {
     "tokens_sha256": "t", "base": {"weights_sha256": "w", "template_sha256": "c"}, "settings": {"r": 16, "learning_rate": 1e-4},

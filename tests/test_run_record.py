@@ -1,4 +1,4 @@
-"""pipeline.watching.run_record and hardware: a whole record that names neither the machine nor its user."""
+"""pipeline.stages.train.monitoring.run_record and hardware: a whole record that names neither the machine nor its user."""
 
 import getpass
 import json
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.watching import hardware as parts
-from pipeline.watching.hardware import cpu_name, gpus, hardware, machine, usable_cores
-from pipeline.watching.run_record import command, git_state, run_record, versions
+from pipeline.core import hardware as parts
+from pipeline.core.hardware import cpu_name, gpus, hardware, machine, usable_cores
+from pipeline.stages.train.monitoring.run_record import command, git_state, run_record, versions
 
 SMI = """#!/bin/sh
 test "$1" = "--query-gpu=name,memory.total,driver_version" || exit 9

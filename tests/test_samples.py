@@ -1,4 +1,4 @@
-"""pipeline.watching.samples: greedy answers, and a training step that can't tell whether any were taken."""
+"""pipeline.stages.train.monitoring.samples: greedy answers, and a training step that can't tell whether any were taken."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.chat import IGNORED, load_tokenizer
-from pipeline.params import load_params
-from pipeline.sections import Training
-from pipeline.watching.samples import PROMPT_LETTERS, sample, undisturbed
+from pipeline.chat.tokens import IGNORED, load_tokenizer
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.stages.train.monitoring.samples import PROMPT_LETTERS, sample, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = (  # text, is it trained?
@@ -37,7 +37,7 @@ def make(tiny_qwen2: Path, settings: Training) -> Callable[[], Any]:
         import torch
         from peft import get_peft_model
 
-        from pipeline.training.qlora import load_quantised, lora_config
+        from pipeline.models.qlora import load_quantised, lora_config
 
         model = load_quantised(tiny_qwen2, settings)
         torch.manual_seed(0)

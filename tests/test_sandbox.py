@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.errors import ToolError
+from pipeline.core.errors import ToolError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.scoring import sandbox
-from pipeline.scoring.sandbox import BUBBLEWRAP, UNSHARE, Sandbox, find_sandbox, probe, run_in, run_tests
+from pipeline.metrics import sandbox
+from pipeline.metrics.sandbox import BUBBLEWRAP, UNSHARE, Sandbox, find_sandbox, probe, run_in, run_tests
 
 TOOLS = {BUBBLEWRAP: "bwrap", UNSHARE: "unshare"}
 
@@ -254,7 +254,7 @@ if os.fork() == 0:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_with_the_process_that_started_it(inside: Sandbox, how: signal.Signals) -> None:
     name = "UNSHARE" if inside is UNSHARE else "BUBBLEWRAP"
-    code = f"from pipeline.scoring import sandbox as s; s.run_in(s.{name}, 'import time; time.sleep(987)', '')"
+    code = f"from pipeline.metrics import sandbox as s; s.run_in(s.{name}, 'import time; time.sleep(987)', '')"
     with subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT, stderr=subprocess.DEVNULL) as process:
         while not running():
             time.sleep(0.05)

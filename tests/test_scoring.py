@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.score import Score
-from pipeline.scoring.scorers import check, parse
+from pipeline.config.scorers import check_scorers
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.metrics.score import Score
+from pipeline.metrics.scorers import parse
 
 REFERENCE = json.dumps({"module": "os", "required": ["path"], "n": 1, "flag": True})
 
@@ -306,17 +307,17 @@ def test_a_function_that_is_not_there_is_one_sentence(root: Path, spelling: str,
 )
 def test_a_list_that_cannot_be_is_one_sentence(spellings: list[str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check(spellings, None)
+        check_scorers(spellings, has_judge=False)
 
 
 def test_a_list_that_can_be() -> None:
-    check(["exact_match", "json_fields", "rouge_l", "number:####", "regex:a:b", "code", "python:a/b.py:f"], None)
-    check([], None)
+    check_scorers(["exact_match", "json_fields", "rouge_l", "number:####", "regex:a:b", "code", "python:a/b.py:f"], has_judge=False)
+    check_scorers([], has_judge=False)
     with pytest.raises(ConfigError, match=r"evaluate\.scorers: 'exakt' is no scorer"):
         parse("exakt")
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys, pipeline.scoring.scorers, pipeline.scoring.paired; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    code = "import sys, pipeline.metrics.scorers, pipeline.metrics.paired; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"scipy", "nltk", "rouge_score", "openai", "torch", "httpx", "regex"} & set(names)

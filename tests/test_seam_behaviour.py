@@ -11,11 +11,21 @@ import pytest
 import tiny
 from families import byte_folder
 
-from pipeline.chat import load_tokenizer
+from pipeline.chat.tokens import load_tokenizer
 from pipeline.llamacpp.tools import Toolchain, run_tool
-from pipeline.seams import behaviour
-from pipeline.seams.behaviour import Answer, Behaved, answers_end, behaviour_seams, finite_logits, no_markers, planned_bytes, questions, server_memory
-from pipeline.seams.seam import Seam
+from pipeline.stages.parity import behavior as behaviour
+from pipeline.stages.parity.behavior import (
+    Answer,
+    Behaved,
+    answers_end,
+    behaviour_seams,
+    finite_logits,
+    no_markers,
+    planned_bytes,
+    questions,
+    server_memory,
+)
+from pipeline.stages.parity.check import Seam
 
 HE, START, END, TOKENS, HIDDEN = 256, 259, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 ROWS = [{"messages": [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "he"}]}] * 3

@@ -12,18 +12,18 @@ from families import byte_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.base import find_in_package
-from pipeline.chat import load_tokenizer
-from pipeline.errors import ToolError
-from pipeline.llamacpp.gguf_file import check_gguf
-from pipeline.llamacpp.gguf_header import read_header
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.errors import ToolError
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.header import read_header
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.seams.conversations import Conversation, user
-from pipeline.seams.corpus import strings, unicode_runs
-from pipeline.seams.seam import Seam
-from pipeline.seams.text import served_texts
-from pipeline.seams.tokens import corpus_ids, open_vocabulary, token_ids
+from pipeline.stages.base.stage import find_in_package
+from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.conversations import Conversation, user
+from pipeline.stages.parity.corpus import strings, unicode_runs
+from pipeline.stages.parity.text import served_texts
+from pipeline.stages.parity.tokens import corpus_ids, open_vocabulary, token_ids
 
 COUNT = 2500  # strings
 

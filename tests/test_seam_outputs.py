@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError, GateError
-from pipeline.llamacpp.levels import level_key
+from pipeline.config.levels import level_key
+from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.seams.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
-from pipeline.seams.hand_overs import Said, gguf_seam, level_seam, lora_seam, merge_seams
-from pipeline.seams.outputs import Bench, Chain, merged_onto, output_seams
-from pipeline.seams.torch_models import plain_model, run_settings, trained_logits
+from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
+from pipeline.metrics.forward import plain_model, run_settings, trained_logits
+from pipeline.stages.parity.hand_overs import Said, gguf_seam, level_seam, lora_seam, merge_seams
+from pipeline.stages.parity.outputs import Bench, Chain, merged_onto, output_seams
 
 LIMITS: Any = SimpleNamespace(max_kld_exact=1.0e-3, max_kld_trained=0.7, max_kld_level=0.7)
 PROMPTS = [spread([*range(1000, 1030), 151645], 4), spread([*range(40, 60)], 4)]

@@ -10,11 +10,11 @@ import pytest
 import tiny
 from families import byte_folder
 
-from pipeline.chat import load_tokenizer
-from pipeline.conversion.passport import folder_fields
-from pipeline.llamacpp.gguf_file import check_gguf
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.provenance import folder_fields
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.seams.special import agrees, chat_template, special_seams, special_tokens, vocabularies_and_passports
+from pipeline.stages.parity.special_tokens import agrees, chat_template, special_seams, special_tokens, vocabularies_and_passports
 
 MERGE = {"adapter_sha256": "ab" * 32, "onto": "nf4", "method": "stream", "dtype": "float16", "adapters": [{"tensor": "x", "scale": 2.0}]}
 

@@ -8,12 +8,12 @@ import pytest
 import tiny
 from families import byte_folder
 
-from pipeline.chat import load_tokenizer
+from pipeline.chat.tokens import load_tokenizer
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.seams.conversations import Conversation, chosen, made, system, user
-from pipeline.seams.seam import Seam
-from pipeline.seams.text import forms, served_texts, template_text, today
+from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.conversations import Conversation, chosen, made, system, user
+from pipeline.stages.parity.text import forms, served_texts, template_text, today
 
 TOOLS_AND_REASONING = "Qwen-Qwen3-0.6B.jinja"
 DATED = "{{ '<|im_start|>system\nToday is ' + (date_string | default('1 May 2024')) + '.<|im_end|>\n' }}"

@@ -11,12 +11,12 @@ import pytest
 from gguf_edit import both_ends_swapped, change_number, change_rows, change_tensors, finish, light_copy, without
 from qwen2_variants import cut_models
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import quantise_gguf
-from pipeline.llamacpp.gguf_tensors import GgufTensor, gguf_tensors
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.seams.gguf_weights import gguf_weights
-from pipeline.seams.level_weights import NOISE, given_by, level_weights, of_other_types
+from pipeline.stages.parity.gguf_weights import gguf_weights
+from pipeline.stages.parity.level_weights import NOISE, given_by, level_weights, of_other_types
 
 UP, Q_BIAS, NORM = "blk.1.ffn_up.weight", "blk.0.attn_q.bias", "blk.0.attn_norm.weight"
 Change = Callable[[Path], None]
@@ -65,7 +65,7 @@ def write_pair(folder: Path, config: dict[str, Any], stored: dict[str, Any], wri
     import torch
     from safetensors.torch import save_file
 
-    from pipeline.seams.gguf_sources import KNOWN
+    from pipeline.gguf.sources import KNOWN
 
     save_file({name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in stored.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.curation.rules.secrets import BLOCK, FORMATS, find_private_keys, find_secrets
+from pipeline.stages.curate.rules.secrets import BLOCK, FORMATS, find_private_keys, find_secrets
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks/redaction.py"))
 A = "aZ3kQ9xW7bN2vR5tY8uL1pM4cD6fG0hJ"  # 32 characters that look random; whole keys are put together here, never written out

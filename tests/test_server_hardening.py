@@ -22,14 +22,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import MachineError
+from pipeline.config.sections import Serve
+from pipeline.core.errors import MachineError
 from pipeline.llamacpp.server import Server, connect, free_port, log_end, server_command, serving, start, wait_for_health, write_key
 from pipeline.llamacpp.server_log import kept
 from pipeline.llamacpp.server_process import environment, guarded
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.sections import Serve
-from pipeline.serving.key import read_key
-from pipeline.shipping.card import serve_script
+from pipeline.serve.key import read_key
+from pipeline.ship.card import serve_script
 
 MARKER = "xq7marker"
 QUESTION = [{"role": "user", "content": MARKER}]

@@ -10,11 +10,11 @@ import pytest
 from qwen2_variants import cut_models
 from tiny import tiny_params
 
-from pipeline.evaluation.serving import ANSWER_TOKENS, gpu_memory, held_by, serving_figures
+from pipeline.config.sections import Serve
 from pipeline.llamacpp.server import BATCH_TOKENS
 from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.sections import Serve
+from pipeline.stages.evaluate.serving import ANSWER_TOKENS, gpu_memory, held_by, serving_figures
 
 
 def test_a_served_model_is_measured(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> None:
@@ -41,7 +41,7 @@ def test_memory_is_looked_at_after_a_whole_batch(monkeypatch: pytest.MonkeyPatch
             asked[path] = body
             return {"tokens": list(range(len(body.get("content", "").split())))}
 
-    monkeypatch.setattr("pipeline.evaluation.serving.serving", lambda *_, **__: nullcontext(Server()))
+    monkeypatch.setattr("pipeline.stages.evaluate.serving.serving", lambda *_, **__: nullcontext(Server()))
     serving_figures(Path("x.gguf"), Serve(**tiny_params(Path("base"))["serve"] | {"ctx_size": ctx_size}), tools)
     assert len(asked["/completion"]["prompt"]) == length
     assert asked["/completion"]["n_predict"] == ANSWER_TOKENS

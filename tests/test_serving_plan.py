@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from pipeline.errors import ConfigError
-from pipeline.llamacpp.gguf_file import kv_cache_bytes
+from pipeline.core.errors import ConfigError
+from pipeline.gguf.file import kv_cache_bytes
 from pipeline.llamacpp.server import PROMPT_CACHE_MIB
 from pipeline.planning.card import Card
 from pipeline.planning.published import published_shape

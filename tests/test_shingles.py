@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.curation.comparing import shingles as module
-from pipeline.curation.comparing.shingles import Common, filtered, ngrams, shingles, tokenise, word_ngrams
-from pipeline.curation.comparing.spill import Spill
+from pipeline.stages.curate.comparing import shingles as module
+from pipeline.stages.curate.comparing.shingles import Common, filtered, ngrams, shingles, tokenise, word_ngrams
+from pipeline.stages.curate.comparing.spill import Spill
 
 ASCII = st.text(st.characters(min_codepoint=9, max_codepoint=126), max_size=60)
 ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

@@ -20,15 +20,15 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.commands import ship as command
-from pipeline.conversion.passport import passport
-from pipeline.errors import ConfigError, DataError, MachineError, ToolError
-from pipeline.hashing import file_hash
+from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.provenance import passport
 from pipeline.llamacpp.server_process import STACK_BYTES, environment
-from pipeline.shipping import signature
-from pipeline.shipping.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS, UNIT
-from pipeline.shipping.card import claimed, front_matter
-from pipeline.shipping.listing import MAX_FILES
-from pipeline.shipping.verification import bundle_faults
+from pipeline.ship import signature
+from pipeline.ship.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS, UNIT
+from pipeline.ship.card import claimed, front_matter
+from pipeline.ship.listing import MAX_FILES
+from pipeline.ship.verification import bundle_faults
 
 GGUF = "demo-Q4_K_M.gguf"
 
@@ -344,7 +344,7 @@ def test_a_full_disk_leaves_the_older_bundle(project: Path, monkeypatch: pytest.
     def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pipeline.shipping.bundle.shutil.copyfile", full)
+    monkeypatch.setattr("pipeline.ship.bundle.shutil.copyfile", full)
     with pytest.raises(MachineError, match="No space left"):
         command.main(shipping.params(), project, "Q4_K_M", None, None)
     assert file_hash(project / "models/bundle/demo-Q4_K_M" / SUMS) == before

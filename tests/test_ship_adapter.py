@@ -16,13 +16,13 @@ from test_ship import sum_again
 from tiny_lora import tiny_lora
 
 from pipeline.commands import ship as command
-from pipeline.conversion.passport import BASE_FILE, adapter_fields, passport
-from pipeline.errors import ConfigError
-from pipeline.hashing import file_hash
-from pipeline.shipping.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS
-from pipeline.shipping.card import claimed
-from pipeline.shipping.sbom import hashes_beside, subject_hash
-from pipeline.shipping.verification import bundle_faults
+from pipeline.core.errors import ConfigError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.provenance import BASE_FILE, adapter_fields, passport
+from pipeline.ship.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS
+from pipeline.ship.card import claimed
+from pipeline.ship.sbom import hashes_beside, subject_hash
+from pipeline.ship.verification import bundle_faults
 
 BASE, LORA = "model.gguf", "demo-lora.gguf"
 

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.commands import ship as command
-from pipeline.errors import QuenchError
-from pipeline.hashing import file_hash
-from pipeline.params import Params
+from pipeline.config.params import Params
+from pipeline.core.errors import QuenchError
+from pipeline.core.hashing import file_hash
 
 REFUSED = (3, 5)
 GONE = None
@@ -58,7 +58,7 @@ def adapter(root: Path) -> Made:
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     """Each test puts back what it changes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.scoring.paired.SWAPS", 50)  # an exact p-value is not what is tested
+        patch.setattr("pipeline.metrics.paired.SWAPS", 50)  # an exact p-value is not what is tested
         yield request.param(tmp_path_factory.mktemp("records") / "project")
 
 

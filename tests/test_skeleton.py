@@ -7,8 +7,8 @@ from typing import Any
 from canonical import CHATS, leaves
 from hypothesis import given
 
-from pipeline.rows import edit_texts
-from pipeline.skeleton import KEYWORDS, shown, skeleton
+from pipeline.chat.rows import edit_texts
+from pipeline.chat.template_probe import KEYWORDS, shown, skeleton
 
 OURS = KEYWORDS | {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "id", "arguments", "system", "user", "assistant", "tool"}
 

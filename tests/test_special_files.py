@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main as stage
-from pipeline.curation.reading.special_files import need_plain_files, printable, trouble
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.special_files import need_plain_files, printable, trouble
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.prepare import prepare
 

@@ -6,10 +6,10 @@ import pytest
 from qwen2_variants import cut_models
 from tiny import tiny_params
 
-from pipeline.errors import ToolError
-from pipeline.evaluation.speed import GENERATED, numbers, runs, speed
+from pipeline.config.sections import Evaluate
+from pipeline.core.errors import ToolError
 from pipeline.llamacpp.tools import Toolchain, bench
-from pipeline.sections import Evaluate
+from pipeline.stages.evaluate.speed import GENERATED, numbers, runs, speed
 
 
 def test_every_length_and_depth_is_measured(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> None:

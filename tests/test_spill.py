@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.curation.comparing import spill
-from pipeline.curation.comparing.spill import Spill, sizes, starts
+from pipeline.stages.curate.comparing import spill
+from pipeline.stages.curate.comparing.spill import Spill, sizes, starts
 
 KEYS = st.sampled_from([0, 1, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1) | st.integers(0, 9).map(lambda i: i * 0x9E3779B97F4A7C15 % 2**64)
 RECORDS = st.lists(st.lists(st.tuples(KEYS, st.integers(0, 2**32 - 1)), max_size=40), max_size=6)

@@ -11,10 +11,10 @@ import tiny
 from qwen2_variants import cut_models
 
 from pipeline.commands.split import main, prove_whole, split
-from pipeline.errors import ConfigError, DataError
-from pipeline.llamacpp.gguf_tensors import gguf_tensors
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.params import Params
 
 
 @pytest.fixture

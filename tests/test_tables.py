@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.chat import Encoded
-from pipeline.errors import DataError
-from pipeline.tokens.tables import Written, to_table, token_lengths, write_rows_of
+from pipeline.chat.tokens import Encoded
+from pipeline.core.errors import DataError
+from pipeline.stages.preprocess.tables import Written, to_table, token_lengths, write_rows_of
 
 SEQUENCES = [("a", Encoded([1, 2, 3], [-100, 2, 3])), ("b#1", Encoded([4], [4])), ("b#2", Encoded([5, 6], [-100, 6])), ("a", Encoded([7, 8], [7, 8]))]
 

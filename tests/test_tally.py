@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.tokens.tally import BINS, FIRST_BIN, Tally, histogram, kind_of, row_name
+from pipeline.stages.preprocess.stats import BINS, FIRST_BIN, Tally, histogram, kind_of, row_name
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from pipeline.errors import DataError
-from pipeline.merging.tensor_files import INDEX, NAMES, read_folder, read_header, read_rows, writing_shard
+from pipeline.core.errors import DataError
+from pipeline.gguf.safetensors_rows import INDEX, NAMES, read_folder, read_header, read_rows, writing_shard
 
 KINDS = ("float32", "float16", "bfloat16", "int64", "uint8", "bool")
 

@@ -6,9 +6,9 @@ import pytest
 from gguf import GGMLQuantizationType
 from qwen2_variants import cut_models
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.converters import quantise_gguf
-from pipeline.llamacpp.gguf_file import check_gguf
 from pipeline.llamacpp.tools import Toolchain
 
 

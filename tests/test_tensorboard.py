@@ -1,4 +1,4 @@
-"""pipeline.watching.tensorboard: the events read back as TensorBoard reads them."""
+"""pipeline.stages.train.monitoring.tensorboard: the events read back as TensorBoard reads them."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from watched import eval_row, step_row
 
-from pipeline.watching.tensorboard import STEP_CURVES, Board
+from pipeline.stages.train.monitoring.tensorboard import STEP_CURVES, Board
 
 SAMPLES = [{"prompt": "user\n2 + 3?", "reference": "5", "answer": "<b>6</b>\n# no heading"}]
 

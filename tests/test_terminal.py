@@ -1,12 +1,12 @@
-"""pipeline.reporting.terminal: what the table marks."""
+"""pipeline.stages.report.terminal: what the table marks."""
 
 from pathlib import Path
 
 import pytest
 from report_inputs import MODELS, evaluation
 
-from pipeline.reporting.recommend import Recommendation
-from pipeline.reporting.terminal import show
+from pipeline.gate.recommend import Recommendation
+from pipeline.stages.report.terminal import show
 
 ADVICE = Recommendation("Q4_K_M", "Q4_K_M it is.", (), {}, ())
 

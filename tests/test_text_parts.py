@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
-from pipeline.chat import IGNORED, encode, load_tokenizer
-from pipeline.curation.rules.changes import Changes
-from pipeline.curation.rules.length import Length
-from pipeline.curation.rules.text_parts import Unbreakable, text_parts
-from pipeline.rows import BadRow, Row, check_row, row_id
+from pipeline.chat.rows import BadRow, Row, check_row, row_id
+from pipeline.chat.tokens import IGNORED, encode, load_tokenizer
+from pipeline.stages.curate.rules.changes import Changes
+from pipeline.stages.curate.rules.length import Length
+from pipeline.stages.curate.rules.text_parts import Unbreakable, text_parts
 
 ENGLISH = "The quick brown fox jumps over the lazy dog. It runs far away! Does it come back? "
 CHINESE = "敏捷的棕色狐狸跳过了懒狗。它跑得很远！它会回来吗？"

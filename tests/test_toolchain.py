@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import MachineError, ToolError
+from pipeline.core.errors import MachineError, ToolError
+from pipeline.core.publish import write_json
 from pipeline.llamacpp import build as toolchain
 from pipeline.llamacpp import compiler, stamp
 from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT, TOOLS
-from pipeline.publish import write_json
 
 
 def executable(path: Path, text: str) -> Path:

@@ -11,16 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.chat import load_tokenizer
-from pipeline.errors import ConfigError, DataError, GateError, ToolError
-from pipeline.params import load_params
-from pipeline.sections import Training
-from pipeline.train import CURVE, curve, make_trainer, train
-from pipeline.training.arguments import total_steps, training_arguments, warmup_steps
-from pipeline.training.callbacks import refuse_other_mean
-from pipeline.training.interruption import Interruption
-from pipeline.training.proofs import refuse_leaks, refuse_other_rows, refuse_unlearnt
-from pipeline.watching.journal import Journal
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, DataError, GateError, ToolError
+from pipeline.core.interruption import Interruption
+from pipeline.core.metrics_log import Journal
+from pipeline.planning.steps import total_steps, warmup_steps
+from pipeline.stages.train.arguments import training_arguments
+from pipeline.stages.train.callbacks import refuse_other_mean
+from pipeline.stages.train.proofs import refuse_leaks, refuse_other_rows, refuse_unlearnt
+from pipeline.stages.train.stage import CURVE, curve, make_trainer, train
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -157,8 +158,8 @@ def test_early_stopping_wants_every_checkpoint_evaluated() -> None:
 
 def uneven(prepared: Path, folder: Path) -> Path:
     """The prepared rows unpacked, of lengths that differ threefold."""
-    from pipeline.jsonl import write_rows
-    from pipeline.preprocess import preprocess
+    from pipeline.core.jsonl import write_rows
+    from pipeline.stages.preprocess.stage import preprocess
 
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
     rows = [
@@ -221,8 +222,8 @@ def test_a_row_trained_twice_is_named() -> None:
 
 
 def test_a_model_whose_packed_rows_see_each_other_is_refused(tiny_qwen2: Path) -> None:
-    from pipeline.training.dataset import Collator
-    from pipeline.training.qlora import load_quantised
+    from pipeline.models.qlora import load_quantised
+    from pipeline.stages.train.dataset import Collator
 
     model, collate = load_quantised(tiny_qwen2, settings()), Collator(0)
     rows = [([9707, 11, 1879], [-100] * 3), ([40, 2776, 3974, 13], [-100] * 4)]
@@ -252,7 +253,7 @@ def test_a_base_that_is_damaged_stops_the_run_before_it_starts(prepared: Path, t
 
 def test_the_best_adapter_is_published_when_the_loss_rises_again(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses on the held-out rows are dictated: best at step 2, worse at 3 and 4, so training stops there."""
-    from pipeline.training.trainer import QuenchTrainer
+    from pipeline.stages.train.trainer import QuenchTrainer
 
     matrix = "base_model.model.model.layers.0.mlp.up_proj.lora_B"
     dictated = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5}

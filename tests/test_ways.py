@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.params import load_params
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import load_params
-from pipeline.planning.ladder import Setup
 from pipeline.planning.memory import plan_memory
-from pipeline.planning.packed import PackedBase, packed_level
+from pipeline.planning.memory_reductions import Setup
 from pipeline.planning.published import published_shape
-from pipeline.planning.ways import Way, lora_bytes, merged_disk, sixteen_bytes, ways
+from pipeline.planning.quantized import PackedBase, packed_level
+from pipeline.planning.strategies import Way, lora_bytes, merged_disk, sixteen_bytes, ways
 
 TRAIN = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 QWEN_7B = published_shape("Qwen/Qwen2.5-7B-Instruct")

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from html_page import Page
 
-from pipeline.errors import DataError
-from pipeline.reporting.page import render
-from pipeline.reporting.parity_words import code
-from pipeline.reporting.ways_section import told, ways_values
-from pipeline.ways.names import LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, WAYS
-from pipeline.ways.summary import scored_rows, summarise
+from pipeline.config.strategies import LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, WAYS
+from pipeline.core.errors import DataError
+from pipeline.pages.parity_words import code
+from pipeline.stages.compare.summary import scored_rows, summarise
+from pipeline.stages.report.page import render
+from pipeline.stages.report.strategies_section import told, ways_values
 
 SEEDS, ROWS = [42, 43, 44], 40
 BARE = {"median": 60.0, "low": 58.0, "high": 61.0}
