@@ -83,7 +83,7 @@ def graph(
 @app.command(epilog="example: quench serve Q4_K_M --smoke 8")
 def serve(
     model: Model = None,
-    smoke: Annotated[int, typer.Option("--smoke", metavar="K", min=0, help="Ask K test prompts, check that each answer stops by itself, end.")] = 0,
+    smoke: Annotated[int, typer.Option("--smoke", metavar="K", min=0, help="Ask K test prompts, check that answers stop by themselves, end.")] = 0,
     lora: Annotated[bool, typer.Option("--lora", help="Apply this project's adapter to a level of the untuned base (base-Q4_K_M).")] = False,
     adapter: Adapters = None,
     params: ParamsFile = None,

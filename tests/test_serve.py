@@ -129,17 +129,31 @@ def test_smoke_tells_a_model_that_stops_from_one_that_does_not(served: Open, roo
     with served("Q4_K_M") as running:
         replies = smoke(running, prompts)
         assert [(reply.text, reply.finish_reason) for reply in replies] == [("he", "stop")] * 2
-        assert judge(replies).startswith("2 of 2 answers stopped by themselves, 4 tokens, ")
+        assert judge(replies, 0.9).startswith("2 of 2 answers stopped by themselves, 4 tokens, ")
     with served("Q5_K_M") as running:
         replies = smoke(running, prompts)
         assert [(reply.finish_reason, reply.tokens) for reply in replies] == [("length", 16)] * 2
         with pytest.raises(GateError, match=r"0 of 2 .*cut off: answer 1, 2"):
-            judge(replies)
+            judge(replies, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "asked", "limit", "passes"),
+    [(5, 5, 0.9, True), (4, 5, 0.9, True), (3, 5, 0.9, True), (2, 5, 0.9, False), (6, 8, 0.9, True), (5, 8, 0.9, False), (0, 1, 0.9, False),
+     (4, 5, 1.0, False), (1, 5, None, True), (0, 5, None, False)],
+)  # fmt: skip
+def test_a_handful_of_answers_refuses_only_what_the_gate_would(stopped: int, asked: int, limit: float | None, passes: bool) -> None:
+    replies = [Reply("he", "stop" if number < stopped else "length", 2, 1.0) for number in range(asked)]
+    if passes:
+        assert ("cut off" in judge(replies, limit)) == (stopped < asked)
+    else:
+        with pytest.raises(GateError, match=f"^{stopped} of {asked} .*cut off"):
+            judge(replies, limit)
 
 
 def test_an_empty_answer_fails_the_smoke_test() -> None:
     with pytest.raises(GateError, match="empty: answer 2"):
-        judge([Reply("he", "stop", 2, 1.0), Reply(" \n", "stop", 1, 1.0)])
+        judge([Reply("he", "stop", 2, 1.0), Reply(" \n", "stop", 1, 1.0)], 0.9)
 
 
 def test_chat_streams_keeps_the_conversation_and_shows_the_speed(server: Server, root: Path) -> None:
