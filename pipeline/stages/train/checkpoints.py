@@ -17,6 +17,7 @@ from pipeline.core.publish import publishing, remove, write_json
 MARKER = "complete.json"
 WRITING = ".writing"  # where the trainer writes; what is in there was never finished
 TORN = "torn"
+TEACHER = "teacher"  # folder of what the teacher answers, beside them
 LATER = "later"  # those after a checkpoint that a user chose to go on from; nothing reads them
 JOURNAL = "steps.jsonl"
 

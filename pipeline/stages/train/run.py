@@ -18,8 +18,7 @@ from pipeline.core.hardware import cpu_name
 from pipeline.core.hashing import file_hash, json_hash, tree_hash
 from pipeline.core.publish import remove, write_json
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
-from pipeline.stages.train.checkpoints import TORN, checkpoints_in, defect, newest_verified, read_notes, set_later_aside, step_of
-from pipeline.stages.train.distill.cache import TEACHER
+from pipeline.stages.train.checkpoints import TEACHER, TORN, checkpoints_in, defect, newest_verified, read_notes, set_later_aside, step_of
 
 RUN = "run.json"
 LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "accelerate", "datasets", "tokenizers", "liger-kernel")

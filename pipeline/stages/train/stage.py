@@ -25,8 +25,7 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import Journal, write_rows
 from pipeline.core.publish import publishing, remove, write_json
 from pipeline.models.runtime import peak_memory, silence_libraries, use_all_cores
-from pipeline.stages.train.checkpoints import JOURNAL, read_notes, step_of
-from pipeline.stages.train.distill.cache import TEACHER
+from pipeline.stages.train.checkpoints import JOURNAL, TEACHER, read_notes, step_of
 from pipeline.stages.train.monitoring.health import Monitor
 from pipeline.stages.train.monitoring.run_record import run_record
 from pipeline.stages.train.run import describe, find_start, finish

@@ -19,7 +19,6 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.publish import write_json
 
-TEACHER = "teacher"  # the folder below models/checkpoints
 RECORD = "teacher.json"
 FORMAT = 1  # to be raised when the files' meaning changes
 IDS, LOGS = np.dtype("<i4"), np.dtype("<f2")

@@ -20,9 +20,9 @@ from pipeline.models.distill_loss import compute_type, followed, rows_between
 from pipeline.models.loss_parts import logit_rule
 from pipeline.models.quantized_head import block_logits, vocabulary_blocks
 from pipeline.models.quantized_model import load_packed
+from pipeline.stages.train.checkpoints import TEACHER
 from pipeline.stages.train.dataset import Collator, load_rows
 from pipeline.stages.train.distill.cache import (
-    TEACHER,
     Key,
     Teacher,
     cache_bytes,
