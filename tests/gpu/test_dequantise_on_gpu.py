@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from ggml_reference import by_gguf, random_rows
-from test_dequantise import EVERY, same_bits
+from test_dequantize import EVERY, same_bits
 
 from pipeline.gguf import dequantize as module
 from pipeline.gguf.dequantize import KERNELS, TRAINABLE_TYPES, dequantise

@@ -159,7 +159,7 @@ def compare_logits(model: Floats, reference: Floats, following: Ids) -> Comparis
     """Two models' float32 logits (T, V) after the same positions, which the tokens `following` (T,) come after.
 
     KL(P ‖ Q) = Σ P·(logit_P − logit_Q) − log Σ exp logit_P + log Σ exp logit_Q. The terms are float32 and their sums float64: right to 1e-7 nats
-    (tests/test_likeness.py) in a twentieth of the time that float64 terms take, and exactly 0 for equal logits.
+    (tests/stages/evaluate/test_divergence.py) in a twentieth of the time that float64 terms take, and exactly 0 for equal logits.
     """
     ours, theirs = shifted(model), shifted(reference)
     loss, expected = negative_log(ours, following), negative_log(theirs, following)

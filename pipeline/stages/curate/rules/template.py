@@ -1,6 +1,6 @@
 """A model's chat template without transformers, which takes a second and 110 MB to load in every worker process.
 
-transformers' way with templates (utils/chat_template_utils.py) is copied here; tests/test_length.py compares the two on
+transformers' way with templates (utils/chat_template_utils.py) is copied here; tests/stages/curate/test_length.py compares the two on
 llama.cpp's collection of templates.
 """
 
