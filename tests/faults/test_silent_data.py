@@ -13,9 +13,9 @@ from tokenizer_folders import qwen3_folder, qwen_folder, smollm_folder, with_con
 
 from pipeline.__main__ import main
 from pipeline.chat import rendering
+from pipeline.chat import tokens as chat
 from pipeline.chat.manifest import check_manifest
 from pipeline.chat.tokens import IGNORED
-from pipeline.chat.tokens import tokens as chat
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import PROJECT, Toolchain
