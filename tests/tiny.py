@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.llamacpp.gguf_header import read_header
+from pipeline.gguf.header import read_header
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 
 # Qwen2.5's added tokens in the order of their ids, from 151,643; the last eight are not "special"

@@ -6,10 +6,10 @@ Reads `recipes/` and `graphs/`. Writes `params.yaml` and `dvc.yaml`. An edited f
 import difflib
 from pathlib import Path
 
-from pipeline.errors import ConfigError, MachineError
+from pipeline.config.params import load_params
+from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.publish import publishing
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import load_params
-from pipeline.publish import publishing
 from pipeline.workflow.graphs import WORDS, put_graph
 
 RECIPES = PROJECT / "recipes"

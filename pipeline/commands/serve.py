@@ -19,20 +19,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipeline.chat import Row, chat_request, chats
-from pipeline.errors import ConfigError, DataError, GateError, MachineError
-from pipeline.jsonl import read_rows
+from pipeline.chat.tokens import Row, chat_request, chats
+from pipeline.config.params import Params
+from pipeline.config.sections import ADAPTED, BARE
+from pipeline.config.sections import Serve as ServeSettings
+from pipeline.core.errors import ConfigError, DataError, GateError, MachineError
+from pipeline.core.jsonl import read_rows
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.llamacpp.lora import Lora
 from pipeline.llamacpp.server import Server, connect, server_command, start, wait_for_health
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.packed import MODEL_FILE
-from pipeline.params import Params
-from pipeline.sections import ADAPTED, BARE
-from pipeline.sections import Serve as ServeSettings
-from pipeline.serving.adapter import Adapter, matching_adapters, parse_adapter
-from pipeline.serving.instructions import how_to_call
-from pipeline.serving.key import ensure_key, read_key
-from pipeline.serving.restarts import keep_serving
+from pipeline.serve.adapter import Adapter, matching_adapters, parse_adapter
+from pipeline.serve.instructions import how_to_call
+from pipeline.serve.key import ensure_key, read_key
+from pipeline.serve.restarts import keep_serving
 from pipeline.workflow.integrity import verify_outputs
 
 STOPS = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, a service manager, a terminal that was closed

@@ -5,12 +5,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from pipeline.hashing import file_hash
-from pipeline.llamacpp.gguf_file import check_gguf
-from pipeline.llamacpp.tensor_types import check_tensor_types, prove_tensor_types
+from pipeline.config.sections import LoraType
+from pipeline.core.hashing import file_hash
+from pipeline.core.publish import need_disk, publishing
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.tensor_types import check_tensor_types, prove_tensor_types
 from pipeline.llamacpp.tools import Toolchain, run_converter, run_tool
-from pipeline.publish import need_disk, publishing
-from pipeline.sections import LoraType
 
 FloatType = Literal["F16", "BF16"]
 Fields = Mapping[str, str | int]  # GGUF metadata; a number is written as uint32

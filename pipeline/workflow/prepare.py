@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.curation.reading.special_files import need_plain_files
-from pipeline.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
-from pipeline.params import Params, load_params
-from pipeline.publish import remove
-from pipeline.strict_yaml import printable
+from pipeline.config.params import Params, load_params
+from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
+from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take
+from pipeline.core.owner import mark_run
+from pipeline.core.publish import remove
+from pipeline.core.special_files import need_plain_files
+from pipeline.core.strict_yaml import printable
 from pipeline.workflow.graphs import need_graph
-from pipeline.workflow.locks import RUN, Held, lock_file, stages_at_work, take
-from pipeline.workflow.owner import mark_run
 from pipeline.workflow.scraps import working
 from pipeline.workflow.settle import REUSE, Settled, settle
 

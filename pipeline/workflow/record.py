@@ -16,10 +16,10 @@ from typing import IO, Any, NamedTuple
 
 import yaml
 
-from pipeline.errors import DataError, MachineError, ToolError
-from pipeline.strict_yaml import read_fast, read_strict
-from pipeline.workflow.locks import Held, lock_file, take
-from pipeline.workflow.owner import end_with_owner
+from pipeline.core.errors import DataError, MachineError, ToolError
+from pipeline.core.locks import Held, lock_file, take
+from pipeline.core.owner import end_with_owner
+from pipeline.core.strict_yaml import read_fast, read_strict
 from pipeline.workflow.scraps import working
 
 LARGE = 2**20  # bytes

@@ -11,14 +11,15 @@ import yaml
 from tiny import CHATML
 from tokenizer_folders import qwen3_folder, qwen_folder, smollm_folder, with_config
 
-from pipeline import chat, preprocess
 from pipeline.__main__ import main
-from pipeline.chat import IGNORED
-from pipeline.errors import DataError
-from pipeline.jsonl import write_rows
+from pipeline.chat.manifest import check_manifest
+from pipeline.chat.tokens import IGNORED, rendering
+from pipeline.chat.tokens import tokens as chat
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.tokens import attention, rendering
-from pipeline.tokens.manifest import check_manifest
+from pipeline.stages.preprocess import attention
+from pipeline.stages.preprocess import stage as preprocess
 
 Plant = Callable[[pytest.MonkeyPatch, Path], None]
 

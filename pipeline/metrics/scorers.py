@@ -1,0 +1,71 @@
+"""The scorers by their spelling in `evaluate.scorers` of params.yaml.
+
+| spelling | points |
+| --- | --- |
+| `exact_match` | 1 where the answer is the reference, white space around both aside |
+| `json_fields` | share of the reference object's fields with an equal value |
+| `rouge_l` | F1 of the longest common subsequence of words |
+| `number:MARKER` | 1 where the number after the last MARKER is the reference's |
+| `regex:PATTERN` | 1 where the pattern's first group (without one, all of the match) is the reference's |
+| `code` | 1 where the answer's Python passes the row's tests in a sandbox |
+| `python:FILE.py:FUNCTION` | what your own function below `data/evaluation` says |
+| `judge` | a model's mark, through `evaluate.judge` |
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.core.errors import ConfigError
+from pipeline.metrics import code, judging, own, rouge, text
+from pipeline.metrics.score import Scorer
+
+if TYPE_CHECKING:
+    from pipeline.config.sections import Judge
+
+PLAIN = {"exact_match": text.exact_match, "json_fields": text.json_fields, "rouge_l": rouge.rouge_l, "code": code.passes}
+SLOTS = {"code": 2, "judge": 4}
+SPELLINGS = "exact_match, json_fields, rouge_l, number:MARKER, regex:PATTERN, code, python:FILE.py:FUNCTION or judge"
+
+
+def parse(spelling: str, judge: "Judge | None" = None, root: Path = Path()) -> Scorer:
+    """The scorer that `spelling` names; `judge` is evaluate.judge, user's own functions lie in `root`/data/evaluation.
+
+    Raises `ConfigError` for what is no scorer, a pattern that can't be read, a function that isn't there, a judge that isn't set.
+    """
+    try:
+        check([spelling], judge)
+    except ValueError as error:
+        raise ConfigError(f"evaluate.scorers: {error}") from error
+    kind, _, argument = spelling.partition(":")
+    match kind:
+        case "number":
+            return Scorer(spelling, text.number_after(argument))
+        case "regex":
+            return Scorer(spelling, text.first_group(argument))
+        case "python":
+            return Scorer(spelling, own.function(argument, root / "data/evaluation"))
+        case "judge" if judge:
+            return Scorer(spelling, judging.judged_by(judge, root), SLOTS["judge"])
+    return Scorer(spelling, PLAIN[kind], SLOTS.get(kind, 1))
+
+
+def check(spellings: Sequence[str], judge: "Judge | None") -> None:
+    """Raise `ValueError`, in one sentence, for what can't be a list of scorers; no file is opened and no address asked."""
+    if twice := sorted({one for one in spellings if spellings.count(one) > 1}):
+        raise ValueError(f"{', '.join(twice)} is named twice: leave it out once")
+    for spelling in spellings:
+        kind, colon, argument = spelling.partition(":")
+        if kind in PLAIN or (kind == "judge" and not colon):
+            if colon:
+                raise ValueError(f"{spelling!r}: {kind} takes nothing after it: write {kind}")
+            if kind == "judge" and judge is None:
+                raise ValueError("judge is named and evaluate.judge is null: give its url, model and key_file, or leave the judge out")
+        elif kind == "number" and not argument.strip():
+            raise ValueError(f"{spelling!r} names no marker: write what stands before the number, number:#### for example")
+        elif kind == "regex":
+            text.check_pattern(argument)
+        elif kind == "python":
+            own.check_name(argument)
+        elif kind != "number":
+            raise ValueError(f"{spelling!r} is no scorer: write {SPELLINGS}")
