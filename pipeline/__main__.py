@@ -23,10 +23,11 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     In a job of Snakemake's, outputs come back from DVC's cache instead where nothing that they depend on has changed. Raises
     `QuenchError` for what a user can mend.
     """
-    from pipeline.config.params import load_params
+    from pipeline.config.params import read_params
     from pipeline.core.locks import inputs_below
     from pipeline.core.publish import need_folder
     from pipeline.core.strict_yaml import printable
+    from pipeline.workflow.complete import need_all_keys
     from pipeline.workflow.graphs import need_graph
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.record import inputs_state, is_about, record, running
@@ -43,12 +44,14 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     if isinstance(resume, Path) and name != "train":
         raise ConfigError(f"--resume {resume} names a checkpoint, and only train has any: leave it out for {name}")
     need_folder(root)
-    params = load_params(params_file or root / "params.yaml")
+    read = read_params(params_file or root / "params.yaml")
+    params = read.params
     if name in ONLY_IN and ONLY_IN[name] != params.graph:
         raise ConfigError(f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: `snakemake` runs those that have")
     known_to_dvc = is_about(params_file, root)
     if known_to_dvc:
         need_graph(root, params.graph)
+        need_all_keys(root, read)
     extra = {"resume": resume} if name == "train" else {}
     with running(stage, root):
         if known_to_dvc and reuse(stage, root):

@@ -69,6 +69,20 @@ def use(
     install(recipe, root, force)
 
 
+@app.command("params", epilog="example: quench params train")
+def params_(
+    section: Annotated[str | None, typer.Argument(metavar="[SECTION]", help="Show this section, or this key (train.r), alone.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Put the keys that the file leaves out into it, with their comments.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Show the settings in effect and where each comes from: params.yaml, its recipe, a default."""
+    from pipeline.commands.params import main
+
+    main(params or root / "params.yaml", section, as_json=as_json, complete=write)
+
+
 @app.command(epilog="example: quench graph")
 def graph(
     force: Annotated[bool, typer.Option("--force", help="Replace a dvc.yaml with edits or of an older version; a copy stays.")] = False,

@@ -1,7 +1,8 @@
-"""`params.yaml`, read strictly: unknown keys are forbidden, and all errors are reported at once."""
+"""`params.yaml`, read strictly: what it leaves out has its default, unknown keys are forbidden, and all errors are reported at once."""
 
+import difflib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError, model_validator
 
@@ -30,6 +31,8 @@ from pipeline.config.sections import (
     Train,
     Training,
 )
+from pipeline.config.sections.renamed import KEYS, VALUES
+from pipeline.config.sections.values import group, keys_of
 from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import Place, printable, quoted, read_strict
@@ -38,23 +41,28 @@ LONGEST, MOST = 400, 1900  # characters of one error, and of all
 
 
 class Params(Section):
-    """The whole of `params.yaml`."""
+    """All of `params.yaml`."""
 
-    base: Base
-    curate: Curate
-    preprocess: Preprocess
-    train: Train
-    lora: Lora
-    merge: Merge
-    convert: Convert
-    imatrix: Imatrix
-    quantize: Quantize
-    compare: Compare
-    parity: Parity
-    evaluate: Evaluate
-    report: Report
-    serve: Serve
-    llamacpp: LlamaCpp
+    base: Base = group(Base)
+    curate: Curate = group(Curate)
+    preprocess: Preprocess = group(Preprocess)
+    train: Train = group(Train)
+    lora: Lora = group(Lora)
+    merge: Merge = group(Merge)
+    convert: Convert = group(Convert)
+    imatrix: Imatrix = group(Imatrix)
+    quantize: Quantize = group(Quantize)
+    compare: Compare = group(Compare)
+    parity: Parity = group(Parity)
+    evaluate: Evaluate = group(Evaluate)
+    report: Report = group(Report)
+    serve: Serve = group(Serve)
+    llamacpp: LlamaCpp = group(LlamaCpp)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections_are_left_out(cls, values: Any) -> Any:
+        return {name: value for name, value in values.items() if value is not None} if isinstance(values, dict) else values
 
     @property
     def training(self) -> Training:
@@ -154,15 +162,36 @@ class Params(Section):
         return self
 
 
+class Read(NamedTuple):
+    """A `params.yaml`: its settings with the defaults of what it leaves out, what it holds, and on which lines."""
+
+    params: Params
+    values: dict[str, Any]
+    lines: dict[Place, int]
+
+
 def load_params(path: Path) -> Params:
-    """Read `params.yaml`; every error in it is named in one `ConfigError`, each with its key path and its line."""
+    """The settings in `params.yaml`; every error in it is named in one `ConfigError`, each with its key path and its line."""
+    return read_params(path).params
+
+
+def read_params(path: Path) -> Read:
+    """`load_params`, with what the file itself holds."""
     values, lines = read_strict(path)
     if values is None:
         raise ConfigError(f"{path} is empty: `quench use demo` puts a recipe there")
     try:
-        return Params.model_validate(values)
+        return Read(Params.model_validate(values), values, lines)
     except ValidationError as error:
         raise ConfigError(_report(path, [_line(item, lines) for item in error.errors()])) from None
+
+
+def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """What a `params.yaml` holds with the defaults of what it leaves out, unchecked; sections that are nobody's here stay."""
+    given = {name: value for name, value in values.items() if value is not None}
+    defaults = Params().model_dump(mode="json")
+    filled = {name: section | given[name] for name, section in defaults.items() if isinstance(given.get(name), dict)}
+    return defaults | given | filled
 
 
 def _report(path: Path, errors: list[str]) -> str:
@@ -183,14 +212,33 @@ def _line(item: Any, lines: dict[Place, int]) -> str:
 def _words(item: Any) -> str:
     match item["type"]:
         case "extra_forbidden":
-            return f"unknown key (value {quoted(item['input'])}): remove it or correct its spelling"
+            return _unknown(item)
         case "missing":
-            return "missing: add it (recipes/demo.yaml shows every key)"
+            return f"missing: add it, as the comment of {'.'.join(map(str, item['loc'][:-1]))} shows (`quench params`)"
         case "value_error":
             return str(item["ctx"]["error"])
         case "model_type":
-            return f"is {quoted(item['input'])}, and a section with keys is needed (recipes/demo.yaml shows every key)"
+            return f"is {quoted(item['input'])}, and a section with keys is needed (`quench params` shows every key)"
+    if renamed := VALUES.get(_dotted(item), {}).get(str(item["input"])):
+        return f"{quoted(item['input'])} is called {renamed} now: write that"
     return f"is {quoted(item['input'])}, {item['msg'][0].lower()}{item['msg'][1:]}"
+
+
+def _unknown(item: Any) -> str:
+    """An unknown key, with the name that it has now, or the known one nearest to it."""
+    key = _dotted(item)
+    if key in KEYS:
+        return f"is called {KEYS[key]} now: rename it"
+    known = [".".join(place) for place, _ in keys_of(Params)]
+    alike = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0]}
+    near = [alike[name] for name in difflib.get_close_matches(key.rpartition(".")[2], alike, n=1)]
+    near = near or [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]] or difflib.get_close_matches(key, known, n=1)
+    remedy = f"did you mean {near[0]}? Correct or remove it" if near else "remove it or correct its spelling"
+    return f"unknown key (value {quoted(item['input'])}): {remedy}"
+
+
+def _dotted(item: Any) -> str:
+    return ".".join(part for part in item["loc"] if isinstance(part, str))
 
 
 def _count(number: int, noun: str) -> str:

@@ -224,3 +224,8 @@ def _old_kind(text: str) -> str:
     """What PyYAML, a reader of YAML 1.1, takes a bare scalar for."""
     resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
     return next((tag.rpartition(":")[2] for tag, pattern in resolvers if pattern.match(text)), "str")
+
+
+def is_plain_text(text: str) -> bool:
+    """Whether `text` may be written without quotes: every reader of YAML takes it for text, wherever it stands."""
+    return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", text)) and {_dvc_kind(text), _old_kind(text)} == {"str"}

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.commands import doctor
+from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import ToolError
 from pipeline.llamacpp.tools import PROJECT, TOOLS
 
@@ -146,7 +147,7 @@ def test_doctor_checks_the_llama_cpp_that_stages_will_use(
         monkeypatch.setenv("LLAMA_CPP_HOME", str(tmp_path / variable))
     else:
         monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
-    text = (PROJECT / "recipes/demo.yaml").read_text(encoding="utf-8")
+    text = recipe_text("demo")
     (tmp_path / "params.yaml").write_text(text.replace("home: null", f"home: {tmp_path / home if home else 'null'}"), encoding="utf-8")
     for name in filter(None, (variable, home)):
         fake_build(tmp_path / name)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from pipeline.chat.rows import row_id
 from pipeline.cli import app
 from pipeline.commands.data.check import files
+from pipeline.commands.recipes import recipe_text
 from pipeline.core.wording import one_line, plain
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 
@@ -184,7 +185,7 @@ BAD = {
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
     """A project with params.yaml and a folder of one good and one bad file."""
-    shutil.copyfile(PROJECT / "recipes/demo.yaml", tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
     folder = tmp_path / "logs"
     (folder / ".hidden").mkdir(parents=True)
     (folder / ".hidden/x.jsonl").write_text("never read")

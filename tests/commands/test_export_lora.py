@@ -14,6 +14,7 @@ from tiny_lora import ALPHA, RANK, SHAPES, tiny_lora
 
 from pipeline.commands import export_lora as exporting
 from pipeline.commands.export_lora import export_lora
+from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE, passport
@@ -122,7 +123,7 @@ def test_what_fails_leaves_what_was_there(tools: Toolchain, tmp_path: Path, monk
 
 
 def test_the_command(tmp_path: Path) -> None:
-    values = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     values["base"] |= {"quantization": "gguf", "level": None}
     values["evaluate"]["models"] = ["base", "adapter"]
     values["serve"]["threads"] = 1

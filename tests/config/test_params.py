@@ -15,6 +15,8 @@ from pydantic import ValidationError
 
 from pipeline.config.levels import LEVELS, NEEDS_IMATRIX
 from pipeline.config.params import Params, load_params
+from pipeline.config.sections import renamed
+from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import read_fast, read_strict
 from pipeline.llamacpp.tools import PROJECT
@@ -59,7 +61,9 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
 @pytest.mark.parametrize(
     ("sections", "path", "words"),
     [
-        ({"train": {"learning_rate": ...}}, "train.learning_rate", "missing"),
+        ({"train": {"learning_rte": 1.0}}, "train.learning_rte", "did you mean train.learning_rate"),
+        ({"train": {"max_length": 512}}, "train.max_length", "did you mean preprocess.max_length"),
+        ({"evaluate": {"judge": {"url": "http://x"}}}, "evaluate.judge.model", "missing: add it, as the comment of evaluate.judge shows"),
         ({"train": {"max_steps": 0}}, "train.max_steps", "0 steps train nothing"),
         ({"train": {"r": True}}, "train.r", "is True"),
         ({"train": {"target_modules": []}}, "train.target_modules", "at least 1"),
@@ -283,6 +287,60 @@ def test_no_name_of_a_file_leads_out_of_its_folder(key, name):
 def test_any_value_at_any_key_is_taken_or_refused_and_never_a_traceback(place, value):
     with contextlib.suppress(ValidationError):
         Params.model_validate(put(place, value))
+
+
+def without(*places):
+    """The demo's values without what stands at `places`."""
+    values = copy.deepcopy(DEMO)
+    for *above, last in places:
+        inside = values
+        for name in above:
+            inside = inside[name]
+        del inside[last]
+    return values
+
+
+def test_every_key_has_a_default_and_a_comment():
+    assert Params() == Params.model_validate({name: {} for name in DEMO})
+    assert [place for place, field in keys_of(Params) if group_of(field) is None and not field.description] == []
+
+
+def test_what_a_file_leaves_out_has_its_default_be_it_a_key_a_group_or_a_section(load):
+    left_out = [("train", "r"), ("report", "gate"), ("serve",), ("lora", "type")]
+    params, defaults = load(without(*left_out)), Params()
+    assert params == load(DEMO).model_copy(update={
+        "train": load(DEMO).train.model_copy(update={"r": defaults.train.r}),
+        "report": load(DEMO).report.model_copy(update={"gate": defaults.report.gate}),
+        "serve": defaults.serve,
+        "lora": defaults.lora,
+    })  # fmt: skip
+    assert load("serve:\n") == defaults
+
+
+def test_the_default_model_has_its_file_and_another_has_none(load):
+    assert load("base: {quantization: nf4}").base.file == DEMO["base"]["file"]
+    assert load(f"base: {{source: hub, model: a/b, revision: {COMMIT}}}").base.file is None
+    with pytest.raises(ConfigError, match="file is missing: source package needs"):
+        load("base: {model: another-package}")
+
+
+def test_an_older_files_names_are_known_and_the_sentence_has_the_new_one(load, monkeypatch):
+    for old, new in (("train.rank", "train.r"), ("seams", "parity")):
+        monkeypatch.setitem(renamed.KEYS, old, new)
+    monkeypatch.setitem(renamed.VALUES, "train.method", {"teach": "heal"})
+    with pytest.raises(ConfigError, match="3 errors") as raised:
+        load("train:\n  rank: 8\n  method: teach\nseams:\n  rows: 4\n")
+    assert sorted(line.strip() for line in str(raised.value).splitlines()[1:]) == [
+        "seams: is called parity now: rename it (line 4)",
+        "train.method: 'teach' is called heal now: write that (line 3)",
+        "train.rank: is called train.r now: rename it (line 2)",
+    ]
+
+
+def test_no_name_of_an_older_version_is_one_of_today():
+    known = {".".join(place) for place, _ in keys_of(Params)}
+    assert not known & renamed.KEYS.keys()
+    assert {*renamed.KEYS.values(), *renamed.VALUES} <= known
 
 
 def test_a_missing_file_and_one_that_is_not_utf8_say_what_to_do(tmp_path):

@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 import tiny
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.params import load_params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import MachineError
 from pipeline.llamacpp.server import Server, connect, free_port, log_end, server_command, serving, start, wait_for_health, write_key
@@ -216,7 +216,7 @@ SCHEMAS: dict[str, Any] = {
 
 def test_the_shipped_script_bears_the_same(tools: Toolchain, model: Path, tmp_path: Path) -> None:
     """serve.sh in the hostile environment, with the usual stack: no tools to run, nothing more opened, and deep JSON doesn't end the server."""
-    values = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))["serve"]
+    values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")["serve"]
     settings = Serve.model_validate(values | {"port": free_port(), "ctx_size": 256, "threads": 1, "n_gpu_layers": 0})
     script = tmp_path / "serve.sh"
     script.write_text(serve_script(model.name, settings))

@@ -107,7 +107,7 @@ def test_real_models_are_not_held_to_the_demos_limits(recipe: str) -> None:
     [("max_kld", 0), ("max_kld", "loose"), ("max_kld", True), ("min_same_top", 1.5), ("min_same_top", "none"), ("max_kld", float("inf"))],
 )
 def test_what_is_no_limit_is_one_error(tmp_path: Path, key: str, value: Any) -> None:
-    params = yaml.safe_load((RECIPES / "demo.yaml").read_text(encoding="utf-8"))
+    params = load_params(RECIPES / "demo.yaml").model_dump(mode="json")
     params["report"]["gate"][key] = value
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"1 error:\n  report\.gate\.{key}: is .* or auto \(line \d+\)$"):

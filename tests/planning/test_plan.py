@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.config.params import load_params
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning import card as cards
 from pipeline.planning.card import Card
@@ -71,7 +72,7 @@ def test_the_ways_to_ship_are_told_with_the_one_that_is_set(tmp_path: Path) -> N
 
 def on_a_gguf(root: Path, **train: Any) -> list[str | Path]:
     """The 8 GB recipe on a published GGUF, as the command's words."""
-    params = yaml.safe_load((PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").read_text(encoding="utf-8"))
+    params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
     params["base"] |= {"model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "file": "qwen2.5-7b-instruct-q4_k_m.gguf", "quantization": "gguf"}
     params["train"] |= train
     params["evaluate"]["models"] = ["base", "adapter"]
@@ -136,7 +137,7 @@ def test_the_machines_own_card_is_taken(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_base_that_is_here_is_planned(tmp_path: Path) -> None:
-    params = yaml.safe_load((PROJECT / "recipes" / "qwen2.5-0.5b.yaml").read_text(encoding="utf-8"))
+    params = load_params(PROJECT / "recipes" / "qwen2.5-0.5b.yaml").model_dump(mode="json")
     here = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
     (tmp_path / "models" / "base").mkdir(parents=True)
     (tmp_path / "models" / "base" / "config.json").write_text(json.dumps(here))
@@ -182,7 +183,7 @@ def test_a_mixture_of_experts_is_not_planned(tmp_path: Path) -> None:
 
 
 def test_an_unknown_base_says_how_to_give_its_shape(tmp_path: Path) -> None:
-    params = yaml.safe_load((PROJECT / "recipes" / "qwen2.5-0.5b.yaml").read_text(encoding="utf-8"))
+    params = load_params(PROJECT / "recipes" / "qwen2.5-0.5b.yaml").model_dump(mode="json")
     params["base"]["model"] = "someone/finetune"
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     shown = plan("--root", tmp_path)

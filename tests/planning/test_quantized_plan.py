@@ -212,7 +212,7 @@ def test_a_published_gguf_is_known_by_its_name(model: str, file: str) -> None:
 
 def of(root: Path, **base: Any) -> Params:
     """The 7B recipe with another base, trained on as a GGUF."""
-    params = yaml.safe_load((PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").read_text(encoding="utf-8"))
+    params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
     params["base"] |= {"source": "gguf", "revision": None, "file": None, "quantization": "gguf", **base}
     params["evaluate"]["models"] = ["base", "adapter"]
     file = root / "params.yaml"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.llamacpp.server import PROMPT_CACHE_MIB
@@ -155,7 +156,7 @@ def test_narrow_rows_fall_back_tensor_by_tensor(tmp_path: Path) -> None:
 
 
 def test_a_context_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
-    params = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text())
+    params = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     params["serve"]["ctx_size"] = 16_384
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     shown = plan("--vram", "8", "--root", tmp_path)
@@ -226,7 +227,7 @@ def test_a_report_of_an_older_file_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_level_with_a_matrix_is_as_large_as_without(tmp_path: Path) -> None:
-    params = yaml.safe_load((PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").read_text())
+    params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
     params["quantize"]["levels"] = ["Q4_K_M", "Q4_K_M-imatrix"]
     params["imatrix"]["tokens"] = 1000
     params["evaluate"]["models"] = ["F16", "Q4_K_M", "Q4_K_M-imatrix"]
@@ -236,7 +237,7 @@ def test_a_level_with_a_matrix_is_as_large_as_without(tmp_path: Path) -> None:
 
 
 def test_a_base_with_its_adapter_is_served_as_the_two_files(tmp_path: Path) -> None:
-    params = yaml.safe_load((PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").read_text())
+    params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
     params["base"] |= {"model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "file": "qwen2.5-7b-instruct-q4_k_m.gguf", "quantization": "gguf"}
     params["evaluate"]["models"] = ["base", "adapter"]
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))

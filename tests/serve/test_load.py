@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import tiny
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.commands import load as command
-from pipeline.config.params import Params
+from pipeline.config.params import Params, load_params
 from pipeline.core.errors import GateError, ToolError
 from pipeline.llamacpp.server import Server, free_port, write_key
 from pipeline.llamacpp.tools import PROJECT, Toolchain
@@ -48,7 +47,7 @@ def test_nothing_answered_is_not_measured() -> None:
 
 @pytest.fixture(scope="module")
 def params() -> Params:
-    values = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     values["serve"] |= {"port": free_port(), "ctx_size": 128, "n_predict": 8, "threads": 1, "parallel": 2}
     return Params.model_validate(values)
 

@@ -19,6 +19,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.params import load_params
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.llamacpp.server import Server, free_port, serving
 from pipeline.llamacpp.tools import PROJECT, Toolchain
@@ -124,7 +125,7 @@ def test_a_server_that_grows_is_ended(tools: Toolchain, model: Path) -> None:
 
 def served_project(root: Path, max_restarts: int) -> tuple[dict[str, Any], list[str]]:
     """A project with one model on a free port: its section serve, and the command that serves it."""
-    values = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     values["serve"] |= {"port": free_port(), "ctx_size": 128, "n_predict": 16, "threads": 1, "parallel": 2, "max_restarts": max_restarts}
     (root / "models" / "gguf").mkdir(parents=True)
     tiny.tiny_gguf(root / "models" / "gguf" / "demo-Q4_K_M.gguf")

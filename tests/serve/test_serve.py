@@ -51,7 +51,7 @@ def rigged(file: Path, *, stops: bool) -> Path:
 @pytest.fixture(scope="module")
 def params() -> Params:
     """The demo recipe on a free port with a short context."""
-    values = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     values["serve"] |= {"port": free_port(), "ctx_size": 128, "n_predict": 16, "threads": 1}
     return Params.model_validate(values)
 

@@ -25,6 +25,7 @@ import pytest
 import yaml
 
 from pipeline.__main__ import ONLY_IN, PER_ITEM, STAGES
+from pipeline.commands.recipes import recipe_text
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Graph
 from pipeline.core.locks import stages_at_work
@@ -77,9 +78,11 @@ class Stage:
 
 
 @pytest.fixture(scope="module", params=["demo", "demo-gguf"])
-def recipe(request: pytest.FixtureRequest) -> Path:
-    """A recipe of each graph."""
-    return PROJECT / "recipes" / f"{request.param}.yaml"
+def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The params.yaml of a recipe of each graph."""
+    file = tmp_path_factory.mktemp("recipe") / f"{request.param}.yaml"
+    file.write_text(recipe_text(request.param), encoding="utf-8")
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +309,7 @@ def fresh_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("toy") / "toy"
     shutil.copytree(TOY, root, ignore=shutil.ignore_patterns("__pycache__"))
-    settings = (PROJECT / "recipes/demo.yaml").read_text()
+    settings = recipe_text("demo")
     (root / "params.yaml").write_text(re.sub(r"base-Q\w+, |, base-Q\w+", "", settings))
     shutil.copytree(PROJECT / "profiles", root / "profiles")
     (root / "data/raw").mkdir(parents=True)

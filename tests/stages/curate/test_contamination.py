@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.sections import Curate
+from pipeline.config.params import load_params
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import dump_line
 from pipeline.llamacpp.tools import PROJECT
@@ -125,7 +124,7 @@ def test_what_is_told_of_a_leak(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "rows")
     spool.append([dump_line(row), dump_line(row | {"source": "b.jsonl:2"})])
     spool.finish()
-    settings = Curate.model_validate(yaml.safe_load((PROJECT / "recipes/demo.yaml").read_text())["curate"])
+    settings = load_params(PROJECT / "recipes/demo.yaml").curate
     comparison = Comparison(spool, settings, tmp_path)
     told = comparison.tell(leak)
     comparison.close()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
@@ -31,7 +30,7 @@ DOCS = REPO / "docs/data-formats.md"
 TOKENS = ["<|im_start|>", "<|im_end|>", "  "]  # some tokenizers add runs of spaces: harmless in text
 ASK = {"role": "user", "content": "2 + 2?"}
 ANSWER = {"role": "assistant", "content": "4"}
-RECIPE = yaml.safe_load((REPO / "recipes/demo.yaml").read_text())["curate"]
+RECIPE = load_params(REPO / "recipes/demo.yaml").model_dump(mode="json")["curate"]
 
 
 class Project:
