@@ -4,12 +4,10 @@ llama-quantize copies metadata, so that every level has it too. Standard keys wh
 No paths and no dates: the same model has the same bytes on every machine.
 """
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.hashing import file_hash
+from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json
 from pipeline.gguf.file import check_gguf
 
@@ -35,7 +33,7 @@ def lineage_fields(lineage: Path) -> Fields:
         "general.base_model.0.repo_url": f"https://huggingface.co/{named}" if on_hub else None,
         "general.base_model.0.version": revision,
         "quench.base.source": record["source"],
-        "quench.base.sha256": _hash_of(record["files"]),
+        "quench.base.sha256": json_hash(record["files"]),
     }
     return {"general.base_model.count": 1, **{key: str(value) for key, value in given.items() if value}}
 
@@ -45,7 +43,7 @@ def adapter_fields(adapter: Path) -> Fields:
     fields: Fields = {ADAPTER: file_hash(adapter / "adapter_model.safetensors")}
     if (adapter / "run.json").exists():  # another tool's adapter has none
         run = read_json(adapter / "run.json", "run the stage that makes it again")
-        fields |= {"quench.data.sha256": str(run["tokens_sha256"]), "quench.config.sha256": _hash_of(run["settings"])}
+        fields |= {"quench.data.sha256": str(run["tokens_sha256"]), "quench.config.sha256": json_hash(run["settings"])}
     return fields
 
 
@@ -58,7 +56,7 @@ def folder_fields(folder: Path) -> Fields:
     if merge.exists():
         record = read_json(merge, "run the stage that makes it again")
         fields |= {field: str(record[key]) for key, field in MERGE.items() if key in record}
-        fields["quench.merge.sha256"] = _hash_of(record | {"adapters": [(one["tensor"], one["scale"]) for one in record.get("adapters", [])]})
+        fields["quench.merge.sha256"] = json_hash(record | {"adapters": [(one["tensor"], one["scale"]) for one in record.get("adapters", [])]})
     return fields
 
 
@@ -68,8 +66,3 @@ def passport(path: Path) -> dict[str, Any]:
     Raises `DataError` where the file is not whole.
     """
     return {key: value for key, value in sorted(check_gguf(path).fields.items()) if key.startswith((OWN, *STANDARD))}
-
-
-def _hash_of(value: Any) -> str:
-    """sha256 of a JSON value, whatever its keys' order."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

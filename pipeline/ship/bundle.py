@@ -22,7 +22,7 @@ from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs
 from pipeline.gate.rules import Verdict
 from pipeline.gguf.provenance import passport
-from pipeline.ship.card import claims, fill, serve_script, text_values
+from pipeline.ship.card import claims, fill_text, serve_script, text_values
 from pipeline.ship.listing import Hostile, checksums, escaped, obeyed, plain_files, read_small
 from pipeline.ship.sbom import bill
 from pipeline.ship.signature import SIGNATURE, sign
@@ -99,10 +99,10 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
     }  # fmt: skip
     unit = {"name": shipment.name, "level": level, "serve": serve, "folder": f"{INSTALLED}/{shipment.title}", "server": SERVER}
     texts = {
-        CARD: fill("card.md.jinja", **values),
-        "Modelfile": fill("Modelfile.jinja", **values),
+        CARD: fill_text("card.md.jinja", **values),
+        "Modelfile": fill_text("Modelfile.jinja", **values),
         SCRIPT: serve_script(gguf.name, serve, lora.name if lora else None),
-        UNIT: fill("quench.service.jinja", **unit),
+        UNIT: fill_text("quench.service.jinja", **unit),
         BILL: bill(name=shipment.title, file=own.name, sha256=evaluation["lora"]["sha256"] if lora else sha256, base=inputs.base, passport=found,
                    datasets=shipment.datasets, versions=inputs.train.get("run", {}).get("versions", {}),
                    beside={gguf.name: sha256} if lora else None),

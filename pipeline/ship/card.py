@@ -5,7 +5,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from pipeline.llamacpp.server import server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.pages.formats import FILTERS
-from pipeline.pages.templating import TEMPLATES
+from pipeline.pages.templating import fill
 from pipeline.ship.listing import escaped
 from pipeline.ship.ollama import ollama_template
 
@@ -37,21 +36,9 @@ class PrintedTools(Toolchain):
         return self.bin / name
 
 
-def fill(template: str, **values: Any) -> str:
-    """One template as plain text; what it does not get and asks for is an error."""
-    return str(_environment().get_template(template).render(**values))
-
-
-@cache
-def _environment() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined,
-        autoescape=select_autoescape([], default=False),  # Markdown, shell and INI, no HTML
-    )  # fmt: skip
-    environment.filters.update(FILTERS)
-    return environment
+def fill_text(template: str, **values: Any) -> str:
+    """One template as Markdown, shell or INI."""
+    return fill(template, FILTERS, html=False, **values)
 
 
 def text_values(
@@ -111,4 +98,4 @@ def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
         words[lora] = f'"\\"$csv/{lora}\\""'  # llama-server takes it as a row of CSV, so a comma in the folder's name would part it
     arguments = " ".join(words.get(word, shlex.quote(word)) for word in command[1:])
     kept = "|".join([*sorted(KEPT), *(f"{prefix}*" for prefix in KEPT_PREFIXES)])
-    return fill("serve.sh.jinja", arguments=arguments, kept=kept, stack_kib=STACK_BYTES // 1024, port=serve.port, csv=lora is not None)
+    return fill_text("serve.sh.jinja", arguments=arguments, kept=kept, stack_kib=STACK_BYTES // 1024, port=serve.port, csv=lora is not None)

@@ -1,12 +1,11 @@
 """What a merge must know from elsewhere and leaves behind: how training quantised, which weights it saw, settings and tokenizer."""
 
-import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
+from pipeline.core.hashing import json_hash
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.merging.nf4 import Nf4
 
@@ -50,7 +49,7 @@ def check_same_base(base: Path, run: dict[str, Any]) -> str | None:
         return None
     files = read_json(file, "run `snakemake --force base`").get("files", {})
     shards = {name: digest for name, digest in sorted(files.items()) if name.endswith(".safetensors")}
-    found = hashlib.sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
+    found = json_hash(shards)
     trained = run.get("base", {}).get("weights_sha256", found)
     if trained != found:
         raise DataError(

@@ -17,7 +17,7 @@ from pipeline.gate.recommend import Recommendation, is_base, reference_name
 from pipeline.gate.records import Inputs
 from pipeline.pages.formats import FILTERS
 from pipeline.pages.parity_words import code, counts, grouped
-from pipeline.pages.templating import TEMPLATES
+from pipeline.pages.templating import TEMPLATES, fill
 from pipeline.stages.report.answers_browser import Answers, browser_values
 from pipeline.stages.report.commands import anchor, command_list
 from pipeline.stages.report.comparisons import against_base, against_reference, differences_plot, task_scores
@@ -49,14 +49,7 @@ class Section:
 
 def render(template: str, **values: Any) -> str:
     """Fill one template of `templates/`; what it prints is escaped."""
-    from jinja2 import Environment, FileSystemLoader
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        autoescape=True,
-    )  # fmt: skip
-    environment.filters.update(FILTERS, anchor=anchor)
-    return environment.get_template(template).render(**values)
+    return fill(template, FILTERS | {"anchor": anchor}, **values)
 
 
 def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "Verdict"], seed: int) -> dict[str, Any]:

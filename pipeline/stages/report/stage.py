@@ -21,7 +21,7 @@ from pipeline.gate.records import Inputs, load_inputs
 from pipeline.gate.rules import Verdict
 from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT
 from pipeline.serve.key import KEY_FILE
-from pipeline.ship.card import PrintedTools, fill, served_as, text_values
+from pipeline.ship.card import PrintedTools, fill_text, served_as, text_values
 from pipeline.ship.ollama import chat_template
 from pipeline.stages.report.forgetting import forgotten
 from pipeline.stages.report.page import page_values, render
@@ -48,7 +48,7 @@ def report(*, inputs: Inputs, folder: Path, name: str, settings: Report, serve: 
     page = texts | page_values(inputs, advice, verdicts, seed) | {
         "settings": settings, "llama_version": inputs.evaluations[level].get("llama_cpp", "of unknown version"),
     }  # fmt: skip
-    files = {file: fill(f"{file}.jinja", **texts) for file in ("card.md", "Modelfile", "serve.txt")}
+    files = {file: fill_text(f"{file}.jinja", **texts) for file in ("card.md", "Modelfile", "serve.txt")}
     files["index.html"] = render("index.html.jinja", **page)
     for file, text in files.items():
         with publishing(folder / file) as aside:
