@@ -6,8 +6,10 @@ from math import prod
 
 from pipeline.core.strict_yaml import printable
 
-PLAIN = ("exact_match", "json_fields", "rouge_l", "code")  # take nothing after their name
-SPELLINGS = "exact_match, json_fields, rouge_l, number:MARKER, regex:PATTERN, code, python:FILE.py:FUNCTION or judge"
+PLAIN = (  # take nothing after their name
+    "exact_match", "json_fields", "rouge_l", "code",
+)  # fmt: skip
+SPELLINGS = f"{', '.join(PLAIN)}, number:MARKER, regex:PATTERN, python:FILE.py:FUNCTION or judge"
 MOST_REPEATS = 100_000  # of a pattern's {n} multiplied: 0.2 s to compile
 NAME = re.compile(r"(?P<file>[^./\\:][^/\\:]*(?:/[^./\\:][^/\\:]*)*\.py):(?P<function>[^\W\d]\w*)")  # can't lead out of the folder
 

@@ -1,16 +1,4 @@
-"""The scorers by their spelling in `evaluate.scorers` of params.yaml.
-
-| spelling | points |
-| --- | --- |
-| `exact_match` | 1 where the answer is the reference, white space around both aside |
-| `json_fields` | share of the reference object's fields with an equal value |
-| `rouge_l` | F1 of the longest common subsequence of words |
-| `number:MARKER` | 1 where the number after the last MARKER is the reference's |
-| `regex:PATTERN` | 1 where the pattern's first group (without one, all of the match) is the reference's |
-| `code` | 1 where the answer's Python passes the row's tests in a sandbox |
-| `python:FILE.py:FUNCTION` | what your own function below `data/evaluation` says |
-| `judge` | a model's mark, through `evaluate.judge` |
-"""
+"""The scorers by their spelling in `evaluate.scorers` of params.yaml; docs/evaluation.md has the table."""
 
 from pathlib import Path
 
@@ -20,7 +8,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.metrics import code, judging, own, rouge, text
 from pipeline.metrics.score import Scorer
 
-PLAIN = {"exact_match": text.exact_match, "json_fields": text.json_fields, "rouge_l": rouge.rouge_l, "code": code.passes}
+PLAIN = {**text.PLAIN, "rouge_l": rouge.rouge_l, "code": code.passes}
 SLOTS = {"code": 2, "judge": 4}
 
 

@@ -19,9 +19,10 @@ from pipeline.stages.curate.comparing.decide import FATES, KEPT, SAMPLED_OUT, De
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.minhash import ALGORITHM
 from pipeline.stages.curate.comparing.splits import SPLITS, TRAIN
+from pipeline.stages.curate.rules.heuristics import JUDGES
 
 ROW_RULES = (
-    "read", "format", "normalise", "secrets", "personal", "reasoning", "turns", "refusals", "languages", "garbage", "control_tokens", "length",
+    "read", "format", "normalise", "secrets", "personal", "reasoning", "turns", *JUDGES, "control_tokens", "length",
 )  # fmt: skip
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
 MOST_TURNS = 65535  # that are told apart
