@@ -1,6 +1,6 @@
 """Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over someone's edits: `quench use RECIPE`.
 
-Reads `recipes/` and `graphs/`. Writes `params.yaml` and `dvc.yaml`. An edited file is one that equals none of these byte for byte.
+Reads `recipes/` and `graphs/`. Writes `params.yaml` and `dvc.yaml`. An edited file is one that is not, byte for byte, what these make.
 """
 
 import difflib
@@ -10,7 +10,8 @@ from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.publish import publishing
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.workflow.graphs import WORDS, put_graph
+from pipeline.workflow.graphs import put_graph
+from pipeline.workflow.stages import WORDS
 
 RECIPES = PROJECT / "recipes"
 

@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,13 @@ from typing import Any
 from pipeline.config.params import Params
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import publishing, remove
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.workflow.code_keys import Package, stage_module
+from pipeline.workflow.stages import table
 
 KEY = "key"  # file of a sub-project: what everything in it depends on
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "gguf")
-# code that decides what the stages of a sub-project make
-CODE = (
-    "base.py", "preprocess.py", "train.py", "merge.py", "convert.py", "quantize.py", "lora.py", "chat.py", "processor.py",
-    "sources", "tokens", "training", "packed",
-    "merging", "conversion", "llamacpp/converters.py", "llamacpp/converter_process.py", "ways/projects.py",
-)  # fmt: skip
-# code that decides what is measured of them; with `CODE`, all that ways/measuring.py and ways/reference.py reach (a test sees to that)
-MEASURING = (
-    "answers.py", "held_out.py", "healing", "jsonl.py", "llamacpp/gguf_file.py", "llamacpp/gguf_header.py", "llamacpp/gguf_tensors.py",
-    "llamacpp/levels.py", "llamacpp/logits.py", "llamacpp/lora.py", "llamacpp/server.py", "llamacpp/server_log.py", "llamacpp/server_process.py",
-    "llamacpp/tensor_types.py", "scoring", "seams/divergence.py", "seams/gguf_sources.py", "seams/torch_models.py", "skeleton.py",
-    "watching/hardware.py", "ways/child.py", "ways/measuring.py", "ways/plan.py", "ways/reference.py", "ways/steps.py",
-)  # fmt: skip
+MEASURING = "pipeline.stages.compare.plan"  # everything that is measured is reached from here
 Links = Mapping[str, Path]
 Settings = dict[str, dict[str, Any]]
 
@@ -93,21 +82,18 @@ def key_of(root: Path, params: Params, tools: Toolchain) -> str:
         "settings": [params.preprocess.model_dump(), params.merge.dtype, params.convert.type, params.lora.type, params.quantize.tensor_types],
         "libraries": {name: version(name) for name in LIBRARIES},
         "llama.cpp": tools.version,
-        "code": code_hash(CODE),
+        "code": code_hash(*map(stage_module, table().stages["compare"].starts)),
     })  # fmt: skip
 
 
 def measuring_code() -> str:
-    """A hash of `MEASURING`, which is in the keys of figures but of no training: other code to measure with needs no other models."""
+    """A hash of the code that measures, which is in the keys of figures but of no training: other code to measure with needs no other models."""
     return code_hash(MEASURING)
 
 
-def code_hash(names: Sequence[str]) -> str:
-    """One hash of the files and folders `names` of the package as they are now."""
-    files = sorted(
-        file for name in names for place in [PROJECT / "pipeline" / name] for file in ([place] if place.is_file() else place.rglob("*.py"))
-    )
-    return digest({os.path.relpath(file, PROJECT): file_hash(file) for file in files})
+def code_hash(*modules: str) -> str:
+    """One hash of all code that `modules` reach, as it is now."""
+    return digest(Package().key(*modules))
 
 
 def digest(value: Any) -> str:
