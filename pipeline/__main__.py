@@ -14,6 +14,7 @@ from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
 
 STAGES = ("base", "curate", "preprocess", "train", "lora", "merge", "convert", "imatrix", "quantize", "compare", "parity", "evaluate", "report")
 ONLY_IN = {"lora": "adapter"} | dict.fromkeys(("merge", "convert", "imatrix", "quantize", "compare"), "merged")  # stages that are in one graph alone
+CODE = "code"  # no stage of Snakemake's: DVC's first one (pipeline/workflow/code_keys.py)
 PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evaluate@MODEL
 
 
@@ -27,10 +28,11 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     from pipeline.core.locks import inputs_below
     from pipeline.core.publish import need_folder
     from pipeline.core.strict_yaml import printable
+    from pipeline.workflow.code_keys import stage_module
     from pipeline.workflow.complete import need_all_keys
     from pipeline.workflow.graphs import need_graph
     from pipeline.workflow.integrity import verify_inputs
-    from pipeline.workflow.record import inputs_state, is_about, record, running
+    from pipeline.workflow.record import inputs_state, is_about, record, refresh_keys, running
     from pipeline.workflow.settle import reuse
 
     name, _, item = stage.partition("@")
@@ -54,11 +56,13 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
         need_all_keys(root, read)
     extra = {"resume": resume} if name == "train" else {}
     with running(stage, root):
+        if known_to_dvc:
+            refresh_keys(stage, root)
         if known_to_dvc and reuse(stage, root):
             return
         if known_to_dvc:
             verify_inputs(stage, root)
-        module = importlib.import_module(f"pipeline.stages.{name}.stage")
+        module = importlib.import_module(stage_module(name))
         before = inputs_state(stage, root) if known_to_dvc else None
         with inputs_below(root):
             module.main(params, root, *([item] if item else []), **extra)
@@ -68,6 +72,17 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
             )
     if known_to_dvc:
         record(stage, root)
+
+
+def write_code(root: Path) -> None:
+    """Write the keys of all stages' code: DVC's first stage."""
+    from pipeline.core.publish import need_folder
+    from pipeline.workflow.code_keys import write_keys
+    from pipeline.workflow.stages import code_of_stages
+
+    need_folder(root)
+    changed = write_keys(root, code_of_stages())
+    print(f"code has changed of {', '.join(changed)}" if changed else "no stage's code has changed")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,6 +107,9 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" for "±", not a traceback
     try:
+        if arguments.stage == CODE:
+            write_code(arguments.root)
+            return 0
         run(arguments.stage, arguments.root, arguments.params, resume=arguments.resume)
     except QuenchError as error:
         print(f"{arguments.stage}: {error}", file=sys.stderr)

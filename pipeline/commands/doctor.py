@@ -17,7 +17,7 @@ from pipeline.core.checks import Check
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.compiler import find_compiler
 from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION, find_toolchain
-from pipeline.workflow.graphs import WORDS
+from pipeline.workflow.stages import WORDS
 
 GB = 1e9
 DEMO_DISK = 7 * GB  # set-up and the demo's artifacts

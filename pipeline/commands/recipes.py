@@ -1,7 +1,7 @@
 """Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over someone's edits: `quench use RECIPE`.
 
 Reads `recipes/` (what each changes of the schema's defaults) and `graphs/`. Writes `params.yaml`, every key with its comment, and `dvc.yaml`.
-An edited file is one that equals none of these byte for byte.
+An edited file is one that is not, byte for byte, what these make.
 """
 
 import difflib
@@ -12,7 +12,8 @@ from pipeline.config.text import full_text
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.publish import publishing
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.workflow.graphs import WORDS, put_graph
+from pipeline.workflow.graphs import put_graph
+from pipeline.workflow.stages import WORDS
 
 RECIPES = PROJECT / "recipes"
 TITLE = "Recipe"  # what the line begins with that names a written file's recipe

@@ -32,6 +32,7 @@ CORE: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     "float": (re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"), float),
     "infinity": (re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
 }
+UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)  # what `read_fast` raises of a file that is no YAML
 WORDS = {"bool": "true or false", "int": "a number", "float": "a number", "timestamp": "a date", "null": "nothing", "str": "text"}
 
 

@@ -1,23 +1,19 @@
 """Which stages there are: the graph of merged models, or the shorter one of a base that is served as it is.
 
-Snakemake asks `params.yaml` for the one it needs (`Snakefile`). DVC can't: `dvc.yaml` is a copy of one of the files in `graphs/`, put there by
-`quench use` and `quench graph`, and refused by every stage where it is the other one.
+Snakemake asks `params.yaml` for the one it needs (`Snakefile`). DVC can't: `quench use` and `quench graph` write `dvc.yaml` from the table of stages
+(`pipeline.workflow.stages`), and every stage refuses it if it is the other graph.
 """
 
 import shutil
 from pathlib import Path
 
-import yaml
-
 from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.strict_yaml import UNREADABLE, read_fast
+from pipeline.workflow.stages import WORDS, dvc_text, is_as_written
 
-GRAPHS = PROJECT / "graphs"
-SUFFIX = ".dvc.yaml"
 OWN: dict[Graph, str] = {"merged": "merge", "adapter": "lora"}  # a stage that only this graph has
-WORDS: dict[Graph, str] = {"merged": "merged models", "adapter": "adapters on a GGUF"}
 
 
 def need_graph(root: Path, graph: Graph) -> None:
@@ -33,9 +29,9 @@ def _is_graph(file: Path, graph: Graph) -> bool:
     """Whether `file` has the stage that only `graph` has, and not the other's; somebody's own stages may stand beside it."""
     other: Graph = "merged" if graph == "adapter" else "adapter"
     try:
-        stages = (yaml.safe_load(file.read_bytes()) or {}).get("stages", {}) if file.is_file() else {}
+        stages = (read_fast(file) or {}).get("stages", {}) if file.is_file() else {}
         return OWN[graph] in stages and OWN[other] not in stages
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
+    except (*UNREADABLE, AttributeError, TypeError):
         return False  # DVC says what is wrong with it
 
 
@@ -45,16 +41,15 @@ def put_graph(root: Path, graph: Graph, *, force: bool = False, anew: bool = Fal
     Raises `ConfigError` where it is someone's edits of anything else, unless `force` is set. What is replaced is kept as dvc.yaml.edited, or under
     the next free name.
     """
-    target, wanted = root / "dvc.yaml", (GRAPHS / f"{graph}{SUFFIX}").read_bytes()
+    target, wanted = root / "dvc.yaml", dvc_text(graph).encode()
     there = target.read_bytes() if target.is_file() else None
     if there == wanted:
         return False
-    known = [path.read_bytes() for path in GRAPHS.glob(f"*{SUFFIX}")]
-    edited = there is not None and there not in known
+    edited = there is not None and not is_as_written(there)
     if edited and not anew and _is_graph(target, graph):
         return False
     if edited and not (force or anew):
-        raise ConfigError(f"{target} has edits that are in neither graph of {GRAPHS.name}/: keep a copy, then add --force to replace it")
+        raise ConfigError(f"{target} has edits that are in neither graph: keep a copy, then add --force to replace it")
     if edited:
         names = (f"{target.name}.edited{number}" for number in ("", *range(2, 1000)))
         kept = next(path for name in names if not (path := target.with_name(name)).exists())

@@ -1,4 +1,4 @@
-"""What Snakemake does before it plans: check `params.yaml` and `data/raw`, let one run in at a time, settle dates.
+"""What Snakemake does before it plans: check `params.yaml` and `data/raw`, let one run in at a time, write the code's keys, settle dates.
 
 Called by the first lines of the Snakefile, in its main process only. Messages go to stderr: stdout belongs to
 `snakemake --rulegraph` and the like.
@@ -19,10 +19,12 @@ from pipeline.core.owner import mark_run
 from pipeline.core.publish import remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.core.strict_yaml import printable
+from pipeline.workflow.code_keys import write_keys
 from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph
 from pipeline.workflow.scraps import working
 from pipeline.workflow.settle import REUSE, Settled, settle
+from pipeline.workflow.stages import code_of_stages
 
 PATIENCE = 3.0  # seconds in which the stages of a killed run end
 # Snakemake has no better sign, before it plans, that it will run nothing
@@ -52,6 +54,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         _need_plain_files(root)
         _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours
         _allow_reuse(sys.argv[1:])
+        write_keys(root, code_of_stages())
         if (root / ".dvc").is_dir():
             settled = settle(root)
             _tell(settled)

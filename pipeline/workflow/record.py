@@ -6,7 +6,6 @@ Called by the stage runner (`python -m pipeline STAGE`), so that `dvc status` is
 import fcntl
 import hashlib
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,9 @@ from pipeline.core.errors import DataError, MachineError, ToolError
 from pipeline.core.locks import Held, lock_file, take
 from pipeline.core.owner import end_with_owner
 from pipeline.core.strict_yaml import read_fast, read_strict
+from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, write_keys
 from pipeline.workflow.scraps import working
+from pipeline.workflow.stages import code_of_stages, filled, stage_modules, value_at
 
 LARGE = 2**20  # bytes
 
@@ -120,10 +121,21 @@ def inputs_state(stage: str, root: Path) -> Any:
     if known is None:
         return None
     params = read_strict(root / "params.yaml")[0]
-    tracked = {key: _value(params, key.partition(".")[0]) for key in known.get("params", [])}
-    edited = [root / dep for dep in known.get("deps", []) if dep.startswith(("pipeline/", "data/raw", "data/guard", "data/evaluation"))]
+    tracked = {key: value_at(params, key.partition(".")[0]) for key in known.get("params", [])}
+    edited = [root / dep for dep in known.get("deps", []) if dep.startswith(("data/raw", "data/guard", "data/evaluation"))]
     files = [path for dep in edited for path in ([dep] if dep.is_file() else sorted(dep.rglob("*"))) if path.is_file()]
-    return tracked, {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files if "__pycache__" not in path.parts}
+    code = Package().key(*stage_modules(stage)) if _names_key(stage, known.get("deps", [])) else ""
+    return tracked, code, {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files if "__pycache__" not in path.parts}
+
+
+def refresh_keys(stage: str, root: Path) -> None:
+    """Write the keys of the code that `stage` is about to run, where this project has them: a stage that is started by hand may be of newer code."""
+    if (root / FOLDER).is_dir() or _names_key(stage, stages_of(root).get(stage, Entry([], [])).deps):
+        write_keys(root, code_of_stages())
+
+
+def _names_key(stage: str, deps: list[str]) -> bool:
+    return key_file(stage.partition("@")[0]) in deps
 
 
 def seems_unchanged(stage: str, root: Path) -> bool:
@@ -136,7 +148,7 @@ def seems_unchanged(stage: str, root: Path) -> bool:
         return False
     for file, recorded in entry.get("params", {}).items():
         params = read_strict(root / file)[0]
-        if any(_value(params, key) != value for key, value in recorded.items()):
+        if any(value_at(params, key) != value for key, value in recorded.items()):
             return False
     return not any(_surely_differs(root / dep["path"], dep) for dep in entry.get("deps", []))
 
@@ -147,13 +159,13 @@ def is_about(params: Path | None, root: Path) -> bool:
 
 
 def recorded(root: Path) -> list[Recorded]:
-    """Every output that a stage of `dvc.yaml` has in `dvc.lock`; nothing where `root` is no DVC project that has run."""
+    """Every output that a stage of `dvc.yaml` has in `dvc.lock`, but for keys of code; nothing where `root` is no DVC project that has run."""
     stages, entries = stages_of(root), _locked(root)
     return [
         Recorded(name, Path(out["path"]), out["md5"])
         for name, entry in entries.items()
         for out in entry.get("outs", [])
-        if name in stages and out["path"] in stages[name].outs and "md5" in out
+        if name in stages and name != CODE and out["path"] in stages[name].outs and "md5" in out
     ]
 
 
@@ -188,20 +200,16 @@ def stages_of(root: Path) -> dict[str, Entry]:
 
 
 def _entries(name: str, stage: dict[str, Any], params: dict[str, Any]) -> Iterator[tuple[str, Entry]]:
-    items = [None] if "foreach" not in stage else _value(params, stage["foreach"].strip("${}"))
+    items = [None] if "foreach" not in stage else value_at(params, stage["foreach"].strip("${}"))
     for item in items:
         values, own = (params, stage) if item is None else (params | {"item": item}, stage["do"])
-        paths = {kind: [_filled(_path(one), values) for one in own.get(kind, [])] for kind in ("deps", "outs", "metrics", "plots")}
+        paths = {kind: [filled(_path(one), values) for one in own.get(kind, [])] for kind in ("deps", "outs", "metrics", "plots")}
         outs = [*paths["outs"], *paths["metrics"], *paths["plots"]]
         yield name if item is None else f"{name}@{item}", Entry(paths["deps"], outs)
 
 
 def _path(entry: str | dict[str, Any]) -> str:
     return entry if isinstance(entry, str) else next(iter(entry))
-
-
-def _filled(text: str, values: dict[str, Any]) -> str:
-    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_value(values, found[1])), text)
 
 
 @contextmanager
@@ -227,13 +235,6 @@ def _stage(stage: str, root: Path) -> dict[str, Any] | None:
     name, _, item = stage.partition("@")
     entry: dict[str, Any] | None = read_fast(file).get("stages", {}).get(name)
     return entry["do"] if entry and item else entry
-
-
-def _value(params: Any, key: str) -> Any:
-    """What params.yaml holds under a dotted key, None where it holds nothing."""
-    for name in key.split("."):
-        params = params.get(name) if isinstance(params, dict) else None
-    return params
 
 
 def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.core.errors import MachineError
 from pipeline.core.strict_yaml import read_fast
+from pipeline.workflow.code_keys import CODE
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import drop_dead_links, drop_rotten, learn, teach
 from pipeline.workflow.record import open_project, seems_unchanged
@@ -50,6 +51,7 @@ def settle(root: Path) -> Settled:
             _no_writer(Path(repo.tmp_dir, "rwlock"))
             _mend_lock(root / "dvc.lock")
             _sweep(repo)
+            _record_code(repo)
         drop_dead_links(repo)
         settled = Settled(damaged=learn(repo, hashes))
         _bring_back(repo, settled, hashes)
@@ -111,6 +113,15 @@ def _mend_lock(file: Path) -> None:
     except (yaml.YAMLError, Invalid, UnicodeDecodeError):
         broken = file.replace(file.with_name("dvc.lock.broken"))
         print(f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run again", file=sys.stderr)
+
+
+def _record_code(repo: Any) -> None:
+    """Record the keys of the code, which the caller has written: the stage that writes them need not run, and others are judged by them."""
+    known = next((stage for stage in repo.index.stages if not stage.is_data_source and stage.name == CODE), None)
+    if known is not None and (_is_stale(known) or any(out.changed_cache() for out in known.outs)):
+        known.save()
+        known.commit()
+        known.dump(update_pipeline=False)
 
 
 def _sweep(repo: Any) -> None:

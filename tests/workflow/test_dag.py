@@ -4,7 +4,6 @@ The graphs are the project's own; the behaviours are shown on a toy project (`te
 settings use the real `record`, `settle` and `prepare`.
 """
 
-import ast
 import hashlib
 import os
 import random
@@ -31,38 +30,16 @@ from pipeline.config.sections import Graph
 from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.workflow.graphs import GRAPHS
+from pipeline.workflow.code_keys import CODE, ROOT, Package, key_file, stage_module
 from pipeline.workflow.prepare import FORCED
 from pipeline.workflow.settle import REUSE, reuse, settle
+from pipeline.workflow.stages import code_of_stages, dvc_text
 
 TOY = PROJECT / "tests/toy"
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
 IGNORED = ["/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/tool", "/together", "/models", "/reports", "/data/final", "/data/raw"]
-# shared modules that need not be named as inputs: what artifacts hold does not depend on them
-PLUMBING = {
-    "checks",
-    "child",
-    "errors",
-    "experts",
-    "hashing",
-    "llamacpp.tools",
-    "params",
-    "processor",
-    "progress",
-    "publish",
-    "sections",
-    "strict_yaml",
-    "training.preflight",
-    "watching.run_record",
-    "workflow.graphs",
-    "workflow.hashes",
-    "workflow.integrity",
-    "workflow.locks",
-    "workflow.owner",
-    "workflow.record",
-}
 
 
 # ---- the two real graphs
@@ -98,11 +75,11 @@ def dvc_stages(recipe: Path, graph: Graph, tmp_path_factory: pytest.TempPathFact
 
     folder = tmp_path_factory.mktemp("dvc-graph")
     shutil.copy(recipe, folder / "params.yaml")
-    shutil.copy(GRAPHS / f"{graph}.dvc.yaml", folder / "dvc.yaml")
+    (folder / "dvc.yaml").write_text(dvc_text(graph))
     Repo.init(str(folder), no_scm=True).close()
     with Repo(str(folder)) as repo:
         repo.index.check_graph()
-        return {stage.name: stage for stage in repo.index.stages}
+        return {stage.name: stage for stage in repo.index.stages if stage.name != CODE}
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +141,15 @@ def _edges(graph: dict[str, Stage]) -> set[tuple[str, str]]:
     }
 
 
-def test_a_fresh_clone_holds_the_demos_graph() -> None:
-    assert (PROJECT / "dvc.yaml").read_bytes() == (GRAPHS / "merged.dvc.yaml").read_bytes()
+def test_dvc_yaml_is_what_the_table_of_stages_says() -> None:
+    assert (PROJECT / "dvc.yaml").read_text() == dvc_text("merged"), "edit graphs/stages.yaml, then run `quench graph`"
+
+
+def test_the_graph_is_short_enough_to_read() -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in (PROJECT / "Snakefile", *(PROJECT / "graphs").iterdir())}
+    generated = [len(dvc_text(graph).splitlines()) for graph in ("merged", "adapter")]
+    assert lines[PROJECT / "Snakefile"] <= 220 and max(generated) <= 220
+    assert sum(lines.values()) + sum(generated) <= 700
 
 
 def test_both_tools_know_the_same_stages(graph: Graph, dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
@@ -188,7 +172,7 @@ def test_both_tools_know_the_same_edges(dvc_graph: dict[str, Stage], snakemake_g
 
 
 def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict[str, Any]) -> None:
-    text = (GRAPHS / f"{graph}.dvc.yaml").read_text()
+    text = dvc_text(graph)
     sections = yaml.safe_load(recipe.read_text())
     looped_over = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
     for name in dvc_stages:
@@ -201,29 +185,18 @@ def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict
         assert not unknown, name
 
 
-def test_code_is_an_input(dvc_graph: dict[str, Stage]) -> None:
-    """A stage's module and what it imports, so that an edit runs it again; a new helper can't be forgotten."""
-    for name, stage in dvc_graph.items():
-        code = {path for path in stage.inputs if path.startswith("pipeline/")}
-        assert not {path for path in code if not (PROJECT / path).exists()}, name
-        needed = {f"pipeline/{module.replace('.', '/')}.py" for module in _imports(name.partition("@")[0])}
-        missing = {path for path in needed if not any(_holds(known, path) for known in code)}
-        assert not missing, f"{name} imports {sorted(missing)}: name them in Snakefile and dvc.yaml"
+def test_a_stage_depends_on_the_key_of_its_code_and_on_no_module(dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
+    for graph in (dvc_graph, snakemake_graph):
+        for name, stage in graph.items():
+            code = {path for path in stage.inputs if path.startswith((f"{ROOT}/", ".quench/"))}
+            assert code == {key_file(name.partition("@")[0])}, name
 
 
-def _imports(module: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
-    """`module` and the project's modules below it, whatever the import's place in the file; plumbing is left out."""
-    seen |= {module}
-    for node in ast.walk(ast.parse((PROJECT / f"pipeline/{module.replace('.', '/')}.py").read_text())):
-        names = []
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pipeline":
-            inside = str(node.module).removeprefix("pipeline").removeprefix(".")
-            from_package = [f"{inside}.{alias.name}".removeprefix(".") for alias in node.names]
-            names = [name for name in (inside, *from_package) if name and (PROJECT / f"pipeline/{name.replace('.', '/')}.py").exists()]
-        for name in names:
-            if name not in PLUMBING and name not in seen:
-                seen = _imports(name, seen)
-    return seen
+def test_the_stages_that_a_stage_starts_are_in_its_key() -> None:
+    """Their code is run in processes of their own, so no import leads there."""
+    modules = code_of_stages()["compare"]
+    assert {stage_module(stage) for stage in ("compare", "train", "merge")} <= set(modules)
+    assert {"train.py", "compare.py"} <= Package().closure(*modules)
 
 
 # ---- the toy: two tools, one project

@@ -1,4 +1,4 @@
-"""Two graphs of stages: each settings file needs one, dvc.yaml is a copy of one, and nothing runs on the other."""
+"""Two graphs of stages: each settings file needs one, dvc.yaml is written for one, and nothing runs on the other."""
 
 import shutil
 import subprocess
@@ -13,7 +13,8 @@ from pipeline.commands.recipes import graph, use
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.workflow.graphs import GRAPHS, OWN, need_graph, put_graph
+from pipeline.workflow.graphs import OWN, need_graph, put_graph
+from pipeline.workflow.stages import Table, dvc_text, table
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_recipe_brings_its_graph(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     use("demo-gguf", root)
-    assert (root / "dvc.yaml").read_bytes() == (GRAPHS / "adapter.dvc.yaml").read_bytes()
+    assert (root / "dvc.yaml").read_bytes() == dvc_text("adapter").encode()
     assert "dvc.yaml is the graph of adapters on a GGUF now" in capsys.readouterr().out
     use("demo", root)
     assert (root / "dvc.yaml").read_bytes() == (PROJECT / "dvc.yaml").read_bytes()
@@ -40,11 +41,11 @@ def test_a_graph_that_was_edited_stays_unless_forced_and_so_does_the_recipe(root
     use("demo", root, force=True)
     graph(root)
     assert (root / "dvc.yaml").read_bytes() == edited
-    with pytest.raises(ConfigError, match=r"edits that are in neither graph of graphs/: keep a copy, then add --force"):
+    with pytest.raises(ConfigError, match=r"edits that are in neither graph: keep a copy, then add --force"):
         use("demo-gguf", root)
     assert load_params(root / "params.yaml").graph == "merged"
     use("demo-gguf", root, force=True)
-    assert (root / "dvc.yaml").read_bytes() == (GRAPHS / "adapter.dvc.yaml").read_bytes()
+    assert (root / "dvc.yaml").read_bytes() == dvc_text("adapter").encode()
     assert (root / "dvc.yaml.edited").read_bytes() == edited
 
 
@@ -57,11 +58,23 @@ def test_a_graph_with_edits_or_of_an_older_version_is_brought_up_to_date_when_fo
         assert (root / name).read_bytes() == wanted + text
 
 
+def test_a_graph_of_another_version_without_edits_is_replaced_without_a_word_of_force(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorter = Table(stages={name: stage for name, stage in table().stages.items() if name != "compare"}, plots=[])
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.workflow.stages.table", lambda: shorter)
+        older = dvc_text.__wrapped__("merged")
+    assert older != dvc_text("merged")
+    (root / "dvc.yaml").write_text(older)
+    graph(root)
+    assert (root / "dvc.yaml").read_text() == dvc_text("merged")
+    assert not (root / "dvc.yaml.edited").exists()
+
+
 @pytest.mark.parametrize(("own", "stage"), [("merged", "curate"), ("adapter", "curate")])
 def test_a_stage_refuses_the_other_graph(root: Path, own: str, stage: str) -> None:
     other = "adapter" if own == "merged" else "merged"
     shutil.copy(PROJECT / "recipes" / ("demo.yaml" if own == "merged" else "demo-gguf.yaml"), root / "params.yaml")
-    shutil.copy(GRAPHS / f"{other}.dvc.yaml", root / "dvc.yaml")
+    (root / "dvc.yaml").write_text(dvc_text(other))
     with pytest.raises(ConfigError, match=r"is not the graph of .*: run `quench graph`, which puts it there"):
         run(stage, root, None)
     graph(root)
@@ -90,7 +103,7 @@ def test_snakemake_refuses_the_other_graph_before_it_plans(root: Path) -> None:
 
 
 def test_each_graph_has_a_stage_of_its_own_and_a_folder_without_one_is_nobodys_concern(tmp_path: Path) -> None:
-    stages = {name: set(yaml.safe_load((GRAPHS / f"{name}.dvc.yaml").read_text())["stages"]) for name in OWN}
+    stages = {name: set(yaml.safe_load(dvc_text(name))["stages"]) for name in OWN}
     assert OWN["merged"] in stages["merged"] - stages["adapter"]
     assert OWN["adapter"] in stages["adapter"] - stages["merged"]
     need_graph(tmp_path, "adapter")

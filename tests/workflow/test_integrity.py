@@ -28,10 +28,12 @@ from pipeline.config.params import load_params
 from pipeline.core.errors import DataError, MachineError
 from pipeline.core.publish import remove
 from pipeline.llamacpp.tools import PROJECT
+from pipeline.workflow.code_keys import CODE, FOLDER
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.integrity import place, verify_inputs, verify_outputs
 from pipeline.workflow.record import recorded, running, stages_of
 from pipeline.workflow.settle import REUSE, reuse, settle
+from pipeline.workflow.stages import dvc_text
 
 FOLDERS = ("models/base", "models/adapter", "models/merged", "models/imatrix", "data/tokens")
 F16 = "models/gguf/tiny-F16.gguf"
@@ -45,10 +47,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, dice = tmp_path_factory.mktemp("integrity") / "project", random.Random(15)  # noqa: S311
     root.mkdir()
     (root / "params.yaml").write_text(yaml.safe_dump(tiny.tiny_params(root)))
-    graph = yaml.safe_load((PROJECT / "graphs/merged.dvc.yaml").read_text())
+    graph = yaml.safe_load(dvc_text("merged"))
+    del graph["stages"][CODE]
     for stage in graph["stages"].values():
         entry = stage.get("do", stage)
-        entry["deps"] = [path for path in entry["deps"] if not path.startswith("pipeline/")] or ["code"]
+        entry["deps"] = [path for path in entry["deps"] if not path.startswith(FOLDER)] or ["code"]
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": graph["stages"]}))
     shutil.copy(PROJECT / ".dvcignore", root)
     for path in ("code", "data/raw/file", "data/guard/file", "data/evaluation/file"):

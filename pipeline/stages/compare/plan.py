@@ -14,14 +14,14 @@ from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
 from pipeline.config.strategies import FOLDER, LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, title
 from pipeline.core.errors import ToolError
-from pipeline.core.hashing import file_hash, tree_hash
+from pipeline.core.hashing import file_hash, json_hash, tree_hash
 from pipeline.core.publish import read_json, remove
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.llamacpp.converters import quantise_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.compare.child import run_module, run_stage
 from pipeline.stages.compare.measuring import measure
-from pipeline.stages.compare.projects import Settings, digest, key_of, level_settings, measuring_code, nf4_settings, open_project
+from pipeline.stages.compare.projects import Settings, key_of, level_settings, measuring_code, nf4_settings, open_project
 from pipeline.stages.compare.reference import FOLDER as REFERENCE
 from pipeline.stages.compare.steps import Measurement, Step, size_of
 
@@ -51,7 +51,7 @@ class Plan:
         evaluate, own = self.params.evaluate.model_dump(mode="json"), self.root / "data/evaluation"
         rows = [self.params.compare.rows, file_hash(self.root / "data/final/test.jsonl"), KLD_ROWS]
         answering, scorers = {name: evaluate[name] for name in ANSWERING}, tree_hash(own) if own.is_dir() else ""
-        return digest([self.training_key, measuring_code(), rows, answering, scorers])
+        return json_hash([self.training_key, measuring_code(), rows, answering, scorers])
 
     @property
     def folder(self) -> Path:
@@ -154,11 +154,11 @@ class Plan:
             return {"way": way, "level": level, "seed": seed, "training": took, **found}
 
         record = self.folder / RECORDS / f"{way}-{level}-{seed}.json"
-        return Measurement(f"measuring {title(way, level)}, seed {seed}", record, digest([self.measuring_key, way, level, seed]), run, needs)
+        return Measurement(f"measuring {title(way, level)}, seed {seed}", record, json_hash([self.measuring_key, way, level, seed]), run, needs)
 
     def project(self, name: str, settings: Settings, links: Mapping[str, Path]) -> Path:
         """A sub-project, opened."""
-        return open_project(self.folder / name, self.params, settings, links, digest([self.training_key, name]))
+        return open_project(self.folder / name, self.params, settings, links, json_hash([self.training_key, name]))
 
     def train(self, project: Path, *needs: Step) -> Step:
         """Training in `project`; what it leaves for the next one goes as soon as it is done."""

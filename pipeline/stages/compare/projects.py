@@ -1,31 +1,21 @@
 """Sub-projects below models/.compare: folders in which the real stages run, with settings of their own and links to what they share."""
 
-import hashlib
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.core.hashing import file_hash
+from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import publishing, remove
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.workflow.code_keys import Package, stage_module
+from pipeline.workflow.stages import table
 
 KEY = "key"  # file of a sub-project: what everything in it depends on
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "gguf")
-# code that decides what the stages of a sub-project make
-CODE = (
-    "stages/base", "stages/preprocess", "stages/train", "stages/merge", "stages/convert", "stages/quantize", "stages/lora",
-    "stages/compare/projects.py",
-    "chat", "core/cpu.py", "gguf", "models", "llamacpp/converters.py", "llamacpp/converter_process.py", "llamacpp/pretokenizer.py",
-)  # fmt: skip
-# code that decides what is measured of them; with `CODE`, all that measuring.py and reference.py reach (a test sees to that)
-MEASURING = (
-    "config/levels.py", "core/child.py", "core/hardware.py", "core/jsonl.py", "llamacpp/logits.py", "llamacpp/lora.py", "llamacpp/server.py",
-    "llamacpp/server_log.py", "llamacpp/server_process.py", "metrics", "stages/compare",
-)  # fmt: skip
+MEASURING = "pipeline.stages.compare.plan"  # everything that is measured is reached from here
 Links = Mapping[str, Path]
 Settings = dict[str, dict[str, Any]]
 
@@ -83,7 +73,7 @@ def level_settings(file: Path, seed: int | None = None) -> Settings:
 def key_of(root: Path, params: Params, tools: Toolchain) -> str:
     """A hash of everything but seeds and levels that what is trained depends on: base, tokens, settings, libraries, llama.cpp and code."""
     train = params.train.model_dump(mode="json")
-    return digest({
+    return json_hash({
         "base": json.loads((root / "models/base.json").read_text(encoding="utf-8"))["files"],
         "tokens": file_hash(root / "data/tokens/manifest.json"),
         "rows": {split: file_hash(root / f"data/final/{split}.jsonl") for split in ("train", "val")},
@@ -91,23 +81,15 @@ def key_of(root: Path, params: Params, tools: Toolchain) -> str:
         "settings": [params.preprocess.model_dump(), params.merge.dtype, params.convert.type, params.lora.type, params.quantize.tensor_types],
         "libraries": {name: version(name) for name in LIBRARIES},
         "llama.cpp": tools.version,
-        "code": code_hash(CODE),
+        "code": code_hash(*map(stage_module, table().stages["compare"].starts)),
     })  # fmt: skip
 
 
 def measuring_code() -> str:
-    """A hash of `MEASURING`, which is in the keys of figures but of no training: other code to measure with needs no other models."""
+    """A hash of the code that measures, which is in the keys of figures but of no training: other code to measure with needs no other models."""
     return code_hash(MEASURING)
 
 
-def code_hash(names: Sequence[str]) -> str:
-    """One hash of the files and folders `names` of the package as they are now."""
-    files = sorted(
-        file for name in names for place in [PROJECT / "pipeline" / name] for file in ([place] if place.is_file() else place.rglob("*.py"))
-    )
-    return digest({os.path.relpath(file, PROJECT): file_hash(file) for file in files})
-
-
-def digest(value: Any) -> str:
-    """sha256 of `value` as JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def code_hash(*modules: str) -> str:
+    """One hash of all code that `modules` reach, as it is now."""
+    return json_hash(Package().key(*modules))

@@ -1,6 +1,5 @@
 """compare: steps run once and go when nothing needs them, a killed run goes on, the statistics know rows and seeds, and the advice follows them."""
 
-import ast
 import json
 import os
 import shutil
@@ -25,15 +24,17 @@ from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, Stopped
 from pipeline.gate.rules import CHANCE as GATES_CHANCE
 from pipeline.llamacpp.converters import to_gguf
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.base.gguf_import import checked_header
 from pipeline.stages.compare import child, plan, projects, reference
-from pipeline.stages.compare.projects import CODE, KEY, MEASURING, open_project, sub_params
+from pipeline.stages.compare.projects import KEY, MEASURING, open_project, sub_params
 from pipeline.stages.compare.recommendation import Measured, recommend
 from pipeline.stages.compare.stage import decided, main
 from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
 from pipeline.stages.compare.steps import Measurement, Step, measure_all, needed, size_of
+from pipeline.workflow.code_keys import Package, stage_module
 from pipeline.workflow.settle import REUSE
+from pipeline.workflow.stages import table
 
 
 def with_compare(params: dict[str, Any], **changed: Any) -> dict[str, Any]:
@@ -294,27 +295,12 @@ def test_a_copied_project_works_on_its_own_files(tiny_root: Path, tmp_path: Path
 
 
 def test_all_code_that_figures_depend_on_is_in_their_keys() -> None:
-    """Imports are followed from what measures, also those inside functions."""
-    package, harmless = PROJECT / "pipeline", {
-        "child", "errors", "experts", "hashing", "params", "planning.units", "progress", "publish", "sections", "strict_yaml", "llamacpp.tools",
-        "ways.names",
-    }  # fmt: skip
-    files = {package / "ways/measuring.py", package / "ways/reference.py"}
-    waiting = list(files)
-    while waiting:
-        for node in ast.walk(ast.parse(waiting.pop().read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline"):
-                places = [
-                    PROJECT / f"{name.replace('.', '/')}.py" for name in (str(node.module), *(f"{node.module}.{one.name}" for one in node.names))
-                ]
-                new = {place for place in places if place.is_file()} - files
-                files |= new
-                waiting += new
-    assert len(files) > 30
-    hashed = {file for name in (*CODE, *MEASURING) for file in [package / name, *(package / name).rglob("*.py")]}
-    left = {file.relative_to(package).with_suffix("").as_posix().replace("/", ".") for file in files - hashed}
-    assert left == harmless & left, left - harmless
-    assert all((package / name).exists() for name in (*CODE, *MEASURING))
+    """What is trained depends on the stages that compare starts, and a figure on all that measures, processes of their own included."""
+    package = Package()
+    measuring = package.closure(MEASURING)
+    assert {"ways/measuring.py", "ways/reference.py", "scoring/scorers.py", "llamacpp/server.py"} <= measuring
+    training = package.closure(*map(stage_module, table().stages["compare"].starts))
+    assert {"train.py", "training/run.py", "ways/plan.py"} - training == {"ways/plan.py"}
 
 
 def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict[str, Any]) -> None:
@@ -455,7 +441,7 @@ def test_other_code_to_measure_with_measures_anew_and_trains_nothing(ready: Path
     params = set_params(ready, seeds=[1], levels=["Q4_K_M"], rows=2)
 
     def keys(changed: tuple[str, ...] | None) -> tuple[str, list[str], list[str]]:
-        monkeypatch.setattr(projects, "code_hash", lambda names: f"{names}{'!' if names == changed else ''}")
+        monkeypatch.setattr(projects, "code_hash", lambda *modules: f"{modules}{'!' if modules == changed else ''}")
         made = plan.Plan(ready, params, [], tools)
         return (
             made.training_key,
@@ -463,10 +449,10 @@ def test_other_code_to_measure_with_measures_anew_and_trains_nothing(ready: Path
             [step.key for one in made.measurements() for step in one.needs if step.key],
         )
 
-    (trained, measured, asked), (again, anew, asked_anew) = keys(None), keys(MEASURING)
+    (trained, measured, asked), (again, anew, asked_anew) = keys(None), keys((MEASURING,))
     assert trained == again
     assert not set(measured) & set(anew) and not set(asked) & set(asked_anew)
-    trained_anew, anew, _ = keys(CODE)
+    trained_anew, anew, _ = keys(tuple(map(stage_module, table().stages["compare"].starts)))
     assert trained_anew != trained and not set(measured) & set(anew)
 
 
@@ -528,7 +514,7 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_run_goes_on(
 
     monkeypatch.setattr(plan, "run_stage", counted)
     monkeypatch.setattr(plan, "run_module", lambda module, *words, what: reference.main(list(words)))
-    monkeypatch.setattr("pipeline.stages.compare.projects.code_hash", lambda _: "")  # someone may be editing
+    monkeypatch.setattr("pipeline.stages.compare.projects.code_hash", lambda *_: "")  # someone may be editing
     params = set_params(ready, seeds=[1, 2], levels=["Q4_K_M"], rows=2)
     before = {path for path in ready.rglob("*") if ".compare" not in path.parts}
     for stop_at in (3, 6, 10, 1000):
@@ -560,6 +546,7 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_run_goes_on(
     assert after - before == {ready / "reports/ways.json"}
     main(params, ready)
     assert len(ran) == len(expected)  # all figures were there
+    assert {stage.partition("@")[0] for _, stage in ran} == set(table().stages["compare"].starts)  # whose code is in compare's key
 
 
 def test_one_more_seed_costs_one_seed(ready: Path, tools: Toolchain) -> None:

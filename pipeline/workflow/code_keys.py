@@ -1,0 +1,234 @@
+"""The key of a stage's code: what rules and DVC's stages depend on instead of a list of modules.
+
+    python -m pipeline code       writes .quench/code/STAGE.key for every stage
+
+A key lists the modules that a stage's own module imports, at any depth and also inside functions, and the data files (templates, questions) that
+these name, each with a hash. A module's hash is that of its syntax tree: comments, docstrings and layout change no key, and no stage runs again.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.llamacpp.tools import PROJECT
+
+CODE = "code"  # DVC's first stage, which writes the keys
+FOLDER = f".quench/{CODE}"  # its output
+MEMORY = ".quench/syntax.json"  # what was parsed before, by content: may be deleted at any time
+ROOT = "pipeline"
+IGNORED = {"ctx", "kind", "type_comment", "type_ignores"}  # fields of a syntax tree that mean nothing, or nothing in every version of Python
+NAME = re.compile(r"[\w./-]{1,100}")  # a text that may name a module or a data file
+QUOTED = re.compile(rf"""["']({NAME.pattern})["']""")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Source(NamedTuple):
+    """A file of the package: the hash of what it means, and every name in it that may lead to another file."""
+
+    digest: str
+    names: list[str]
+
+
+def stage_module(stage: str) -> str:
+    """The module whose `main` is the stage; everything else that a stage runs is found from here."""
+    return f"{ROOT}.stages.{stage}.stage"
+
+
+def key_file(stage: str) -> str:
+    """The file, relative to the project, that changes when the code of `stage` does."""
+    return f"{FOLDER}/{stage}.key"
+
+
+def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
+    """Write the key of each stage below `root`, given the modules that it starts from; the stages whose code has changed."""
+    package, changed = Package(), []
+    for stage, own in modules.items():
+        file, text = root / key_file(stage), package.key(*own)
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            _replace(file, text)
+            changed.append(stage)
+    for file in (root / FOLDER).glob("*.key"):
+        if file.stem not in modules:
+            file.unlink(missing_ok=True)  # of a stage that is no more
+    return changed
+
+
+class Package:
+    """The files of a package as they are now; `memory` spares parsing those that were seen before."""
+
+    def __init__(self, folder: Path = PROJECT / ROOT, memory: Path = PROJECT / MEMORY) -> None:
+        self.folder = folder
+        self.sources = self._read(memory)
+        self._edges: dict[str, set[str]] = {}
+
+    def key(self, *modules: str) -> str:
+        """A line for each file that `modules` reach: its hash and its path."""
+        return "".join(f"{self.sources[path].digest} {path}\n" for path in sorted(self.closure(*modules)))
+
+    def closure(self, *modules: str) -> set[str]:
+        """The files, relative to the package's folder, that `modules` reach, and their own. Raises `KeyError` for a module that is not there."""
+        waiting = {self.modules[module] for module in modules}.union(*(self._named(module, "") for module in modules))
+        found: set[str] = set()
+        while waiting:
+            path = waiting.pop()
+            found.add(path)
+            waiting |= self.edges(path) - found
+        return found
+
+    def edges(self, path: str) -> set[str]:
+        """The files that one file leads to."""
+        if path not in self._edges:
+            folder = path.rpartition("/")[0]
+            found = set(self.unnamed.get(folder, ())) if path.endswith(".py") else set()
+            for name in self.sources[path].names:
+                found |= self._named(name, folder)
+            self._edges[path] = found - {path}
+        return self._edges[path]
+
+    def _named(self, name: str, folder: str) -> set[str]:
+        """What `name` stands for in a file of `folder`: a module with the packages around it, a program beside it, data files."""
+        parts = name.split(".")
+        around = {self.modules[one] for end in range(2, len(parts) + 1) if (one := ".".join(parts[:end])) in self.modules}
+        beside = f"{folder}/{name}".removeprefix("/")
+        return around | self.aliases.get(name, set()) | ({beside} if name.endswith(".py") and beside in self.sources else set())
+
+    @cached_property
+    def modules(self) -> dict[str, str]:
+        """{dotted name: path}; the package's own `__init__`, which holds the version's number alone, is left out."""
+        paths = [path for path in self.sources if path.endswith(".py") and path != "__init__.py"]
+        return {".".join([ROOT, *path.removesuffix(".py").removesuffix("/__init__").split("/")]): path for path in paths}
+
+    @cached_property
+    def aliases(self) -> dict[str, set[str]]:
+        """{what a data file, or its folder ("index/"), may be called: its path}; of two in one package that share a name, the outer one."""
+        found: dict[str, set[str]] = {}
+        taken: dict[tuple[str, str], int] = {}
+        for path in sorted(self._data(), key=lambda path: path.count("/")):
+            parts, depth = path.split("/"), path.count("/")
+            tails = {"/".join(parts[start:]) for start in range(len(parts))}
+            for name in tails | {tail.removesuffix(".jinja") for tail in tails}:
+                if taken.setdefault((self._package(path), name), depth) == depth:
+                    found.setdefault(name, set()).add(path)
+            for start in range(depth):
+                found.setdefault(f"{'/'.join(parts[start:-1])}/", set()).add(path)
+        return found
+
+    @cached_property
+    def unnamed(self) -> dict[str, set[str]]:
+        """{folder of a package: its data files that no file names}: every module in it counts as one that reads them."""
+        used = {path for source in self.sources.values() for name in source.names for path in self.aliases.get(name, ())}
+        found: dict[str, set[str]] = {}
+        for path in set(self._data()) - used:
+            found.setdefault(self._package(path), set()).add(path)
+        return found
+
+    def _package(self, path: str) -> str:
+        """The folder of the package that `path` belongs to."""
+        folder = path.rpartition("/")[0]
+        while folder and f"{folder}/__init__.py" not in self.sources:
+            folder = folder.rpartition("/")[0]
+        return folder
+
+    def _data(self) -> list[str]:
+        return [path for path in self.sources if not path.endswith(".py")]
+
+    def _read(self, memory: Path) -> dict[str, Source]:
+        version = content_hash(Path(__file__).read_bytes())
+        known = _recall(memory, version)
+        found, seen = {}, {}
+        for path in _files(self.folder):
+            content = (self.folder / path).read_bytes()
+            name = f"{content_hash(content)}{Path(path).suffix}"
+            seen[name] = known.get(name) or list(read_source(content, is_python=path.endswith(".py")))
+            found[path] = Source(*seen[name])
+        if seen.keys() != known.keys():
+            with suppress(OSError):  # what is not remembered is parsed again
+                _replace(memory, json.dumps({"version": version, "files": seen}))
+        return found
+
+
+def read_source(content: bytes, *, is_python: bool) -> Source:
+    """What a file means and names. One that is not Python, though it should be, is taken as it stands: whoever imports it will say so."""
+    if is_python:
+        with suppress(SyntaxError, ValueError):
+            return _read_module(ast.parse(content))
+    return Source(content_hash(content), sorted(set(QUOTED.findall(content.decode("utf-8", errors="replace")))))
+
+
+def _read_module(tree: ast.Module) -> Source:
+    parts: list[str] = []
+    names: set[str] = set()
+
+    def add(node: object) -> None:
+        if isinstance(node, list):
+            parts.append("[")
+            for item in node:
+                add(item)
+            parts.append("]")
+            return
+        if not isinstance(node, ast.AST):
+            parts.append(f"{node!r},")
+            return
+        _name(node, names)
+        parts.append(f"{type(node).__name__}(")
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if field == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                value = value[1:]
+            elif isinstance(node, ast.JoinedStr):
+                value = [part for part in value if getattr(part, "value", None) != ""]  # Python 3.12 has empty texts in nested formats
+            if value is None or value == [] or field in IGNORED:  # versions of Python differ in which empty fields there are
+                continue
+            parts.append(f"{field}=")
+            add(value)
+        parts.append(")")
+
+    add(tree)
+    return Source(content_hash("".join(parts).encode("utf-8", errors="surrogatepass")), sorted(names))
+
+
+def _name(node: ast.AST, names: set[str]) -> None:
+    """Add what `node` imports, or what its text may name; all imports of the project are absolute (a test sees to that)."""
+    if isinstance(node, ast.Import):
+        names.update(alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
+        names.add(node.value)
+
+
+def _files(folder: Path) -> list[str]:
+    """All files below `folder`, relative to it; caches and hidden files are none."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+        found += [Path(place, name).relative_to(folder).as_posix() for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def _recall(memory: Path, version: str) -> dict[str, list[object]]:
+    try:
+        found = json.loads(memory.read_bytes())
+        return dict(found["files"]) if found["version"] == version else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write `file` in one rename, by a name of its own: jobs that run side by side may do so at once."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}.{os.getpid()}.writing")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(file)
+
+
+def content_hash(content: bytes) -> str:
+    """A short hash of bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
