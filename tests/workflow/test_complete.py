@@ -89,7 +89,8 @@ def test_one_key_left_out_comes_back_where_it_was(project):
 
 
 @pytest.mark.parametrize(
-    "text", ["serve:\n", "train:\r\n  r: 8\r\n", "train:\n  target_modules:\n    - q_proj\n\n    - v_proj\n# end\n", "\ufefftrain:\n  r: 8", "train:\n    r: 8\n"],  # noqa: E501
+    "text", ["serve:\n", "train:\r\n  r: 8\r\n", "train:\n  target_modules:\n    - q_proj\n\n    - v_proj\n# end\n", "\ufefftrain:\n  r: 8",
+     "train:\n    r: 8\n"],
     ids=["empty section", "CRLF", "block list", "BOM", "four spaces"],
 )  # fmt: skip
 def test_texts_of_other_shapes_are_completed(project, text):
