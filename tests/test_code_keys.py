@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, read_source, write_keys
+from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, read_source, stage_module, write_keys
 from pipeline.workflow.stages import code_of_stages, dvc_text, stages_in
 
 PROJECT = Path(__file__).parent.parent
@@ -79,12 +79,12 @@ def test_the_packages_own_init_holds_the_version_alone() -> None:
 
 def test_every_stage_imports_no_more_than_its_key_names() -> None:
     """Asked of Python itself: what is loaded with a stage's module is in its closure."""
-    package, loaded = Package(), "import sys, pipeline.{0}; print(*(name for name in sys.modules if name.startswith('pipeline.')))"
+    package, loaded = Package(), "import sys, {0}; print(*(name for name in sys.modules if name.startswith('pipeline.')))"
     for stage in ("quantize", "curate"):
-        code = loaded.format(stage)
+        code = loaded.format(stage_module(stage))
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT)
         paths = {package.modules[name] for name in done.stdout.split()}
-        assert len(paths) > 5 and paths <= package.closure(f"pipeline.{stage}"), stage
+        assert len(paths) > 5 and paths <= package.closure(stage_module(stage)), stage
 
 
 # ---- a table of edits
