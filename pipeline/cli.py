@@ -85,7 +85,7 @@ def params_(
 
 @app.command(epilog="example: quench graph")
 def graph(
-    force: Annotated[bool, typer.Option("--force", help="Replace a dvc.yaml with edits or of an older version; a copy stays.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a dvc.yaml with edits; a copy stays.")] = False,
     root: Root = Path(),
 ) -> None:
     """Make dvc.yaml the graph of stages that params.yaml needs, after base.quantization was changed by hand."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.llamacpp.tools import PROJECT
 
@@ -142,12 +142,13 @@ class Package:
     def _read(self, memory: Path) -> dict[str, Source]:
         version = content_hash(Path(__file__).read_bytes())
         known = _recall(memory, version)
-        found, seen = {}, {}
+        found: dict[str, Source] = {}
+        seen: dict[str, Source] = {}
         for path in _files(self.folder):
             content = (self.folder / path).read_bytes()
             name = f"{content_hash(content)}{Path(path).suffix}"
-            seen[name] = known.get(name) or list(read_source(content, is_python=path.endswith(".py")))
-            found[path] = Source(*seen[name])
+            seen[name] = known.get(name) or read_source(content, is_python=path.endswith(".py"))
+            found[path] = seen[name]
         if seen.keys() != known.keys():
             with suppress(OSError):  # what is not remembered is parsed again
                 _replace(memory, json.dumps({"version": version, "files": seen}))
@@ -179,7 +180,7 @@ def _read_module(tree: ast.Module) -> Source:
         _name(node, names)
         parts.append(f"{type(node).__name__}(")
         for field in node._fields:
-            value = getattr(node, field, None)
+            value: Any = getattr(node, field, None)
             if field == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
                 value = value[1:]
             elif isinstance(node, ast.JoinedStr):
@@ -213,11 +214,11 @@ def _files(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _recall(memory: Path, version: str) -> dict[str, list[object]]:
+def _recall(memory: Path, version: str) -> dict[str, Source]:
     try:
         found = json.loads(memory.read_bytes())
-        return dict(found["files"]) if found["version"] == version else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {name: Source(*source) for name, source in found["files"].items()} if found["version"] == version else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
 

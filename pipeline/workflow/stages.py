@@ -18,6 +18,7 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import CODE, FOLDER, ROOT, content_hash, key_file, stage_module
 
 TABLE = PROJECT / "graphs" / "stages.yaml"
+WORDS: dict[Graph, str] = {"merged": "merged models", "adapter": "adapters on a GGUF"}
 ALL = "all"  # threads: every core that Snakemake has
 HEADER = """\
 # The graph of {graph} for DVC, written by `quench graph`: the stages are in graphs/{table}, as they are for Snakemake. Stage {code}
@@ -142,9 +143,6 @@ def is_as_written(text: bytes) -> bool:
     """Whether this is a dvc.yaml as `dvc_text` of this version or another one wrote it, without anybody's edits."""
     head, _, body = text.partition(b"\nstages:\n")
     return head.endswith(content_hash(b"stages:\n" + body).encode())
-
-
-WORDS: dict[Graph, str] = {"merged": "merged models", "adapter": "adapters on a GGUF"}
 
 
 def filled(text: str, values: dict[str, Any]) -> str:

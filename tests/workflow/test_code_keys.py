@@ -80,9 +80,9 @@ def test_the_packages_own_init_holds_the_version_alone() -> None:
 
 def test_every_stage_imports_no_more_than_its_key_names() -> None:
     """Asked of Python itself: what is loaded with a stage's module is in its closure."""
-    package, loaded = Package(), "import sys, pipeline.stages.{0}.stage; print(*(name for name in sys.modules if name.startswith('pipeline.')))"
+    package, loaded = Package(), "import sys, {0}; print(*(name for name in sys.modules if name.startswith('pipeline.')))"
     for stage in ("quantize", "curate"):
-        code = loaded.format(stage)
+        code = loaded.format(stage_module(stage))
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT)
         paths = {package.modules[name] for name in done.stdout.split()}
         assert len(paths) > 5 and paths <= package.closure(stage_module(stage)), stage
