@@ -2,8 +2,8 @@
 
 Reads the package index that pip is set up for. Writes `.tools/llama.cpp/VERSION/`: `source/`, `build/`, `build.log`
 and, last, `stamp.json`. A build whose stamp is right and that runs here is used, also one that was copied here with the
-project; an interrupted one goes on where it stopped. With `LLAMA_CPP_HOME` set nothing is built, only source and binding
-are installed.
+project; one that another checkout made is copied from the user's cache (`pipeline.llamacpp.cache`); an interrupted
+one goes on where it stopped. With `LLAMA_CPP_HOME` set nothing is built, only source and binding are installed.
 
     python -m pipeline.llamacpp.build [--check-compiler]
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 
 from pipeline.core.errors import MachineError, QuenchError, ToolError
 from pipeline.core.publish import need_disk, publishing, write_json
+from pipeline.llamacpp.cache import cache_folder, keep, take
 from pipeline.llamacpp.compiler import amx_flags, find_compiler
 from pipeline.llamacpp.stamp import CMAKE_FLAGS, SDIST_SHA256, fits_processor, is_built, runs, stamp
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain
@@ -46,6 +47,9 @@ def build(home: Path = DEFAULT_HOME) -> None:
     need_disk(home, BUILD_BYTES)
     with _alone(home):
         fetch_source(home)
+        if take(home, compiler):
+            print(f"llama.cpp {VERSION}: built before for another checkout, taken from {cache_folder()} (QUENCH_CACHE=off builds it again)")
+            return
         _forget_foreign_build(home)
         (home / "stamp.json").unlink(missing_ok=True)  # it says "finished"
         print(f"llama.cpp {VERSION}: configuring", flush=True)
@@ -59,6 +63,7 @@ def build(home: Path = DEFAULT_HOME) -> None:
             server = home / "build" / "bin" / "llama-server"
             raise ToolError(f"llama.cpp was built, but `{server} --version`, which would say why, does not run on this machine")
         write_json(home / "stamp.json", stamp())
+        keep(home, compiler)
     print(f"llama.cpp {VERSION}: built in {home}")
 
 

@@ -39,14 +39,14 @@ def stamp() -> dict[str, object]:
 
 def is_built(home: Path) -> bool:
     """Whether `home` holds a finished build of exactly this version and these flags that runs on this machine."""
-    found, wanted = _read(home), stamp()
+    found, wanted = read_stamp(home), stamp()
     same = all(found.get(key) == wanted[key] for key in wanted if key != "instructions")
     return same and all(os.access(home / "build" / "bin" / tool, os.X_OK) for tool in TOOLS) and fits_processor(home) and runs(home)
 
 
 def fits_processor(home: Path) -> bool:
     """Whether this processor knows every instruction that the build in `home` was made for; True if its stamp names none."""
-    needed = _read(home).get("instructions")
+    needed = read_stamp(home).get("instructions")
     return not isinstance(needed, list) or _instructions().issuperset(needed)
 
 
@@ -65,7 +65,8 @@ def _instructions() -> set[str]:
     return {name for name in instructions() if USED.match(name)}
 
 
-def _read(home: Path) -> dict[str, object]:
+def read_stamp(home: Path) -> dict[str, object]:
+    """What `stamp.json` says of a build; nothing if it is missing or torn."""
     try:
         found = json.loads((home / "stamp.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.publish import write_json
 from pipeline.llamacpp import build as toolchain
-from pipeline.llamacpp import compiler, stamp
+from pipeline.llamacpp import cache, compiler, stamp
 from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT, TOOLS
 
 
@@ -26,13 +27,18 @@ def executable(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A home whose source has already arrived, and a PATH on which only a fake cmake, ninja and c++ are."""
-    home = tmp_path / "home"
+def with_source(home: Path) -> Path:
+    """A home whose source has already arrived."""
     (home / "source").mkdir(parents=True)
     (home / "source" / ".sdist-sha256").write_text(toolchain.SDIST_SHA256 + "\n")
     return home
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home whose source has already arrived, without a cache of builds that other checkouts made."""
+    monkeypatch.setenv("QUENCH_CACHE", "off")
+    return with_source(tmp_path / "home")
 
 
 @pytest.fixture
@@ -112,6 +118,95 @@ def test_a_finished_build_is_used_from_a_copy(home: Path, fake_tools: Path, caps
         (fake_tools / tool).unlink()
     toolchain.build(copied)
     assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def kept(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """`home` is built, and the cache, which is the user's by default, holds it; the entry's folder."""
+    monkeypatch.delenv("QUENCH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home.parent / "cache"))
+    toolchain.build(home)
+    (entry,) = (home.parent / "cache" / "quench" / "llama.cpp").glob("[!.]*")
+    capsys.readouterr()
+    return entry
+
+
+def configured(home: Path) -> int:
+    """How often the fake cmake ran."""
+    return (home / "ran").read_text().count("configured")
+
+
+def test_another_checkout_takes_the_build_from_the_cache(home: Path, kept: Path, fake_tools: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for tool in ("cmake", "ninja"):
+        (fake_tools / tool).unlink()
+    other = with_source(home.with_name("other"))
+    toolchain.build(other)
+    assert toolchain.is_built(other)
+    assert str(kept.parent) in capsys.readouterr().out
+    shutil.rmtree(kept)  # the copy stands alone
+    toolchain.build(other)
+    assert toolchain.is_built(other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept, patch: patch.setenv("QUENCH_CACHE", "off"),
+        lambda kept, patch: patch.setenv("QUENCH_CACHE", str(kept.parent / "elsewhere")),
+        lambda kept, patch: patch.setenv("CXXFLAGS", "-O1"),
+        lambda kept, patch: patch.setenv("CXX", str(executable(kept.parents[3] / "bin" / "c++", "#!/bin/sh\necho another version\n"))),
+        lambda kept, patch: patch.setattr(stamp, "instructions", lambda: {"sse2"}),
+        lambda kept, patch: (kept / "build" / "bin" / TOOLS[1]).write_text("torn"),
+        lambda kept, patch: (kept / "stamp.json").unlink(),
+        lambda kept, patch: patch.setattr(cache.os, "getuid", lambda: 12345),
+    ],
+    ids=["switched off", "another cache", "other flags", "another compiler", "another processor", "damaged", "half", "somebody else's"],
+)
+def test_what_is_not_the_very_build_is_compiled(home: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[..., object]) -> None:
+    change(kept, monkeypatch)
+    (home / "stamp.json").unlink()
+    toolchain.build(home)
+    assert configured(home) == 2
+    assert toolchain.is_built(home)
+
+
+def test_a_damaged_build_in_the_cache_is_replaced(home: Path, kept: Path) -> None:
+    (kept / "build" / "bin" / TOOLS[1]).write_text("torn")
+    (home / "stamp.json").unlink()
+    toolchain.build(home)
+    (home / "stamp.json").unlink()
+    toolchain.build(home)
+    assert configured(home) == 2
+    assert [path.name for path in kept.parent.iterdir() if path.name != ".lock"] == [kept.name]
+
+
+def test_a_cache_that_cannot_be_written_costs_a_line(
+    home: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home.parent / "file").touch()
+    monkeypatch.setenv("QUENCH_CACHE", str(home.parent / "file"))
+    (home / "stamp.json").unlink()
+    toolchain.build(home)
+    assert toolchain.is_built(home)
+    assert "QUENCH_CACHE=off" in capsys.readouterr().out
+
+
+def test_set_ups_at_once_share_the_cache(home: Path, kept: Path, fake_tools: Path) -> None:
+    """While one process publishes the entry over and over, others take it: nobody sees half of it, so nobody compiles."""
+    homes = [with_source(home.with_name(f"other{number}")) for number in range(3)]
+    again = (
+        "import sys; from pathlib import Path; from pipeline.llamacpp import cache, compiler; cache._is_whole = lambda entry: False\n"
+        "print(flush=True)\nwhile True: cache.keep(Path(sys.argv[1]), compiler.find_compiler())"
+    )
+    with subprocess.Popen([Path(sys.prefix) / "bin" / "python", "-c", again, home], stdout=subprocess.PIPE) as publisher:
+        assert publisher.stdout
+        publisher.stdout.readline()
+        for one in homes:
+            toolchain.build(one)
+        assert publisher.poll() is None
+        publisher.kill()
+    assert all(toolchain.is_built(one) for one in homes)
+    assert configured(home) == 1
 
 
 def test_a_busy_machine_costs_no_build(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:

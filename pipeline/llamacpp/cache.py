@@ -1,0 +1,99 @@
+"""Built llama.cpps in the user's cache folder, so that the set-up of another checkout compiles nothing.
+
+`$QUENCH_CACHE`, else `$XDG_CACHE_HOME/quench`, else `~/.cache/quench`; `QUENCH_CACHE=off` neither reads nor writes it. A build is found by what
+it was made of: `llama.cpp/VERSION-KEY/`, the tools and their libraries in `build/bin/` and what is known of them in `stamp.json`. The cache is a
+convenience: whatever is wrong with it costs a compilation and a line, never the set-up.
+"""
+
+import fcntl
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.core.errors import MachineError
+from pipeline.core.hashing import json_hash, tree_hash
+from pipeline.core.publish import publishing, write_json
+from pipeline.llamacpp.stamp import is_built, read_stamp, stamp
+from pipeline.llamacpp.tools import VERSION
+
+OFF = ("off", "0", "no", "")
+FLAGS = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")  # that CMake takes from the environment
+
+
+def cache_folder() -> Path | None:
+    """Where built llama.cpps are kept; None if the user wants none, or has no home."""
+    chosen, base = os.environ.get("QUENCH_CACHE"), Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if chosen is not None:
+        return None if chosen.lower() in OFF else Path(chosen).expanduser().absolute() / "llama.cpp"
+    try:
+        return (base if base.is_absolute() else Path.home() / ".cache") / "quench" / "llama.cpp"  # XDG: a relative path is no path
+    except RuntimeError:
+        return None
+
+
+def entry_name(compiler: str) -> str:
+    """The name of the build that this machine's `compiler` makes now: version, and a hash of whatever else its bytes depend on."""
+    said = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    environment = {name: os.environ.get(name, "") for name in FLAGS}
+    made_of = {"stamp": stamp(), "compiler": [compiler, said], "environment": environment, "machine": [sys.platform, platform.machine()]}
+    return f"{VERSION}-{json_hash(made_of)[:16]}"
+
+
+def take(home: Path, compiler: str) -> bool:
+    """Copy the build that `compiler` would make into `home` if the cache has it whole; whether it did."""
+    folder = cache_folder()
+    entry = folder / entry_name(compiler) if folder else None
+    if entry is None or not entry.is_dir():
+        return False
+    with _trouble(f"{entry} can't be used"), _locked(entry.parent, fcntl.LOCK_SH):
+        if not _is_whole(entry):
+            return False
+        with publishing(home / "build") as aside:
+            shutil.copytree(entry / "build", aside, symlinks=True)
+        write_json(home / "stamp.json", stamp())
+        return is_built(home)
+    return False
+
+
+def keep(home: Path, compiler: str) -> None:
+    """Put the finished build of `home` into the cache, unless it is there."""
+    folder = cache_folder()
+    if folder is None:
+        return
+    entry = folder / entry_name(compiler)
+    with _trouble(f"{entry} can't be written, so another checkout will compile llama.cpp again"), _locked(folder, fcntl.LOCK_EX):
+        if not _is_whole(entry):
+            with publishing(entry) as aside:
+                shutil.copytree(home / "build" / "bin", aside / "build" / "bin", symlinks=True)
+                write_json(aside / "stamp.json", stamp() | {"tree_sha256": tree_hash(aside / "build")})
+
+
+def _is_whole(entry: Path) -> bool:
+    """Whether an entry is the user's own, holds what was put there, and runs on this machine."""
+    if not entry.is_dir() or entry.stat().st_uid != os.getuid():
+        return False
+    return read_stamp(entry).get("tree_sha256") == tree_hash(entry / "build") and is_built(entry)
+
+
+@contextmanager
+def _locked(folder: Path, kind: int) -> Iterator[None]:
+    """Nobody reads the cache while somebody publishes in it; the lock ends with its process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, kind)
+        yield
+
+
+@contextmanager
+def _trouble(words: str) -> Iterator[None]:
+    """Say in a line what keeps the cache from being used, and go on without it."""
+    try:
+        yield
+    except (OSError, MachineError) as error:
+        print(f"the cache of built llama.cpps: {words} ({error}); QUENCH_CACHE=off goes without it", flush=True)
