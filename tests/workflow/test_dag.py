@@ -5,6 +5,7 @@ settings use the real `record`, `settle` and `prepare`.
 """
 
 import ast
+import atexit
 import hashlib
 import os
 import random
@@ -17,12 +18,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import chdir
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
+from forked import Forked
 
 from pipeline.__main__ import ONLY_IN, PER_ITEM, STAGES
 from pipeline.config.params import Params, load_params
@@ -46,6 +49,7 @@ PLUMBING = {
     "errors",
     "experts",
     "hashing",
+    "llamacpp.quick_reader",
     "llamacpp.tools",
     "params",
     "processor",
@@ -226,6 +230,14 @@ def _imports(module: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
 # ---- the toy: two tools, one project
 
 
+@cache
+def _forked() -> Forked:
+    """One for this process."""
+    forked = Forked()
+    atexit.register(forked.close)
+    return forked
+
+
 class Toy:
     """A toy project and the two tools on it."""
 
@@ -233,7 +245,7 @@ class Toy:
         self.root = root
 
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([BIN / "snakemake", *arguments], cwd=self.root, capture_output=True, text=True, check=False, timeout=300)
+        return _forked().snakemake(*arguments, cwd=self.root)
 
     def build(self) -> None:
         done = self.snakemake()
