@@ -28,7 +28,7 @@ demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file
 	$(MAKE) demo
 
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)
-	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile
+	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_dag.py tests  # the longest file first
 
 lint: setup  ## check style, types and the layers of imports
 	ruff check

@@ -4,19 +4,19 @@ Fixtures: `tools` (the llama.cpp toolchain), `tiny_qwen2` (a Hugging Face folder
 dict), `tiny_root` (a project folder: `python -m pipeline STAGE --root DIR` works in it).
 """
 
-import fcntl
 import os
 import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
+import draws
 import pytest
 import tiny
+from kept import STORE, kept
 
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
@@ -68,12 +68,16 @@ def hear_signals() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-# a busy machine is no fault of the code: what must be fast says so itself
-hypothesis.settings.register_profile("quench", deadline=None)
-hypothesis.settings.load_profile("quench")
+draws.register()
 share_the_cores()
 hear_signals()
 (HOME / ".gitconfig").write_text("[user]\n\tname = Quench test\n\temail = test@localhost\n[init]\n\tdefaultBranch = main\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the folder of what is kept: in pytest's cache, for the next run too; without a cache for this run only."""
+    cache = getattr(config, "cache", None)
+    os.environ.setdefault(STORE, str(cache.mkdir("fixtures") if cache else HOME / "fixtures"))
 
 
 def pytest_unconfigure() -> None:
@@ -104,9 +108,15 @@ def tools() -> Toolchain:
 
 
 @pytest.fixture(scope="session")
-def tiny_qwen2(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer Qwen2 with the real Qwen2.5 tokenizer, as a Hugging Face folder. Read only: copy it to change it."""
-    return tiny.tiny_qwen2(tmp_path_factory.mktemp("tiny") / "qwen2", tools)
+def tiny_qwen2(tools: Toolchain) -> Path:
+    """A random two-layer Qwen2 with Qwen2.5's tokenizer cut to its first 8,000 words, as a Hugging Face folder. Read only: copy it to change it."""
+    return kept("qwen2", lambda folder: tiny.tiny_qwen2(folder, tools, words=tiny.WORDS))
+
+
+@pytest.fixture(scope="session")
+def whole_qwen2(tools: Toolchain) -> Path:
+    """The same with the whole vocabulary, for what depends on its size or ids; all else is ten times as fast with the other. Read only."""
+    return kept("whole-qwen2", lambda folder: tiny.tiny_qwen2(folder, tools))
 
 
 @pytest.fixture
@@ -133,46 +143,33 @@ PACKED_STAGES = (
 
 
 @pytest.fixture(scope="session")
-def prepared(tiny_qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tiny_qwen2: Path) -> Path:
     """A tiny project folder in which everything up to `preprocess` has run. Read only: copy it to change it."""
-    return made_once(tmp_path_factory, "prepared", lambda root: run_stages(tiny.write_project(root, tiny.tiny_params(tiny_qwen2)), STAGES[:3]))
+    return kept("prepared", lambda root: run_stages(tiny.write_project(root, tiny.tiny_params(tiny_qwen2)), STAGES[:3]))
 
 
 @pytest.fixture(scope="session")
-def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(prepared: Path) -> Path:
     """A tiny project folder in which every stage has run. Read only: copy it to change it."""
-    return made_once(tmp_path_factory, "finished", lambda root: run_stages(Path(shutil.copytree(prepared, root)), STAGES[3:]))
+    return kept("finished", lambda root: run_stages(Path(shutil.copytree(prepared, root)), STAGES[3:]))
 
 
 @pytest.fixture(scope="session")
-def tiny_gguf_base(tiny_qwen2: Path, tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_gguf_base(tiny_qwen2: Path, tools: Toolchain) -> Path:
     """`tiny_qwen2` as an F16 GGUF. Read only."""
 
-    def make(root: Path) -> Path:
+    def make(root: Path) -> None:
+        root.mkdir()
         to_gguf(tools, tiny_qwen2, root / "tiny.gguf", "F16", "tiny", "qwen2")
-        return root
 
-    return made_once(tmp_path_factory, "gguf-base", make) / "tiny.gguf"
+    return kept("gguf-base", make) / "tiny.gguf"
 
 
 @pytest.fixture(scope="session")
-def served(tiny_gguf_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def served(tiny_gguf_base: Path) -> Path:
     """A tiny project folder of the graph without a merge, in which every stage has run. Read only: copy it to change it."""
     params = tiny.packed_params(tiny_gguf_base)
-    return made_once(tmp_path_factory, "served", lambda root: run_stages(tiny.write_project(root, params), PACKED_STAGES))
-
-
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Path]) -> Path:
-    """A folder that one of the test processes makes and all of them use; the others wait for it."""
-    parallel = "PYTEST_XDIST_WORKER" in os.environ
-    shared = factory.getbasetemp().parent if parallel else factory.getbasetemp()
-    with (shared / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = shared / f"{name}.done"
-        if not done.exists():
-            make(shared / name)
-            done.touch()
-    return shared / name
+    return kept("served", lambda root: run_stages(tiny.write_project(root, params), PACKED_STAGES))
 
 
 def run_stages(root: Path, stages: tuple[str, ...]) -> Path:

@@ -54,7 +54,7 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
         tokenizer_folders.smollm_folder(folder)
         return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     make = tokenizer_folders.qwen3_folder if name == "qwen3" else tokenizer_folders.qwen_folder
-    qwen2_variants.cut_vocabulary(make(folder, tools) / "tokenizer.json")
+    tiny.cut_vocabulary(make(folder, tools) / "tokenizer.json", qwen2_variants.KEPT)
     return {"bos_token_id": qwen2_variants.KEPT, "eos_token_id": qwen2_variants.KEPT + 2, "pad_token_id": qwen2_variants.KEPT}
 
 

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tiny
-from conftest import made_once
+from kept import kept
 from tokenizers import AddedToken, Tokenizer
 
 from pipeline.llamacpp.converters import to_gguf
@@ -14,18 +13,6 @@ from pipeline.llamacpp.tools import Toolchain
 
 KEPT = 2000  # tokens of the vocabulary, the shortest merges first
 ROWS = 2048  # of the embedding
-
-
-def cut_vocabulary(tokenizer_file: Path, kept: int = KEPT) -> None:
-    """Keep the first `kept` tokens and the merges that make them, and number the added tokens behind them."""
-    content = json.loads(tokenizer_file.read_text(encoding="utf-8"))
-    model = content["model"]
-    vocabulary = {token: number for token, number in model["vocab"].items() if number < kept}
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    model["vocab"] = vocabulary
-    model["merges"] = [pair for pair in pairs if "".join(pair) in vocabulary and all(part in vocabulary for part in pair)]
-    content["added_tokens"] = [token | {"id": kept + place} for place, token in enumerate(content["added_tokens"])]
-    tokenizer_file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def add_token(tokenizer_file: Path, token: str) -> None:
@@ -48,7 +35,7 @@ def cut_qwen2(folder: Path, tools: Toolchain, **config: Any) -> Path:
 
     folder.mkdir(parents=True)
     tiny.write_qwen2_tokenizer(folder, tools)
-    cut_vocabulary(folder / "tokenizer.json")
+    tiny.cut_vocabulary(folder / "tokenizer.json", KEPT)
     end, pad = KEPT + 2, KEPT
     shape: dict[str, Any] = {
         "vocab_size": ROWS, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -62,14 +49,14 @@ def cut_qwen2(folder: Path, tools: Toolchain, **config: Any) -> Path:
     return folder
 
 
-def cut_models(factory: pytest.TempPathFactory, tools: Toolchain) -> Path:
+def cut_models(tools: Toolchain) -> Path:
     """A folder with the model as `hf/` and as `tiny-F16.gguf`, made once per session. Read only."""
 
     def make(folder: Path) -> Path:
         to_gguf(tools, cut_qwen2(folder / "hf", tools), folder / "tiny-F16.gguf", "F16", "tiny", "qwen2")
         return folder
 
-    return made_once(factory, "cut-qwen2", make)
+    return kept("cut-qwen2", make)
 
 
 def random_adapter(folder: Path) -> Path:

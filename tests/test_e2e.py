@@ -1,10 +1,11 @@
-"""The whole pipeline on a tiny random Qwen2 that carries the real 151,936-token vocabulary: every stage, then its products."""
+"""The whole pipeline on a tiny random Qwen2 with a cut vocabulary (a whole one: `make demo`): every stage, then its products."""
 
 import csv
 import json
 from pathlib import Path
 
 import pytest
+import tiny
 from gguf import GGMLQuantizationType
 from safetensors import safe_open
 
@@ -15,7 +16,7 @@ from pipeline.gguf.header import read_header
 def test_every_gguf_opens_as_qwen2(finished: Path, name: str) -> None:
     header = read_header(finished / f"models/gguf/{name}.gguf")
     assert header.fields["general.architecture"] == "qwen2"
-    assert len(header.fields["tokenizer.ggml.tokens"]) == 151_936
+    assert len(header.fields["tokenizer.ggml.tokens"]) == tiny.ROWS
     assert len(header.tensors) > 20
 
 

@@ -18,6 +18,8 @@ QWEN_ADDED = (
 )  # fmt: skip
 QWEN_SPECIAL = 14
 QWEN_ROWS = 151_936  # rows of the embedding; the tokenizer has 151,665 tokens
+# of a cut vocabulary, enough for short texts to stay short; rows of its embedding, the id of <|im_end|>
+WORDS, ROWS, END = 8_000, 8_192, 8_002
 # of the published tokenizer.json of Qwen2 and Qwen2.5
 QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CHATML = (
@@ -28,25 +30,44 @@ CHATML = (
 )
 
 
-def tiny_qwen2(folder: Path, tools: Toolchain, *, seed: int = 0, layers: int = 2, intermediate: int = 256) -> Path:
-    """A random Qwen2 of `layers` layers, hidden 256, tied embeddings, with the real Qwen2.5 tokenizer and chat template; the folder."""
+def tiny_qwen2(folder: Path, tools: Toolchain, *, seed: int = 0, layers: int = 2, intermediate: int = 256, words: int | None = None) -> Path:
+    """A random Qwen2 of `layers` layers, hidden 256, tied embeddings, with Qwen2.5's tokenizer and chat template; the folder.
+
+    `words` cuts the vocabulary to so many, before the added tokens.
+    """
     import torch
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
     write_qwen2_tokenizer(folder, tools)
+    if words:
+        cut_vocabulary(folder / "tokenizer.json", words)
+    end = (words or 151_643) + 2
+    rows = -(-(words + len(QWEN_ADDED)) // 256) * 256 if words else QWEN_ROWS
     config = Qwen2Config(
-        vocab_size=QWEN_ROWS, hidden_size=256, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=4,
+        vocab_size=rows, hidden_size=256, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=2048, rope_theta=1_000_000.0, rms_norm_eps=1e-6, tie_word_embeddings=True,
-        bos_token_id=151643, eos_token_id=151645, dtype="bfloat16",
+        bos_token_id=end - 2, eos_token_id=end, dtype="bfloat16",
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config).to(torch.bfloat16)
     # as Qwen2.5-Instruct publishes it: two ends, and a pad that isn't the end of turn
-    model.generation_config = GenerationConfig(bos_token_id=151643, eos_token_id=[151645, 151643], pad_token_id=151643)
+    model.generation_config = GenerationConfig(bos_token_id=end - 2, eos_token_id=[end, end - 2], pad_token_id=end - 2)
     model.save_pretrained(folder)
     return folder
+
+
+def cut_vocabulary(tokenizer_file: Path, kept: int) -> None:
+    """Keep the first `kept` tokens and the merges that make them, and number the added tokens behind them."""
+    content = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+    model = content["model"]
+    vocabulary = {token: number for token, number in model["vocab"].items() if number < kept}
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    model["vocab"] = vocabulary
+    model["merges"] = [pair for pair in pairs if "".join(pair) in vocabulary and all(part in vocabulary for part in pair)]
+    content["added_tokens"] = [token | {"id": kept + place} for place, token in enumerate(content["added_tokens"])]
+    tokenizer_file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def untied_qwen2(folder: Path) -> Path:
@@ -137,7 +158,7 @@ def tiny_params(base: Path) -> dict[str, Any]:
     small: dict[str, dict[str, Any]] = {
         "base": {"source": "path", "model": str(base), "revision": None, "file": None},
         "curate": {"val_fraction": 0.1, "test_fraction": 0.2, "max_tokens": 128},
-        "preprocess": {"max_length": 128},
+        "preprocess": {"max_length": 160},
         "train": {"max_steps": 2, "r": 4, "lora_alpha": 8, "gradient_accumulation_steps": 1, "save_steps": 1, "learning_rate": 1.0e-3},
         "convert": {"name": "tiny"},
         "merge": {"base": "w16", "rows": 8, "task_rows": 0},

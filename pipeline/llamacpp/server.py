@@ -6,6 +6,7 @@
 import os
 import secrets
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -132,7 +133,9 @@ def connect(url: str, key: str) -> httpx.Client:
     llama-server closes a connection after it has streamed on it and does not say so: a request that reuses it is lost without an answer.
     """
     headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_keepalive_connections=0)
-    return httpx.Client(base_url=url, headers=headers, limits=limits, timeout=ASK_SECONDS, trust_env=False)
+    # no certificates: the address is this machine's, over plain HTTP, and to read them takes 0.14 s
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return httpx.Client(base_url=url, headers=headers, limits=limits, timeout=ASK_SECONDS, trust_env=False, verify=bare)
 
 
 @contextmanager

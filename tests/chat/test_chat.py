@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
+from draws import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import CHATML, QWEN_ADDED
@@ -75,7 +77,7 @@ def test_trained_tokens_are_the_assistants(tokenizer: Any, messages: list[dict[s
     assert trained_text(tokenizer, {"messages": messages}) == trained  # a row of an older run
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(WORDS, min_size=2, max_size=6).filter(lambda texts: len(texts) % 2 == 0))
 def test_trained_tokens_property(tokenizer: Any, texts: list[str]) -> None:
     messages = chat(*texts)
@@ -235,7 +237,7 @@ def test_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
     class Begins:
         """Qwen's tokenizer with a beginning of text, as Llama's has one."""
 
-        bos_token_id, eos_token_id = 151_643, 151_645
+        bos_token_id, eos_token_id = tiny.WORDS, tiny.END
 
         def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
             return {"input_ids": [self.bos_token_id] * add_special_tokens + tokenizer(text, add_special_tokens=False)["input_ids"]}

@@ -18,7 +18,7 @@ def test_the_manifest_names_contents_and_no_places(prepared: Path) -> None:
     assert said == json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))
     assert said["rows"] == {name: file_hash(prepared / "data/final" / name) for name in ("train.jsonl", "val.jsonl")}
     assert said["files"] == {name: file_hash(tokens / name) for name in ("train.parquet", "val.parquet")}
-    assert said["max_length"] == 128
+    assert said["max_length"] == 160
     assert said["packing"] is True
     assert set(said["versions"]) == {"jinja2", "pyarrow", "tokenizers", "transformers"}
     account = json.loads((prepared / "reports/labels.json").read_text(encoding="utf-8"))["splits"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import untied_qwen2
@@ -82,7 +83,7 @@ def test_an_output_that_is_not_finite_is_named(base: Path) -> None:
 # --- outputs -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25))
 @given(seed=st.integers(0, 1000), size=st.floats(0.0, 2.0))
 def test_figures_of_logits(seed: int, size: float) -> None:
     random = np.random.default_rng(seed)

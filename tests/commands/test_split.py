@@ -18,8 +18,8 @@ from pipeline.llamacpp.tools import Toolchain
 
 
 @pytest.fixture
-def source(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cut_models(tmp_path_factory, tools) / "tiny-F16.gguf"
+def source(tools: Toolchain) -> Path:
+    return cut_models(tools) / "tiny-F16.gguf"
 
 
 def test_the_parts_are_found_by_llama_cpp(tools: Toolchain, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,8 @@ def test_the_levels_are_those_of_llama_quantize(tools: Toolchain) -> None:
     assert not LEVELS & LEFT_OUT
 
 
-def test_llama_quantize_wants_a_matrix_for_exactly_these(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> None:
-    source = cut_models(tmp_path_factory, tools) / "tiny-F16.gguf"
+def test_llama_quantize_wants_a_matrix_for_exactly_these(tools: Toolchain) -> None:
+    source = cut_models(tools) / "tiny-F16.gguf"
     said = {level: run_tool([tools.tool("llama-quantize"), "--dry-run", source, level]) for level in LEVELS}
     assert {level for level, words in said.items() if "will require an imatrix" in words} == NEEDS_IMATRIX
 

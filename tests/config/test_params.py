@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import ruamel.yaml
 import yaml
+from draws import draws
 from dvc.utils.serialize import dumps_yaml, loads_yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -205,7 +206,7 @@ SCALARS = st.one_of(
 )  # fmt: skip
 
 
-@settings(deadline=2000, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=2000, max_examples=draws(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_bytes_are_params_or_one_readable_refusal(tmp_path, data):
     """Random bytes, scraps of YAML, and the demo's own file with scraps put in; what is accepted, DVC reads the same."""
@@ -225,7 +226,7 @@ def test_any_bytes_are_params_or_one_readable_refusal(tmp_path, data):
         assert len(message) < 2000 + len(str(file)) and all(line.isprintable() for line in message.split("\n"))
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=st.one_of(SCALARS, st.lists(SCALARS, max_size=5), st.dictionaries(st.text(max_size=10), SCALARS, max_size=3)))
 def test_what_dvc_writes_is_read_back_fast_and_the_same(tmp_path, value):
     file = tmp_path / "dvc.lock"
@@ -279,7 +280,7 @@ def test_no_name_of_a_file_leads_out_of_its_folder(key, name):
         Params.model_validate(put(place, value))
 
 
-@settings(max_examples=150)
+@settings(max_examples=draws(150))
 @given(
     place=st.sampled_from([place for place, _ in leaves(DEMO)]),
     value=st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.text(max_size=5), SCALARS, max_size=2)),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -173,7 +174,7 @@ def test_any_bytes_are_an_object_or_a_bad_line(line: bytes) -> None:
     assert parse_line(to_line(value).encode()) == parse_line(dump_line(value)) == value
 
 
-@settings(max_examples=600)
+@settings(max_examples=draws(600))
 @given(JSON_TEXT, MUTATIONS)
 def test_the_fast_way_and_the_strict_one_agree(text: str, mutations: list[tuple[int, int, int]]) -> None:
     """The same value (and types) or the same reason, for JSON of every kind and for JSON with up to three damages."""

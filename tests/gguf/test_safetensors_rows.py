@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -22,7 +23,7 @@ def tensors(shapes: list[tuple[int, ...]], seed: int = 0) -> dict[str, torch.Ten
     return {f"t{n}": (torch.randn(shape, generator=random) * 9).to(getattr(torch, KINDS[n % len(KINDS)])) for n, shape in enumerate(shapes)}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=draws(40))
 @given(shapes=st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=7), cut=st.floats(0, 1))
 def test_any_file_is_read_and_written_as_safetensors_does(tmp_path_factory: pytest.TempPathFactory, shapes: Any, cut: float) -> None:
     folder, wanted = tmp_path_factory.mktemp("any"), tensors(shapes)

@@ -13,8 +13,8 @@ from pipeline.llamacpp.tools import Toolchain
 
 
 @pytest.fixture
-def source(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cut_models(tmp_path_factory, tools) / "tiny-F16.gguf"
+def source(tools: Toolchain) -> Path:
+    return cut_models(tools) / "tiny-F16.gguf"
 
 
 def test_the_first_pattern_that_matches_wins(source: Path, tools: Toolchain, tmp_path: Path) -> None:

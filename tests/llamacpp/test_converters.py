@@ -11,14 +11,14 @@ from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain
 
 
-def test_the_given_name_and_fields_win(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    model, file = cut_models(tmp_path_factory, tools) / "hf", tmp_path / "x.gguf"
+def test_the_given_name_and_fields_win(tools: Toolchain, tmp_path: Path) -> None:
+    model, file = cut_models(tools) / "hf", tmp_path / "x.gguf"
     wanted = {"quench.x": "1 – ü", "general.base_model.count": 1, "general.name": "y", "general.architecture": "qwen2"}
     to_gguf(tools, model, file, "F16", "x", "gpt-2", {"quench.x": "1 – ü", "general.base_model.count": 1, "general.name": "y"})
     header = read_header(file)
     assert {key: header.fields[key] for key in wanted} == wanted
     assert header.fields["tokenizer.ggml.pre"] == "gpt-2"
-    plain = read_header(cut_models(tmp_path_factory, tools) / "tiny-F16.gguf")
+    plain = read_header(cut_models(tools) / "tiny-F16.gguf")
     assert header.tensors == plain.tensors
     assert header.fields.keys() - plain.fields.keys() == {"quench.x", "general.base_model.count"}
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 
 from pipeline.llamacpp.logits import divergence, log_softmax, nmse, open_gguf, perplexity
-from pipeline.llamacpp.tools import Toolchain, run_converter
+from pipeline.llamacpp.tools import Toolchain
 
 
 def test_log_softmax_sums_to_one_and_survives_large_logits() -> None:
@@ -27,18 +28,16 @@ def test_perplexity_and_its_error() -> None:
     assert error == pytest.approx(4.0 * np.std(np.log([2.0, 8.0]), ddof=1) / np.sqrt(2))
 
 
-def test_a_ggufs_logits_are_the_models(tiny_qwen2: Path, tools: Toolchain, tmp_path: Path) -> None:
+def test_a_ggufs_logits_are_the_models(tiny_qwen2: Path, tiny_gguf_base: Path, tools: Toolchain) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    file = tmp_path / "tiny.gguf"
-    run_converter(tools, "convert_hf_to_gguf.py", [tiny_qwen2, "--outtype", "f16", "--outfile", file])
-    ids = [9707, 11, 1879, 0, 151_645, 198]
+    ids = [970, 11, 1879, 0, tiny.END, 198]
     model = AutoModelForCausalLM.from_pretrained(tiny_qwen2, dtype=torch.float32)
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0].numpy()
-    with open_gguf(tools, file, ctx_size=64, threads=1, n_gpu_layers=0) as gguf:
-        assert gguf.vocabulary == 151_936
+    with open_gguf(tools, tiny_gguf_base, ctx_size=64, threads=1, n_gpu_layers=0) as gguf:
+        assert gguf.vocabulary == tiny.ROWS
         every = gguf.logits(ids, list(range(6)))
         some = gguf.logits(ids, [1, 4])
         with pytest.raises(ValueError, match="does not fit"):
@@ -49,11 +48,9 @@ def test_a_ggufs_logits_are_the_models(tiny_qwen2: Path, tools: Toolchain, tmp_p
     assert nmse(expected, every[::-1]) > 0.1  # the measure sees a wrong order
 
 
-def test_two_ggufs_at_once(tiny_qwen2: Path, tools: Toolchain, tmp_path: Path) -> None:
+def test_two_ggufs_at_once(tiny_gguf_base: Path, tools: Toolchain) -> None:
     """A log callback that was collected with the first of two models once crashed the process when the second was freed."""
-    file = tmp_path / "tiny.gguf"
-    run_converter(tools, "convert_hf_to_gguf.py", [tiny_qwen2, "--outtype", "f16", "--outfile", file])
     load = {"ctx_size": 64, "threads": 1, "n_gpu_layers": 0}
     for _ in range(2):
-        with open_gguf(tools, file, **load) as one, open_gguf(tools, file, **load) as two:
-            assert np.array_equal(one.logits([9707, 11], [0, 1]), two.logits([9707, 11], [0, 1]))
+        with open_gguf(tools, tiny_gguf_base, **load) as one, open_gguf(tools, tiny_gguf_base, **load) as two:
+            assert np.array_equal(one.logits([970, 11], [0, 1]), two.logits([970, 11], [0, 1]))

@@ -102,8 +102,8 @@ def test_an_added_token_leaves_the_hash_and_becomes_one_id(tools: Toolchain, tmp
         assert len(vocabulary.ids("a<ticket>b")) == 3
 
 
-def test_a_cut_vocabulary_converts_by_its_structure(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    made = cut_models(tmp_path_factory, tools)
+def test_a_cut_vocabulary_converts_by_its_structure(tools: Toolchain, tmp_path: Path) -> None:
+    made = cut_models(tools)
     found = find_pre_tokenizer(made / "hf", tools)
     assert found == PreTokenizer("qwen2", "structure")
     assert differing(tools, made / "hf", made / "tiny-F16.gguf") == []

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,7 +50,7 @@ def qwen() -> Any:
     return tiny("qwen2", tie_word_embeddings=False)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25))
 @given(trained=st.lists(st.booleans(), min_size=24, max_size=24), chunk=st.integers(1, 20))
 def test_loss_and_gradients_are_plain_cross_entropys(qwen: Any, trained: list[bool], chunk: int) -> None:
     labels = torch.where(torch.tensor(trained), torch.arange(24) * 5 % 96, -100).reshape(2, 12)

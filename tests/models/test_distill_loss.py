@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import draws
 from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,7 +58,7 @@ def compare(model: Any, batch: dict[str, Any], sft_weight: float = 0.0, toleranc
     torch.testing.assert_close(model.states.grad.double() / 3, gradient, rtol=tolerance, atol=tolerance * float(gradient.abs().max()))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25))
 @given(top_k=st.integers(1, VOCABULARY), block=st.integers(1, 100), sft_weight=st.sampled_from([0.0, 0.3]), packed=st.booleans())
 def test_value_and_gradients_are_the_formulas(top_k: int, block: int, sft_weight: float, packed: bool) -> None:
     model = models()[0 if packed else 1]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import draws
 from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,7 +54,7 @@ def all_trained() -> torch.Tensor:
     return torch.arange(24).reshape(2, 12) * 7 % VOCABULARY
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25))
 @given(trained=st.lists(st.booleans(), min_size=24, max_size=24), block=st.integers(1, 100), tokens=st.sampled_from([None, 17]))
 def test_value_and_gradients_are_chunked_losss(trained: list[bool], block: int, tokens: int | None) -> None:
     labels = torch.where(torch.tensor(trained).reshape(2, 12), all_trained(), -100)

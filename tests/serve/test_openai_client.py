@@ -80,7 +80,7 @@ def test_json_schema_output_validates(client: openai.OpenAI, seed: int) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_tools(client: openai.OpenAI, streamed: bool) -> None:
     """`required` still allows text before the call, so the model is pushed: to begin one, not to begin it twice, to end after it."""
-    begin, end = (tiny.QWEN_ADDED.index(token) + 151_643 for token in ("<tool_call>", "<|im_end|>"))
+    begin, end = (tiny.QWEN_ADDED.index(token) + tiny.WORDS for token in ("<tool_call>", "<|im_end|>"))
     asked: dict[str, Any] = {
         "model": "tiny-F16", "messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 256, "seed": 2,
         "logit_bias": {str(begin): 100, str(NEWLINE): 50, str(end): 120}, "presence_penalty": 60, "extra_body": {"repeat_last_n": 1},

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import shipping
 import yaml
+from draws import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -542,7 +543,7 @@ def test_a_bill_of_nonsense_is_refused(bundle: Path, damage: str) -> None:
     assert all(BILL in fault for fault in faults)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_changed_byte_goes_unnoticed(bundle: Path, data: st.DataObject) -> None:
     names = sorted(path for path in bundle.rglob("*") if path.is_file())

@@ -14,6 +14,7 @@ import adapter_inputs
 import pytest
 import shipping
 import yaml
+from draws import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -123,7 +124,7 @@ def put(value: Any, place: tuple[Any, ...], new: Any) -> None:
         value[place[-1]] = new
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(30), derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_damaged_value_is_a_traceback(made: Made, data: st.DataObject) -> None:
     """A value of another kind anywhere in a record that the judgement is made from."""

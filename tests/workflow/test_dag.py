@@ -4,6 +4,7 @@ The graphs are the project's own; the behaviours are shown on a toy project (`te
 settings use the real `record`, `settle` and `prepare`.
 """
 
+import atexit
 import hashlib
 import os
 import random
@@ -16,12 +17,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import chdir
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
+from forked import Forked
 
 from pipeline.__main__ import ONLY_IN, PER_ITEM, STAGES
 from pipeline.commands.recipes import recipe_text
@@ -202,6 +205,14 @@ def test_the_stages_that_a_stage_starts_are_in_its_key() -> None:
 # ---- the toy: two tools, one project
 
 
+@cache
+def _forked() -> Forked:
+    """One for this process."""
+    forked = Forked()
+    atexit.register(forked.close)
+    return forked
+
+
 class Toy:
     """A toy project and the two tools on it."""
 
@@ -209,7 +220,7 @@ class Toy:
         self.root = root
 
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([BIN / "snakemake", *arguments], cwd=self.root, capture_output=True, text=True, check=False, timeout=300)
+        return _forked().snakemake(*arguments, cwd=self.root)
 
     def build(self) -> None:
         done = self.snakemake()

@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.chat.tokens import PROBES
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header, NotGguf, read_header
+from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.experts import refuse_experts_of
 
@@ -79,7 +80,7 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
 
     logging.set_verbosity_error()
     try:
-        with redirect_stderr(io.StringIO()):
+        with redirect_stderr(io.StringIO()), quick_reader():
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
         raise _unreadable(file, header, error) from error
@@ -106,7 +107,7 @@ def load_gguf(file: Path, header: Header) -> Any:
     kinds = {kind for _, kind in header.tensors.values()}
     dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
     try:
-        with redirect_stderr(io.StringIO()):  # progress bars come from several hands, some deaf to logging's switch
+        with redirect_stderr(io.StringIO()), quick_reader():  # progress bars come from several hands, some deaf to logging's switch
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, dtype=dtype,
                 quantization_config=GgufConfig(dequantize=True), output_loading_info=True,

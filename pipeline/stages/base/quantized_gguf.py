@@ -20,6 +20,7 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN
 from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.stages.base.gguf_import import checked_header, load_tokenizer_of, same_ids_as_llama_cpp, special_ids
 from pipeline.stages.base.hf_folder import gguf_parts
@@ -142,7 +143,7 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
 
     logging.set_verbosity_error()
     try:
-        with redirect_stderr(io.StringIO()):
+        with redirect_stderr(io.StringIO()), quick_reader():
             config = AutoConfig.from_pretrained(model.parent, gguf_file=model.name, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
         raise DataError(f"transformers can't read the settings of {file} ({' '.join(str(error).split())[:300]}): take another model") from error

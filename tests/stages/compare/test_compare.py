@@ -23,7 +23,6 @@ from pipeline.config.strategies import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, 
 from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, Stopped
 from pipeline.gate.rules import CHANCE as GATES_CHANCE
-from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.base.gguf_import import checked_header
 from pipeline.stages.compare import child, plan, projects, reference
@@ -420,20 +419,21 @@ def test_settings_that_cannot_be_are_refused(tiny_params: dict[str, Any], tmp_pa
 
 
 @pytest.fixture
-def ready(prepared: Path, tools: Toolchain, tmp_path: Path) -> Path:
+def ready(prepared: Path, tiny_gguf_base: Path, tmp_path: Path) -> Path:
     """A tiny project in which everything has run that compare reads."""
     root = tmp_path / "project"
     shutil.copytree(prepared, root, ignore=shutil.ignore_patterns("base"))
     (root / "models/base").symlink_to(prepared / "models/base")
-    to_gguf(tools, root / "models/base", root / "models/gguf/tiny-base-F16.gguf", "F16", "tiny")
+    (root / "models/gguf").mkdir()
+    shutil.copy(tiny_gguf_base, root / "models/gguf/tiny-base-F16.gguf")
     return root
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_runs(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(ready)
-    monkeypatch.setattr("pipeline.core.publish.shutil.disk_usage", lambda _: usage._replace(free=300_000_000))
+    monkeypatch.setattr("pipeline.core.publish.shutil.disk_usage", lambda _: usage._replace(free=1_000_000))
     monkeypatch.setattr(plan, "run_stage", lambda *_: pytest.fail("a stage was run"))
-    with pytest.raises(MachineError, match=r"models/\.compare needs [\d.]+ [MG]B and its disk has 300\.0 MB free"):
+    with pytest.raises(MachineError, match=r"models/\.compare needs [\d.]+ [MG]B and its disk has 1\.0 MB free"):
         main(set_params(ready, seeds=[1]), ready)
 
 

@@ -19,8 +19,8 @@ Q, EMBEDDING = "model.layers.1.self_attn.q_proj", "model.embed_tokens.weight"
 
 
 @pytest.fixture
-def model(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(cut_models(tmp_path_factory, tools) / "hf", tmp_path / "hf"))
+def model(tools: Toolchain, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(cut_models(tools) / "hf", tmp_path / "hf"))
 
 
 def change(folder: Path, how: Callable[[Tensors], Any]) -> None:

@@ -14,8 +14,8 @@ from pipeline.stages.convert.preflight import Found, differing_files, preflight
 
 
 @pytest.fixture
-def folders(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> tuple[Path, Path]:
-    made = cut_models(tmp_path_factory, tools) / "hf"
+def folders(tools: Toolchain, tmp_path: Path) -> tuple[Path, Path]:
+    made = cut_models(tools) / "hf"
     return Path(shutil.copytree(made, tmp_path / "base")), Path(shutil.copytree(made, tmp_path / "merged"))
 
 

@@ -24,7 +24,7 @@ from pipeline.stages.convert.stage import convert, remark
 def models(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A models/ folder with a base, an adapter, a merged model and, from `convert`, the GGUFs."""
     folder = tmp_path_factory.mktemp("models")
-    made = cut_models(tmp_path_factory, tools) / "hf"
+    made = cut_models(tools) / "hf"
     shutil.copytree(made, folder / "base")
     shutil.copytree(made, folder / "merged")
     (folder / "merged/merge.json").write_text(json.dumps({"onto": "nf4", "method": "stream", "dtype": "bfloat16"}))

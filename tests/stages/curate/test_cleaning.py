@@ -6,6 +6,7 @@ import unicodedata
 from typing import Any
 
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,7 +168,7 @@ ROWS = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=draws(400))
 @given(drawn=ROWS)
 def test_whatever_comes_is_in_order_or_rejected_and_all_that_is_said_is_kept_or_noted(drawn: Row) -> None:
     changes: Changes = []
@@ -212,7 +213,7 @@ def test_text_is_composed(text: str, composed: str | None) -> None:
         assert [(change.rule, change.place, change.before, change.after) for change in changes] == [("normalise", "messages 1", text, composed)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200))
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30), mark=st.sampled_from(["", "\u0301", "\u0338", "\u11a8"]))
 def test_composing_reaches_every_text_and_once_is_enough(text: str, mark: str) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {text + mark: [text + mark]}}}

@@ -19,6 +19,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -169,7 +170,7 @@ def test_a_bad_record_is_told_in_our_words(tmp_path: Path) -> None:
     assert [str(row) for _, _, row in rows] == ["a line ends with CR alone: write LF or CRLF", "something stands between a quote and the next comma"]
 
 
-@settings(max_examples=50)
+@settings(max_examples=draws(50))
 @given(
     st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=2, max_size=2), max_size=5),
     st.sampled_from(["\n", "\r\n"]),
@@ -463,7 +464,7 @@ def test_a_file_that_breaks_while_it_is_read_is_told(tmp_path: Path, monkeypatch
     assert read(path) == [(1, 0, b"{}"), (2, None, "broken_container")]
 
 
-@settings(max_examples=60)
+@settings(max_examples=draws(60))
 @given(
     st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=5) | st.integers(-9, 9) | st.lists(st.none(), max_size=2), max_size=3), max_size=6)
 )

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -245,7 +246,7 @@ def test_texts_with_a_run_in_common_have_a_fingerprint_in_common(a: list[str], b
         assert not of_boilerplate(shared).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40))
 @given(st.lists(st.tuples(st.lists(st.integers(0, 6), max_size=3), st.sampled_from(["train", "test", "dropped", "document"])), max_size=12))
 def test_candidates_are_those_of_a_plain_join(rows: list[tuple[list[int], str]]) -> None:
     """Each row with its keys; documents come last, as files are read after rows."""

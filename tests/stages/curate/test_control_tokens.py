@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import QWEN_ADDED
@@ -153,7 +154,7 @@ PIECES = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300))
 @given(parts=st.lists(PIECES, max_size=12))
 def test_once_is_enough_and_nothing_is_left(parts: list[str]) -> None:
     text = "".join(parts)
@@ -275,7 +276,7 @@ def test_keys_that_become_equal_reject_the_row() -> None:
     assert caught.value.code == "duplicate_key"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100))
 @given(parts=st.lists(PIECES, max_size=8), mode=st.sampled_from(["neutralise", "reject"]))
 def test_no_row_raises_anything_but_bad_row(parts: list[str], mode: Any) -> None:
     row = everywhere("".join(parts))

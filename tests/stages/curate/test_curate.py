@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
@@ -217,7 +218,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=draws(50))
 @given(pieces=LINES, last=st.binary(max_size=10))
 def test_whatever_the_bytes_the_account_balances(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], last: bytes) -> None:
     data = lines(GOOD) + b"".join(pieces) + last
@@ -233,7 +234,7 @@ def test_whatever_the_bytes_the_account_balances(tmp_path_factory: pytest.TempPa
         assert row["id"] == row_id(row)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(30))
 @given(rows=st.lists(CHAT, min_size=1, max_size=8, unique_by=lambda row: json.dumps(row)))
 def test_with_every_rule_off_valid_rows_are_all_kept_unchanged_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]

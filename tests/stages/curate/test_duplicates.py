@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from canonical import ROWS
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -249,7 +250,7 @@ def test_a_request_made_of_boilerplate_is_still_a_request() -> None:
     assert {len(members) for members in sets(clusters(rows, look=True).group)} == {1, 2}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=draws(15))
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_neither_the_order_nor_the_blocks_matter(seed: int, block: int) -> None:
     dice = random.Random(seed)  # noqa: S311
@@ -267,7 +268,7 @@ def test_neither_the_order_nor_the_blocks_matter(seed: int, block: int) -> None:
         assert not found.exact[found.keep].any() or (found.similarity[found.exact] > 0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60))
 @given(st.lists(ROWS, max_size=8), st.integers(1, 8))
 def test_any_canonical_row_has_features(rows: list[dict[str, Any]], block: int) -> None:
     found, split = clusters(rows), clusters(rows, block=block)

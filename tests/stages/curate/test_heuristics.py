@@ -4,6 +4,7 @@ import builtins
 from typing import Any
 
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +87,7 @@ def test_answers_are_no_refusals(answer: str) -> None:
     assert not is_refusal(answer)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300))
 @given(
     parts=st.lists(
         st.sampled_from(["I'm sorry", ", but ", "as an ai ", "language model ", "I can't ", "help ", "with that", ". ", "a ", "\n", "my-", "?"]),
@@ -254,7 +255,7 @@ def test_our_own_code_and_documents_are_no_garbage() -> None:
     assert looked > 40
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200))
 @given(text=st.text(max_size=200) | st.text("aé😀 \n", max_size=300))
 def test_no_row_raises_anything_but_bad_row(text: str) -> None:
     for rule in (garbage(), ENGLISH_ONLY, refusals("reject")):

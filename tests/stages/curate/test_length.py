@@ -10,6 +10,7 @@ from string import ascii_lowercase
 from typing import Any
 
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import qwen_folder, smollm_folder
@@ -96,7 +97,7 @@ CHATS = st.tuples(st.none() | WORDS, st.lists(EXCHANGE, min_size=1, max_size=6),
 
 
 @pytest.mark.parametrize("name", ["qwen", "smollm"])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(80))
 @given(row=CHATS, budget=st.integers(20, 250))
 def test_parts_are_the_conversation_without_what_is_noted_as_lost(rules: dict[str, Length], name: str, row: Row, budget: int) -> None:
     rule, changes = with_budget(rules[name], budget), list[Any]()
@@ -147,7 +148,7 @@ ROWS = st.one_of(
 
 
 @pytest.mark.parametrize("name", ["qwen", "smollm"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150))
 @given(row=ROWS, budget=st.integers(16, 120), mode=st.sampled_from(["split", "reject"]))
 def test_no_row_raises_anything_but_bad_row(rules: dict[str, Length], name: str, row: Row, budget: int, mode: str) -> None:
     rule = with_budget(rules[name], budget, mode)
@@ -157,7 +158,7 @@ def test_no_row_raises_anything_but_bad_row(rules: dict[str, Length], name: str,
         assert error.code in ("over_budget", "template_refuses")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300))
 @given(
     text=st.text(max_size=60)
     | WORDS
@@ -170,7 +171,7 @@ def test_counting_words_is_counting(rules: dict[str, Length], text: str) -> None
 
 
 @pytest.mark.parametrize("name", ["qwen", "smollm"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60))
 @given(row=CHATS)
 def test_no_row_has_more_tokens_than_its_bound(rules: dict[str, Length], name: str, row: Row) -> None:
     counter = rules[name].counter
@@ -470,7 +471,7 @@ def test_no_line_takes_long(rules: dict[str, Length], name: str) -> None:
         assert all(rule.counter.count_row(part) <= 1024 for part in first[0][:: max(1, len(first[0]) // 20)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200))
 @given(
     text=st.text(max_size=60) | st.sampled_from(["ᾂ", "\u03b1\u0313\u0300\u0345", " ", "-", "\u1112\u1161\u11ab"]).map(lambda one: one * 40),
     most=st.integers(0, 40),

@@ -8,6 +8,7 @@ import time
 from urllib.parse import quote
 
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,7 +168,7 @@ PIECES += [
 PIECES += ["://", "@", "\\n", "\\u0041", "\n", " ", ":", "=", "é", "张"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300))
 @given(st.lists(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=6).map("".join), min_size=1, max_size=3))
 def test_a_redacted_row_has_nothing_left_to_redact(contents: list[str]):
     redactor = Redactor(names=("Ann Lee", "Email"))
@@ -326,7 +327,7 @@ def test_is_clean(text: str, clean: bool):
     assert not redactor.counts
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300))
 @given(st.lists(st.sampled_from([*PIECES, "\\", "u0040", "\\u005c", "%40", "&#64;", "\\ud83d", "\\ude00", "/"]) | st.text(max_size=8), max_size=8))
 def test_a_scrubbed_text_is_clean(pieces: list[str]):
     redactor = Redactor(names=("Ann Lee", "Email"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
@@ -53,7 +54,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150))
 @given(text=st.lists(PIECES | st.text(max_size=8), min_size=1, max_size=40).map("".join).filter(str.strip), most=st.integers(24, 120))
 def test_joined_parts_are_the_text_and_each_is_within_the_budget(rule: Length, text: str, most: int) -> None:
     rule, changes = with_budget(rule, most), list[Any]()

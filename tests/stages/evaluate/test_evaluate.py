@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
@@ -26,7 +27,7 @@ def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path
     rows.write_text(json.dumps({"id": "r", "messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}) + "\n")
     tokenizer = load_tokenizer(finished / "models/adapter")
     (row,) = likeness_rows(tokenizer, rows, settings)
-    assert row.ids[row.positions[-1] + 1] == 151_645  # <|im_end|>
+    assert row.ids[row.positions[-1] + 1] == tiny.END  # <|im_end|>
     assert [b - a for a, b in itertools.pairwise(row.positions)] == [1] * (len(row.positions) - 1)
     with pytest.raises(DataError, match=r"no held-out chat of .* can be measured"):
         likeness_rows(tokenizer, rows, settings.model_copy(update={"ctx_size": 8}))

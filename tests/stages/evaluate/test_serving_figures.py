@@ -17,8 +17,8 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.evaluate.serving import ANSWER_TOKENS, gpu_memory, held_by, serving_figures
 
 
-def test_a_served_model_is_measured(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> None:
-    model = cut_models(tmp_path_factory, tools) / "tiny-F16.gguf"
+def test_a_served_model_is_measured(tools: Toolchain) -> None:
+    model = cut_models(tools) / "tiny-F16.gguf"
     asked = tiny_params(Path("base"))["serve"] | {"threads": 1, "ctx_size": 512, "parallel": 2}
     found = serving_figures(model, Serve(**asked), tools)
     assert found.keys() == {"ctx_size", "parallel", "n_gpu_layers", "load_seconds", "peak_memory_bytes", "gpu_memory_bytes"}

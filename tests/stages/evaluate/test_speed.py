@@ -12,9 +12,9 @@ from pipeline.llamacpp.tools import Toolchain, bench
 from pipeline.stages.evaluate.speed import GENERATED, numbers, runs, speed
 
 
-def test_every_length_and_depth_is_measured(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> None:
+def test_every_length_and_depth_is_measured(tools: Toolchain) -> None:
     asked = tiny_params(Path("base"))["evaluate"] | {"prompt_lengths": [16, 48], "generation_depths": [0, 32], "repetitions": 3}
-    found = speed(cut_models(tmp_path_factory, tools) / "tiny-F16.gguf", Evaluate(**asked), tools)
+    found = speed(cut_models(tools) / "tiny-F16.gguf", Evaluate(**asked), tools)
     prompt, generation = found["speed"]["prompt"], found["speed"]["generation"]
     assert [one["tokens"] for one in prompt] == [16, 48]
     assert [(one["depth"], one["tokens"]) for one in generation] == [(0, GENERATED), (32, GENERATED)]

@@ -19,8 +19,8 @@ from pipeline.stages.quantize.stage import find_imatrix, quantize
 
 
 @pytest.fixture
-def made(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cut_models(tmp_path_factory, tools)
+def made(tools: Toolchain) -> Path:
+    return cut_models(tools)
 
 
 def write_chats(file: Path, count: int) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import tokenizer_folders
+from draws import draws
 from families import byte_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,7 +135,7 @@ def test_conversations_have_the_same_ids(changed: dict[str, Any], verdict: str, 
     assert bool(seam.cause) == (verdict == "fail")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=draws(50))
 @given(text=st.text(st.characters(exclude_categories=("Cs",)), max_size=4000))
 def test_any_text_has_the_same_ids(text: str, tokenizer: Any, vocabulary: Any) -> None:
     assert vocabulary.ids(text) == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids

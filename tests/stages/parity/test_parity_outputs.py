@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from pipeline.stages.parity.hand_overs import Said, gguf_seam, level_seam, lora_
 from pipeline.stages.parity.outputs import Bench, Chain, merged_onto, output_seams
 
 LIMITS: Any = SimpleNamespace(max_kld_exact=1.0e-3, max_kld_trained=0.7, max_kld_level=0.7)
-PROMPTS = [spread([*range(1000, 1030), 151645], 4), spread([*range(40, 60)], 4)]
+PROMPTS = [spread([*range(1000, 1030), tiny.END], 4), spread([*range(40, 60)], 4)]
 
 
 def bench(tmp_path: Path, tools: Toolchain) -> Bench:

@@ -301,9 +301,9 @@ GIVEN = {
 
 @pytest.mark.parametrize("tensor_types", GIVEN.values(), ids=GIVEN)
 def test_types_given_by_name_are_no_other_level(
-    tensor_types: dict[str, str], tools: Toolchain, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    tensor_types: dict[str, str], tools: Toolchain, tmp_path: Path
 ) -> None:
-    gguf, level = cut_models(tmp_path_factory, tools) / "tiny-F16.gguf", tmp_path / "tiny-Q4_K_M.gguf"
+    gguf, level = cut_models(tools) / "tiny-F16.gguf", tmp_path / "tiny-Q4_K_M.gguf"
     quantise_gguf(tools, gguf, level, "Q4_K_M", 1, None, tensor_types)
     seam, _ = level_weights(gguf, level, "Q4_K_M", 1.5, tensor_types)
     assert seam.verdict == "pass", seam.detail

@@ -18,7 +18,7 @@ from pipeline.stages.preprocess.stage import preprocess
 @pytest.fixture(scope="module")
 def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("tokens") / "tokens"
-    return preprocess(rows_folder=prepared / "data/final", base=prepared / "models/base", tokens_folder=folder, max_length=128, packing=True)
+    return preprocess(rows_folder=prepared / "data/final", base=prepared / "models/base", tokens_folder=folder, max_length=160, packing=True)
 
 
 def test_the_page_is_whole_and_loads_nothing(made: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:

@@ -5,6 +5,7 @@ from typing import get_args
 
 import pyarrow.parquet as parquet
 import pytest
+import tiny
 
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.rows import TRAINED, Kind
@@ -17,7 +18,7 @@ from pipeline.stages.preprocess.stage import preprocess, said
 
 
 def run(root: Path, target: Path, **changes: object) -> dict:
-    settings = {"max_length": 128, "packing": True} | changes
+    settings = {"max_length": 160, "packing": True} | changes
     account, _ = preprocess(rows_folder=root / "data/final", base=root / "models/base", tokens_folder=target, **settings)
     return account
 
@@ -29,7 +30,7 @@ def test_packing_keeps_every_token(prepared: Path, tmp_path: Path) -> None:
     assert len(rows["packed"]) < len(rows["plain"]) == plain["splits"]["train"]["rows"]
     pieces = []
     for row in rows["packed"]:
-        assert len(row["input_ids"]) == len(row["labels"]) == sum(row["seq_lengths"]) <= 128
+        assert len(row["input_ids"]) == len(row["labels"]) == sum(row["seq_lengths"]) <= 160
         start = 0
         for length in row["seq_lengths"]:
             pieces.append((row["input_ids"][start : start + length], row["labels"][start : start + length]))
@@ -87,9 +88,9 @@ def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path:
     assert "1 row has a reward" in page
     _, text, _, part = parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()
     assert part["labels"] == part["input_ids"]
-    assert part["input_ids"][-1] != 151_645, "no end of text is learnt where the text goes on"
+    assert part["input_ids"][-1] != tiny.END, "no end of text is learnt where the text goes on"
     assert [label for label in text["labels"] if label != IGNORED] == text["input_ids"][-3:]
-    assert text["input_ids"][-1] == 151_645  # <|im_end|>, for it is learnt to its end
+    assert text["input_ids"][-1] == tiny.END  # <|im_end|>, for it is learnt to its end
 
 
 def test_the_kinds_that_are_said_to_be_trained_are(prepared: Path) -> None:

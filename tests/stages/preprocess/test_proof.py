@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import qwen3_folder, smollm_folder, with_config
@@ -43,7 +44,7 @@ WORDS = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_chara
 
 
 @pytest.mark.parametrize("name", ["smollm", "qwen3"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25))
 @given(said=st.lists(WORDS, min_size=2, max_size=6).filter(lambda said: len(said) % 2 == 0))
 def test_what_is_encoded_is_proven_whatever_is_said(
     name: str, bases: dict[str, Base], tmp_path_factory: pytest.TempPathFactory, said: list[str]

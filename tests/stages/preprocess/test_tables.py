@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from pipeline.stages.preprocess.tables import Written, to_table, token_lengths, 
 SEQUENCES = [("a", Encoded([1, 2, 3], [-100, 2, 3])), ("b#1", Encoded([4], [4])), ("b#2", Encoded([5, 6], [-100, 6])), ("a", Encoded([7, 8], [7, 8]))]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(30))
 @given(lengths=st.lists(st.integers(1, 9), max_size=40), data=st.data())
 def test_there_and_back(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], data: st.DataObject) -> None:
     sequences = [(f"row{number}", Encoded([number] * length, [-100] * length)) for number, length in enumerate(lengths)]

@@ -17,10 +17,10 @@ from pipeline.stages.quantize.stage import fallback_warning, main, quantize
 
 
 @pytest.fixture
-def root(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
+def root(tools: Toolchain, tmp_path: Path) -> Path:
     """A project folder with nothing but models/gguf/tiny-F16.gguf."""
     (tmp_path / "models/gguf").mkdir(parents=True)
-    shutil.copyfile(cut_models(tmp_path_factory, tools) / "tiny-F16.gguf", tmp_path / "models/gguf/tiny-F16.gguf")
+    shutil.copyfile(cut_models(tools) / "tiny-F16.gguf", tmp_path / "models/gguf/tiny-F16.gguf")
     return tmp_path
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 
 from pipeline.chat.tokens import IGNORED, load_tokenizer
 from pipeline.config.params import load_params
@@ -123,7 +124,7 @@ class Fixed:
         torch.rand(1)  # as a model that draws random numbers
         said = past_key_values or 0
         self.calls.append(input_ids.shape[1])
-        logits = torch.nn.functional.one_hot(torch.tensor([[self.says[said]]]), 151_936).float()
+        logits = torch.nn.functional.one_hot(torch.tensor([[self.says[said]]]), tiny.ROWS).float()
         return CausalLMOutputWithPast(logits=logits, past_key_values=said + 1)
 
 
@@ -144,16 +145,16 @@ def test_it_answers_the_first_turn_and_stops_at_the_end_of_turn(tokenizer: Any) 
 
 
 def test_what_was_cut_shows_it(tokenizer: Any) -> None:
-    ids, labels = encoded(tokenizer, [("x " * 900 + "why?<|im_end|>\n<|im_start|>assistant\n", False), ("one two three four five<|im_end|>", True)])
-    (found,) = sample(Fixed(tokenizer("six seven eight nine ten")["input_ids"]), tokenizer, [(ids, labels)], max_new_tokens=3)
-    assert (found["answer"], found["reference"]) == ("six seven eight…", "one two three…")
+    ids, labels = encoded(tokenizer, [("x " * 900 + "why?<|im_end|>\n<|im_start|>assistant\n", False), ("What is a time upon<|im_end|>", True)])
+    (found,) = sample(Fixed(tokenizer("On a time is plus")["input_ids"]), tokenizer, [(ids, labels)], max_new_tokens=3)
+    assert (found["answer"], found["reference"]) == ("On a time…", "What is a…")
     assert found["prompt"].startswith("…")
     assert len(found["prompt"]) == PROMPT_LETTERS + 1
     assert "why?" in found["prompt"]
 
 
 def test_a_text_without_a_question_is_continued_from_its_first_token(tokenizer: Any) -> None:
-    ids = tokenizer("Once upon a time")["input_ids"]
+    ids = tokenizer("What is a time")["input_ids"]
     (found,) = sample(Fixed(ids[1:]), tokenizer, [(ids, ids)], max_new_tokens=3)
-    assert found["prompt"] == "Once"
-    assert found["answer"] == found["reference"] == " upon a time…"
+    assert found["prompt"] == "What"
+    assert found["answer"] == found["reference"] == " is a time…"

@@ -1,0 +1,63 @@
+"""The `gguf` package's reader, 20 times as fast on a vocabulary: it takes 13 s for 150,000 words, and `base` reads them twice.
+
+It reads every word as two slices of a memory map, and numpy is slow at slices of such maps; this one slices plain memory.
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_LENGTH = struct.Struct("<Q")
+
+
+@contextmanager
+def quick_reader() -> Iterator[None]:
+    """While it lasts, whoever imports `gguf.GGUFReader` (transformers, at each call) gets one with the same fields, sooner."""
+    import gguf
+
+    slow = gguf.GGUFReader
+    gguf.GGUFReader = _quick(slow)  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = slow  # type: ignore[misc]
+
+
+def _quick(slow: type) -> type:
+    """`slow` with lists of texts and numbers (little-endian, as nearly all files are) read at once."""
+    from gguf import GGUFValueType
+
+    class Quick(slow):  # type: ignore[misc]
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+            if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
+                return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+            head = [self._get(orig_offs, "uint32"), self._get(orig_offs + 4, "uint64")]
+            element, count = GGUFValueType(int(head[0][0])), int(head[1][0])
+            start = orig_offs + 12
+            if count and element == GGUFValueType.STRING:
+                parts, size = _texts(self.data.view(type=_plain()), start, count)
+                return 12 + size, head + parts, list(range(3, 3 + 2 * count, 2)), [GGUFValueType.ARRAY, element]
+            if count and element in self.gguf_scalar_to_np:
+                values = self._get(start, self.gguf_scalar_to_np[element], count).view(type=_plain())
+                parts = [values[at : at + 1] for at in range(count)]
+                return 12 + int(values.nbytes), head + parts, list(range(2, 2 + count)), [GGUFValueType.ARRAY, element]
+            return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+
+    return Quick
+
+
+def _plain() -> type:
+    import numpy
+
+    return numpy.ndarray
+
+
+def _texts(data: Any, start: int, count: int) -> tuple[list[Any], int]:
+    """Length and bytes of `count` texts, as the slow reader's parts, and how many bytes they take."""
+    parts, at, memory = [], start, memoryview(data)  # type: ignore[var-annotated]
+    for _ in range(count):
+        stop = at + 8 + _LENGTH.unpack_from(memory, at)[0]
+        parts += (data[at : at + 8].view("uint64"), data[at + 8 : stop])
+        at = stop
+    return parts, at - start

@@ -1,0 +1,17 @@
+"""How many examples a property is tried with: few in every run, for they are others each time, all with `--hypothesis-profile exhaustive`."""
+
+import hypothesis
+
+SHARE, LEAST = 4, 15  # a quarter of what its author asked for, and no fewer than these
+
+
+def draws(asked: int) -> int:
+    """The number of examples of a property whose author asked for `asked`."""
+    return asked if hypothesis.settings.get_current_profile_name() == "exhaustive" else min(asked, max(LEAST, asked // SHARE))
+
+
+def register() -> None:
+    """A busy machine is no fault of the code, so there is no deadline: what must be fast says so itself."""
+    hypothesis.settings.register_profile("quench", deadline=None, max_examples=draws(100))
+    hypothesis.settings.register_profile("exhaustive", deadline=None)
+    hypothesis.settings.load_profile("quench")

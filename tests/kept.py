@@ -1,0 +1,95 @@
+"""Folders that take minutes to make, made once for all test processes and kept between runs, in pytest's cache.
+
+They are kept under a key over all that they are made by: the syntax trees of the project's code (a comment changes nothing), what the
+stages read beside it, the makers in tests/, the packages, llama.cpp. A folder that a test has changed is made again.
+"""
+
+import ast
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+from pipeline.llamacpp.stamp import stamp
+from pipeline.llamacpp.tools import PROJECT
+
+MAKERS = ("conftest.py", "kept.py", "qwen2_variants.py", "tiny.py")
+STORE = "QUENCH_TESTS_KEPT"  # set by conftest.py, for the processes of xdist too
+_held: list[TextIO] = []  # locks for as long as this process lives
+
+
+def kept(name: str, make: Callable[[Path], object], *, store: Path | None = None, key: str | None = None) -> Path:
+    """The folder `name`, made by `make` unless it is there as it was made; other processes wait for it. Read only."""
+    home = _entered(store or _store(), key or made_by())
+    folder, record = home / name, home / f"{name}.json"
+    with (home / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not record.exists() or json.loads(record.read_text()) != contents(folder):
+            record.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            aside = record.with_suffix(".aside")
+            aside.write_text(json.dumps(contents(folder)))
+            aside.rename(record)
+    return folder
+
+
+def _store() -> Path:
+    return Path(os.environ[STORE])
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Size and date of every file below `folder`."""
+    found = ((path, path.lstat()) for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    return {str(path.relative_to(folder)): [state.st_size, state.st_mtime_ns] for path, state in found}
+
+
+@functools.cache
+def made_by() -> str:
+    """The key of everything that the kept folders are made by."""
+    digest = hashlib.sha256(json.dumps([str(_store()), stamp(), platform.python_version(), version("torch")], sort_keys=True).encode())
+    files = [path for path in (PROJECT / "pipeline").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files += [PROJECT / "recipes/demo.yaml", PROJECT / "graphs/stages.yaml", PROJECT / "requirements.lock", *(PROJECT / "tests" / name for name in MAKERS)]
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(PROJECT)}\0".encode() + (syntax(path.read_text()).encode() if path.suffix == ".py" else path.read_bytes()))
+    return digest.hexdigest()[:16]
+
+
+def syntax(source: str) -> str:
+    """The code without comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+@functools.cache
+def _entered(store: Path, key: str) -> Path:
+    """The folder of a key, held until this process ends; those of other keys that nobody holds are deleted."""
+    store.mkdir(parents=True, exist_ok=True)
+    with (store / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (store / key).mkdir(exist_ok=True)
+        _held.append((store / key / "held").open("w"))
+        fcntl.flock(_held[-1], fcntl.LOCK_SH)
+        for other in _unheld(store):
+            shutil.rmtree(other, ignore_errors=True)
+    return store / key
+
+
+def _unheld(store: Path) -> Iterator[Path]:
+    for other in [path for path in store.iterdir() if path.is_dir()]:
+        with (other / "held").open("w") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            yield other
