@@ -129,7 +129,7 @@ def gpu() -> Check:
         return Check("GPU", "warn", "nvidia-smi fails", "mend the driver: training takes the CPU meanwhile")
     found = "; ".join(done.stdout.strip().splitlines())
     if "+cpu" in (_version("torch") or ""):
-        return Check("GPU", "warn", f"{found}, but torch is a CPU build", "README, “On a GPU”, has the line that installs a CUDA build")
+        return Check("GPU", "warn", f"{found}, but torch is a CPU build", "docs/gpu.md has the line that installs a CUDA build")
     return Check("GPU", "ok", found)
 
 
