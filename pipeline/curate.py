@@ -25,6 +25,7 @@ from pipeline.curation.comparing.splits import SPLITS, TEST
 from pipeline.curation.outputs import write_clusters, write_rows
 from pipeline.curation.reading.containers import READ, raw_files, raw_lines, refusal, sha256, size
 from pipeline.curation.reading.special_files import need_plain_files
+from pipeline.curation.rules.heuristics import JUDGES
 from pipeline.curation.rules.token_count import TokenCounter
 from pipeline.curation.samples import SHOWN, answer_samples, cluster_samples, leak_samples, row_samples, suspect_samples
 from pipeline.curation.spool import Spool, spread_evenly
@@ -156,9 +157,7 @@ def not_measured(settings: Curate, base: Path) -> list[str]:
     """The rules that are switched off, or that lack what they need."""
     off = {
         "normalise": not settings.normalise,
-        "refusals": settings.refusals == "keep",
-        "languages": not settings.languages,
-        "garbage": not settings.garbage,
+        **{name: not judge.wanted(settings) for name, judge in JUDGES.items()},
         "secrets": settings.secrets == "keep",
         "personal": not (settings.personal or settings.names),
         "length": not base.is_dir(),

@@ -14,6 +14,7 @@ from pipeline.curation.comparing.decide import FATES, KEPT, SAMPLED_OUT, Decisio
 from pipeline.curation.comparing.duplicates import Clusters
 from pipeline.curation.comparing.minhash import ALGORITHM
 from pipeline.curation.comparing.splits import SPLITS, TRAIN
+from pipeline.curation.rules.heuristics import JUDGES
 from pipeline.errors import DataError
 from pipeline.jsonl import BadLine
 from pipeline.reporting.data_words import plural
@@ -21,7 +22,7 @@ from pipeline.rows import TRAINED, Kind
 from pipeline.sections import Curate
 
 ROW_RULES = (
-    "read", "format", "normalise", "secrets", "personal", "reasoning", "turns", "refusals", "languages", "garbage", "control_tokens", "length",
+    "read", "format", "normalise", "secrets", "personal", "reasoning", "turns", *JUDGES, "control_tokens", "length",
 )  # fmt: skip
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
 MOST_TURNS = 65535  # that are told apart

@@ -17,7 +17,7 @@ from pipeline.curation.reading.formats import detect, to_row
 from pipeline.curation.rules.changes import Change, Changes
 from pipeline.curation.rules.cleaning import normalise, turns
 from pipeline.curation.rules.control_tokens import ControlTokens
-from pipeline.curation.rules.heuristics import garbage, languages, refusals
+from pipeline.curation.rules.heuristics import JUDGES
 from pipeline.curation.rules.length import Length
 from pipeline.curation.rules.reasoning import reasoning
 from pipeline.curation.rules.redaction import Redactor
@@ -112,9 +112,7 @@ class Cleaner:
             "secrets": self.redact,  # early, so that no later rule's excerpt holds half a secret
             "reasoning": reasoning(added_tokens or ()),
             "turns": turns(settings.turns),
-            "refusals": refusals(settings.refusals),
-            "languages": languages(tuple(settings.languages)) if settings.languages else None,
-            "garbage": garbage() if settings.garbage else None,
+            **{name: judge.rule(settings) for name, judge in JUDGES.items() if judge.wanted(settings)},
             "control_tokens": ControlTokens(added_tokens, settings.control_tokens) if added_tokens is not None else None,
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]

@@ -1,16 +1,4 @@
-"""The scorers by their spelling in `evaluate.scorers` of params.yaml.
-
-| spelling | points |
-| --- | --- |
-| `exact_match` | 1 where the answer is the reference, white space around both aside |
-| `json_fields` | share of the reference object's fields with an equal value |
-| `rouge_l` | F1 of the longest common subsequence of words |
-| `number:MARKER` | 1 where the number after the last MARKER is the reference's |
-| `regex:PATTERN` | 1 where the pattern's first group (without one, all of the match) is the reference's |
-| `code` | 1 where the answer's Python passes the row's tests in a sandbox |
-| `python:FILE.py:FUNCTION` | what your own function below `data/evaluation` says |
-| `judge` | a model's mark, through `evaluate.judge` |
-"""
+"""The scorers by their spelling in `evaluate.scorers` of params.yaml; docs/evaluation.md has the table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +11,9 @@ from pipeline.scoring.score import Scorer
 if TYPE_CHECKING:
     from pipeline.sections import Judge
 
-PLAIN = {"exact_match": text.exact_match, "json_fields": text.json_fields, "rouge_l": rouge.rouge_l, "code": code.passes}
+PLAIN = {**text.PLAIN, "rouge_l": rouge.rouge_l, "code": code.passes}
 SLOTS = {"code": 2, "judge": 4}
-SPELLINGS = "exact_match, json_fields, rouge_l, number:MARKER, regex:PATTERN, code, python:FILE.py:FUNCTION or judge"
+SPELLINGS = f"{', '.join(PLAIN)}, number:MARKER, regex:PATTERN, python:FILE.py:FUNCTION or judge"
 
 
 def parse(spelling: str, judge: "Judge | None" = None, root: Path = Path()) -> Scorer:

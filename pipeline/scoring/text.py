@@ -42,6 +42,12 @@ def json_fields(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
     return Score(right / len(wanted) if wanted else float(given == wanted), True)
 
 
+PLAIN: dict[str, Measure] = {  # scorers without settings, by their spelling in params.yaml
+    "exact_match": exact_match,
+    "json_fields": json_fields,
+}
+
+
 def number_after(marker: str) -> Measure:
     r"""1 where the number after the last `marker` of the answer equals the reference's: 1,000.0 and $1000. are equal, as are 7 and +7.
 

@@ -1,14 +1,17 @@
-"""Rules that judge what a row says: stock refusals, the language of answers, garbage. Each is made from its setting."""
+"""Rules that judge what a row says: stock refusals, the language of answers, garbage. `JUDGES` is the list of them."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pipeline.curation.rules.changes import Changes, Rule
 from pipeline.errors import ConfigError, ToolError
 from pipeline.rows import TURN_LISTS, BadRow, Row
 from pipeline.scoring.refusals import LONGEST_REFUSAL, is_refusal
+
+if TYPE_CHECKING:
+    from pipeline.sections import Curate
 
 # --- refusals ---
 
@@ -154,3 +157,20 @@ def _repeated(text: str) -> float:
             covered += start + RUN - max(start, end)
             end = start + RUN
     return covered / len(units) if units else 0.0
+
+
+# --- all of them ---
+
+
+class Judge(NamedTuple):
+    """A rule that judges what a row says: whether the settings ask for it, and the rule that they make."""
+
+    wanted: Callable[["Curate"], bool]
+    rule: Callable[["Curate"], Rule | None]
+
+
+JUDGES = {  # in the order in which they are applied; the name is the rule's in every report
+    "refusals": Judge(lambda settings: settings.refusals == "reject", lambda settings: refusals(settings.refusals)),
+    "languages": Judge(lambda settings: bool(settings.languages), lambda settings: languages(tuple(settings.languages))),
+    "garbage": Judge(lambda settings: settings.garbage, lambda settings: garbage()),
+}
