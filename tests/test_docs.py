@@ -1,19 +1,55 @@
-"""Docs that can't lie: every path, command, stage and error sentence in them is looked up in the project."""
+"""Docs that can't lie: every link, path, command, option, key, stage and error sentence in them is looked up in the project."""
 
 import ast
 import re
+import shlex
+import subprocess
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
 from pipeline.__main__ import PER_ITEM, STAGES
+from pipeline.__main__ import main as run_stage
 from pipeline.cli import app
 from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION
+from pipeline.params import Params
+from pipeline.scoring.scorers import SPELLINGS
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (PROJECT / "Makefile").read_text(encoding="utf-8")
 PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
-TREE = re.search(r"## The project\n\n```text\n(.*?)```", README, re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MistakenUse = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")  # Typer has a copy of Click of its own
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@cache
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page: small letters, spaces as hyphens, no other marks; -1, -2 … behind one that comes again."""
+    found: list[str] = []
+    for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.append(f"{name}-{found.count(name)}" if name in found else name)
+    return set(found)
+
+
+def commands(page: Path, *names: str) -> list[tuple[list[str], bool]]:
+    """(words, in a block) of each command in a page that starts with one of `names`."""
+    text = page.read_text(encoding="utf-8")
+    blocks = [line for kind, block in BLOCK.findall(text) if kind == "sh" for line in block.splitlines()]
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^#.*$", "", prose(page), flags=re.MULTILINE))
+    lines = [(line, True) for line in blocks] + [(line, False) for line in inline if "…" not in line]
+    return [(shlex.split(line, comments=True), block) for line, block in lines if re.match(rf"({'|'.join(names)})(?![\w-])", line)]
 
 
 def sentences() -> list[str]:
@@ -28,49 +64,130 @@ def sentences() -> list[str]:
     return found
 
 
-def test_every_path_of_the_tree_exists() -> None:
-    assert TREE
-    paths = [line.split()[0] for line in TREE[1].splitlines()]
-    assert len(paths) > 10
+def test_readme_is_one_page_and_leads_to_all_others() -> None:
+    assert len(README.splitlines()) <= 150
+    linked = set(re.findall(r"\]\(([^)#]+)", README))
+    assert [page.name for page in PAGES[1:] if str(page.relative_to(PROJECT)) not in linked] == []
+
+
+def test_the_tree_in_readme_is_the_projects() -> None:
+    tree = re.search(r"## The tree\n\n```text\n(.*?)```", README, re.DOTALL)
+    assert tree
+    shown = [line.split()[0] for line in tree[1].splitlines()]
+    assert [path for path in shown if not (PROJECT / path).exists()] == []
+    listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("no Git checkout, so nobody knows which folders are the project's")
+    files = [Path(line) for line in listed.stdout.splitlines() if (PROJECT / line).exists()]
+    folders = {f"{file.parts[0]}/" for file in files if len(file.parts) > 1 and not file.parts[0].startswith(".")}
+    packages = {f"pipeline/{file.parts[1]}/" for file in files if file.parts[0] == "pipeline" and len(file.parts) > 2}
+    assert {path for path in shown if path.endswith("/")} == folders | packages
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page))
+    targets = [(link, (page.parent / link.partition("#")[0]).resolve() if link[0] != "#" else page, link.partition("#")[2]) for link in links]
+    assert [link for link, target, _ in targets if not target.exists()] == []
+    assert [link for link, target, anchor in targets if anchor and anchor not in anchors(target)] == []
+
+
+@pages
+def test_paths_of_the_code_exist(page: Path) -> None:
+    paths = re.findall(r"`((?:pipeline|tests|docs|benchmarks|examples|graphs|recipes|profiles)/[\w./-]+)`", prose(page))
     assert [path for path in paths if not (PROJECT / path).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)\)", page.read_text(encoding="utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+@pages
+def test_keys_exist(page: Path) -> None:
+    sections = {name: field.annotation for name, field in Params.model_fields.items()}
+    named = re.findall(rf"`({'|'.join(sections)})\.([a-z_]\w*)", prose(page))
+    assert [f"{name}.{key}" for name, key in named if key not in {*getattr(sections[name], "model_fields", {}), "json", "jsonl", "sh"}] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_exist(page: Path) -> None:
-    pieces = re.findall(r"```sh\n(.*?)```|`([^`\n]+)`", page.read_text(encoding="utf-8"), re.DOTALL)
-    code = "\n".join(block or inline for block, inline in pieces)
+def parse(words: list[str], *, complete: bool) -> None:
+    """Parse a command line as `quench` would, running nothing. Raises `MistakenUse`; for arguments that are missing only if `complete`."""
+    command: Any = typer.main.get_command(app)
+    context = command.context_class(command, info_name="quench")
+    while isinstance(command, TyperGroup):
+        if not words and not complete:
+            return
+        name, command, words = command.resolve_command(context, words)
+        context = command.context_class(command, info_name=name, parent=context)
+    try:
+        command.parse_args(context, list(words))
+    except MistakenUse as error:
+        if complete or type(error).__name__ != "MissingParameter":
+            raise
+
+
+@pages
+def test_quenchs_commands_parse(page: Path) -> None:
+    for words, block in commands(page, "quench"):
+        try:
+            parse(words[1:], complete=block)
+        except MistakenUse as error:
+            pytest.fail(f"{shlex.join(words)}: {error}")
+
+
+def test_a_wrong_command_would_be_found() -> None:
+    for line in ("serv", "serve --smok 8", "ship", "plan --vram much", "data chek x", "data export x --to csv"):
+        with pytest.raises(MistakenUse):
+            parse(line.split(), complete=True)
+
+
+def test_the_workflow_tools_commands_parse(capsys: pytest.CaptureFixture[str]) -> None:
+    from dvc.cli import DvcParserError
+    from dvc.cli.parser import get_main_parser
+    from snakemake.cli import get_argument_parser
+
+    parsers = {"snakemake": get_argument_parser(), "dvc": get_main_parser()}
+    for page in PAGES:
+        for words, block in commands(page, *parsers):
+            if words[1:] or block:
+                try:
+                    parsed = parsers[words[0]].parse_args(words[1:])
+                except (SystemExit, DvcParserError):
+                    pytest.fail(f"{page.name}: {shlex.join(words)}: {capsys.readouterr().err}")
+                assert {target for target in getattr(parsed, "targets", None) or () if words[0] == "snakemake"} <= {*STAGES}, words
+
+
+@pages
+def test_makes_and_pythons_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verbs = {word for line in re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE) for word in line.split()}
-    commands = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    groups = {group.name: group.typer_instance for group in app.registered_groups}
-    for name, group in groups.items():
-        inner = {command.name or getattr(command.callback, "__name__", "") for command in group.registered_commands}
-        assert set(re.findall(rf"^quench {name} ([a-z]+)", code, re.MULTILINE)) <= inner
-    assert set(re.findall(r"^make ([a-z]+)", code, re.MULTILINE)) <= verbs
-    assert set(re.findall(r"^quench ([a-z-]+)", code, re.MULTILINE)) <= commands | groups.keys()
-    assert set(re.findall(r"^snakemake ([a-z]+)", code, re.MULTILINE)) <= set(STAGES)
-    stages = re.findall(r"^python -m pipeline ([a-z]+)(@?)", code, re.MULTILINE)
-    assert all(stage in STAGES and bool(item) == (stage in PER_ITEM) for stage, item in stages)
+    variables = set(re.findall(r"^(\w+) *[?:]?=", MAKEFILE, re.MULTILINE))
+    for words, _ in commands(page, "make"):
+        assert {word for word in words[1:] if "=" not in word} <= verbs, words
+        assert {word.partition("=")[0] for word in words[1:] if "=" in word} <= variables, words
+    with pytest.raises(SystemExit):
+        run_stage(["--help"])
+    options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    for words, _ in commands(page, "python -m pipeline"):
+        stage, _, item = words[3].partition("@")
+        assert stage == "STAGE" or (stage in STAGES and bool(item) == (stage in PER_ITEM)), words
+        assert {word for word in words if word.startswith("--")} <= options, words
+    for words, _ in commands(page, r"python benchmarks/\w+\.py"):
+        script = ast.parse((PROJECT / words[1]).read_text(encoding="utf-8"))
+        known = {node.value for node in ast.walk(script) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        assert {word for word in words if word.startswith("--")} <= known, words
 
 
-def test_readme_names_every_stage_recipe_and_tool() -> None:
-    assert [stage for stage in STAGES if f"`{stage}`" not in README] == []
-    assert [path.stem for path in (PROJECT / "recipes").glob("*.yaml") if f"| `{path.stem}` |" not in README] == []
-    assert f".tools/llama.cpp/{VERSION}/" in README
-    assert " ".join(TOOLS) in README
+def test_the_pages_name_every_stage_recipe_scorer_and_tool() -> None:
+    workflow, evaluation, gpu = (PROJECT.joinpath("docs", name).read_text(encoding="utf-8") for name in ("workflow.md", "evaluation.md", "gpu.md"))
+    assert [stage for stage in STAGES if not re.search(rf"^\| .*`{stage}`.* \|", workflow, re.MULTILINE)] == []
+    assert sorted(path.stem for path in (PROJECT / "recipes").glob("*.yaml")) == sorted(re.findall(r"^\| `([\w.-]+)` \|", README, re.MULTILINE))
+    scorers = re.findall(r"^\| `([^`]+)` \|", evaluation.partition("## Scorers")[2], re.MULTILINE)
+    assert sorted(scorers) == sorted(re.split(", | or ", SPELLINGS))
+    assert f".tools/llama.cpp/{VERSION}/" in gpu
+    assert " ".join(TOOLS) in gpu
 
 
 def test_troubleshooting_quotes_what_the_program_says() -> None:
     page = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
     assert len(quoted) > 20
-    ours = sentences()
-    assert [words for words in quoted if not any(words in sentence for sentence in ours)] == []
+    ours = "\0".join(sentences())
+    assert [words for words in quoted if words not in ours] == []
 
 
 def test_ci_does_the_two_commands_of_the_readme() -> None:
