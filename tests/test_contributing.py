@@ -13,7 +13,7 @@ from pipeline.llamacpp.tools import PROJECT
 
 PAGE = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SHOWN = dict(re.findall(r"^## Add a (.*?)\n.*?```diff\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
-MOST_CHANGED, MOST_LINES = 15, 20  # lines that a change adds or removes, and lines of its diff with headers and context
+MOST_LINES = 15  # of a diff, headers and context included
 
 # what the change is good for, as a program that ends in an AssertionError without it
 USES = {
@@ -41,9 +41,9 @@ Path("models/base.json").write_text('{"added_tokens": []}')
 settings = load_params(Path("params.yaml")).curate.model_copy(update={"val_fraction": 0.0, "test_fraction": 0.0})
 assert curate(Path(), settings, 1)["rejected"] == {}
 counts = curate(Path(), settings.model_copy(update={"garbage": True}), 1)
-assert counts["rejected"] == {"only_link": 1} and counts["rows_kept"] == 2
+assert counts["rejected"] == {"garbage": 1} and counts["rows_kept"] == 2
 assert [rule for rule in counts["rules"] if rule["rejected"]] == [{"rule": "links", "rows_in": 3, "rows_out": 2, "rejected": 1, "changed": 0}]
-assert "| `only_link` |" in Path("docs/data-formats.md").read_text() and "only link" in Path("reports/data.html").read_text()
+assert "nothing but a link" in Path("reports/data.html").read_text()
 """,
     "quantization check": """
 import numpy as np
@@ -64,7 +64,6 @@ assert verdict(-base) == ("fail", 0.0)
 @pytest.mark.parametrize("name", USES)
 def test_a_change_that_contributing_shows_applies_and_works(tmp_path: Path, name: str) -> None:
     diff = SHOWN[name]
-    assert sum(line[0] in "+-" and not line.startswith(("--- ", "+++ ")) for line in diff.splitlines()) <= MOST_CHANGED
     assert len(diff.splitlines()) <= MOST_LINES
     for folder in ("pipeline", "docs"):
         shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png"))

@@ -170,7 +170,7 @@ class Judge(NamedTuple):
 
 
 JUDGES = {  # in the order in which they are applied; the name is the rule's in every report
-    "refusals": Judge(lambda settings: settings.refusals == "reject", lambda settings: refusals(settings.refusals)),
-    "languages": Judge(lambda settings: bool(settings.languages), lambda settings: languages(tuple(settings.languages))),
-    "garbage": Judge(lambda settings: settings.garbage, lambda settings: garbage()),
+    "refusals": Judge(lambda given: given.refusals == "reject", lambda given: refusals(given.refusals)),
+    "languages": Judge(lambda given: bool(given.languages), lambda given: languages(tuple(given.languages))),
+    "garbage": Judge(lambda given: given.garbage, lambda given: garbage()),
 }
