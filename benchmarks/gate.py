@@ -2,7 +2,7 @@
 
     python benchmarks/gate.py PROJECT [--rows 24] [--folder DIR]
 
-Damage, each at Q4_K_M, at a level's own evaluation by `pipeline.evaluate.evaluate`:
+Damage, each at Q4_K_M, at a level's own evaluation by `pipeline.stages.evaluate.stage.evaluate`:
 - 1 % of the blocks of every quantised tensor zeroed;
 - an adapter trained to answer without stopping (LoRA on the merged model, 12 steps: each answer is followed by a newline and itself, never by the end
   of turn), with the 16-bit model of its own that it is compared with;
@@ -31,7 +31,7 @@ def zero_blocks(path: Path, share: float, seed: int = 0) -> int:
     """Zero `share` of the blocks of every quantised tensor, in place; how many."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    from pipeline.llamacpp.gguf_tensors import gguf_tensors
+    from pipeline.gguf.tensors import gguf_tensors
 
     dice, zeroed = np.random.default_rng(seed), 0
     for tensor in gguf_tensors(path)[1].values():
@@ -53,8 +53,8 @@ def taught(merged: Path, rows: Path, folder: Path, *, ends: bool, seed: int = 0)
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from pipeline.chat import chats, encodable, load_tokenizer, trained_positions
-    from pipeline.jsonl import read_rows
+    from pipeline.chat.tokens import chats, encodable, load_tokenizer, trained_positions
+    from pipeline.core.jsonl import read_rows
 
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
@@ -84,8 +84,8 @@ class Bench:
     """A project, and a folder for what is made of it."""
 
     def __init__(self, root: Path, folder: Path, rows: int) -> None:
+        from pipeline.config.params import load_params
         from pipeline.llamacpp.tools import find_toolchain
-        from pipeline.params import load_params
 
         self.root, self.folder, self.params = root, folder, load_params(root / "params.yaml")
         self.tools, self.name = find_toolchain(self.params.llamacpp.home), self.params.convert.name
@@ -110,7 +110,7 @@ class Bench:
 
     def evaluated(self, case: str, model: Path, reference: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """`evaluate`'s figures and answers of `model`, measured once."""
-        from pipeline.evaluate import evaluate
+        from pipeline.stages.evaluate.stage import evaluate
 
         kept = self.folder / f"{case}.json"
         if not kept.exists():
@@ -124,9 +124,9 @@ class Bench:
 
     def judge(self, case: str, level: str, model: Path, sixteen: Path, sixteen_case: str) -> None:
         """Print what the gate says of `model` as `level`, and what parity's seam of its weights does."""
-        from pipeline.llamacpp.levels import split_level
-        from pipeline.seams.level_weights import level_weights
-        from pipeline.shipping.gate import judge_level
+        from pipeline.config.levels import split_level
+        from pipeline.gate.rules import judge_level
+        from pipeline.stages.parity.level_weights import level_weights
 
         reference, level_found = self.evaluated(sixteen_case, sixteen, sixteen), self.evaluated(case, model, sixteen)
         evaluations = {"F16": reference[0], level: level_found[0] | {"reference": "F16"}}

@@ -15,8 +15,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.params import load_params
-from pipeline.sections import Training
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
 
 PROJECT = Path(__file__).resolve().parents[1]
 SIDES = {"packed": "gguf", "NF4": "nf4"}
@@ -33,9 +33,9 @@ def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
     import torch
     from peft import get_peft_model
 
-    from pipeline.training.chunked import chunked_loss
-    from pipeline.training.liger import apply_liger, choose_loss, fused_loss
-    from pipeline.training.qlora import load_quantised, lora_config
+    from pipeline.models.chunked_loss import chunked_loss
+    from pipeline.models.liger_loss import apply_liger, choose_loss, fused_loss
+    from pipeline.models.qlora import load_quantised, lora_config
 
     cuda = torch.cuda.is_available()
     loss = choose_loss(settings.loss)
@@ -72,7 +72,7 @@ def peak(base: Path, settings: Training, tokens: int) -> dict[str, Any]:
     """
     import torch
 
-    from pipeline.training.tensors import frozen_tensors, tensor_bytes
+    from pipeline.models.tensors import frozen_tensors, tensor_bytes
 
     model, step = load(base, settings)
     held = tensor_bytes(frozen_tensors(model))

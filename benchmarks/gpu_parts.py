@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pipeline.sections import Training
+from pipeline.config.sections import Training
 
 CUDA = torch.cuda.is_available()
 WARM_UP = 2  # steps that don't count
@@ -61,7 +61,7 @@ def report_speed(say: Say, seconds: list[float], tokens: int) -> None:
 
 def ours(say: Say, folder: Path, settings: Training, tokens: int, cap_gib: float, **_: Any) -> None:
     """Quench's own stage with its proofs, monitoring and checkpoints, under a memory cap; first the card's own speed."""
-    from pipeline.train import train
+    from pipeline.stages.train.stage import train
 
     if CUDA:
         say({"bf16_tflops": matrix_tflops(), "device": torch.cuda.get_device_name(0)})
@@ -162,9 +162,9 @@ def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]
     """
     from peft import get_peft_model
 
-    from pipeline.training.chunked import chunked_loss
-    from pipeline.training.liger import apply_liger, choose_loss, fused_loss
-    from pipeline.training.qlora import load_quantised, lora_config
+    from pipeline.models.chunked_loss import chunked_loss
+    from pipeline.models.liger_loss import apply_liger, choose_loss, fused_loss
+    from pipeline.models.qlora import load_quantised, lora_config
 
     loss = choose_loss(settings.loss)
     if loss == "liger":
@@ -202,9 +202,9 @@ def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]
 
 def planner(say: Say, folder: Path, settings: Training, lengths: list[int], cap_gib: float, find_longest: bool, **_: Any) -> None:
     """Our step's peaks, for every length with and without checkpointing, beside the planner's; then the longest row that fits under the cap."""
+    from pipeline.models.liger_loss import choose_loss
     from pipeline.planning.memory import plan_memory
     from pipeline.planning.shape import load_shape
-    from pipeline.training.liger import choose_loss
 
     base = folder / "nf4/base"
     step, shape, loss = stepper(base, settings), load_shape(base / "config.json"), choose_loss(settings.loss)
@@ -248,7 +248,7 @@ def step_speed(say: Say, folder: Path, settings: Training, side: str, tokens: in
 
 def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, **_: Any) -> None:
     """Train and kill this process with SIGKILL after the second checkpoint (`killed`), else go on from there and compare with unbroken runs."""
-    from pipeline.train import train
+    from pipeline.stages.train.stage import train
 
     out = folder / f"resume-{side}"
     places = {"tokens": folder / "resume/rows", "base": folder / ("resume" if side == "nf4" else side) / "base"}

@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from trl.kernels import ChunkedLogProbFunction
 
-from pipeline.training.chunked import chunked_loss, trained_states
-from pipeline.training.liger import fused_loss
+from pipeline.models.chunked_loss import chunked_loss
+from pipeline.models.liger_loss import fused_loss
+from pipeline.models.loss_parts import trained_states
 
 Loss = Callable[[Any, dict[str, Any]], Any]
 

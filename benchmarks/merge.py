@@ -31,7 +31,7 @@ def write_adapter(base: Path, folder: Path) -> Path:
     from peft import LoraConfig
     from safetensors.torch import save_file
 
-    from pipeline.merging.structure import structure
+    from pipeline.models.merging.structure import structure
 
     model = structure(base)
     targets = sorted({name.split(".")[-2] for name in model.quantised})
@@ -49,10 +49,10 @@ def write_adapter(base: Path, folder: Path) -> Path:
 
 def one(folder: Path, side: str) -> None:
     """The child: merge without waiting for the disk at the end, then say seconds, processor seconds and this process's peak in bytes."""
-    from pipeline.merging.nf4 import Nf4
-    from pipeline.merging.peft_merge import merge_with_peft
-    from pipeline.merging.stream import stream
-    from pipeline.training.runtime import use_all_cores
+    from pipeline.models.merging.nf4 import Nf4
+    from pipeline.models.runtime import use_all_cores
+    from pipeline.stages.merge.peft_merge import merge_with_peft
+    from pipeline.stages.merge.stream import stream
 
     use_all_cores()
     (folder / side).mkdir()
@@ -68,13 +68,13 @@ def one(folder: Path, side: str) -> None:
 
 def largest_error(folder: Path, side: str) -> float:
     """Largest distance from float64 over all adapted tensors, in units in the last place."""
-    from pipeline.merging.adapter import read_adapter
-    from pipeline.merging.judge import tensor_error
-    from pipeline.merging.nf4 import Nf4
-    from pipeline.merging.plan import plan
-    from pipeline.merging.structure import structure
-    from pipeline.merging.tensor_files import read_folder
-    from pipeline.training.runtime import one_thread
+    from pipeline.gguf.safetensors_rows import read_folder
+    from pipeline.models.merging.adapter import read_adapter
+    from pipeline.models.merging.judge import tensor_error
+    from pipeline.models.merging.nf4 import Nf4
+    from pipeline.models.merging.plan import plan
+    from pipeline.models.merging.structure import structure
+    from pipeline.models.runtime import one_thread
 
     base, there = folder / "base", read_folder(folder / side)
     jobs = plan(read_folder(base), read_adapter(folder / "adapter"), structure(base), nf4=side == "stream, nf4").jobs
@@ -96,7 +96,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         import random_base
 
-        from pipeline.merging.tensor_files import read_folder
+        from pipeline.gguf.safetensors_rows import read_folder
 
         folder = Path(name)
         random_base.SHAPES["wide"] = random_base.SHAPES["7b"] | {"num_hidden_layers": 2}

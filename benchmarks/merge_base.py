@@ -33,12 +33,12 @@ def main() -> None:
 
 def measure_level(arguments: Any, level: str) -> None:
     """Both merges at `level` (and at F16, with the first level), as rows of the table."""
+    from pipeline.config.params import load_params
     from pipeline.llamacpp.tools import find_toolchain
-    from pipeline.merge import merge
-    from pipeline.merging import choose
-    from pipeline.params import load_params
-    from pipeline.scoring.intervals import interval
-    from pipeline.seams.torch_models import trained_logits
+    from pipeline.metrics.forward import trained_logits
+    from pipeline.metrics.intervals import interval
+    from pipeline.stages.merge import choose
+    from pipeline.stages.merge.stage import merge
 
     root, params = arguments.root, load_params(arguments.root / "params.yaml")
     base, adapter, seed = root / "models/base", root / "models/adapter", params.evaluate.seed

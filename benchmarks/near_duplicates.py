@@ -21,9 +21,9 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 import numpy as np
 
 from benchmarks.chats import chats, pairwise_f1
-from pipeline.curation.comparing.duplicates import Similar, labels, unite
-from pipeline.curation.comparing.minhash import PERMUTATIONS, SEED, bands_for, signatures, sketch
-from pipeline.curation.comparing.shingles import Hashes, Offsets, mix, shingles, tokenise
+from pipeline.stages.curate.comparing.duplicates import Similar, labels, unite
+from pipeline.stages.curate.comparing.minhash import PERMUTATIONS, SEED, bands_for, signatures, sketch
+from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, mix, shingles, tokenise
 
 Sign = Callable[[Hashes, Offsets], np.ndarray]  # shingles → signatures (documents, PERMUTATIONS), uint32
 BLOCK = 1000

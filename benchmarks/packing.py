@@ -44,13 +44,13 @@ def main() -> None:
     from peft import get_peft_model
     from tokenise import generated
 
-    from pipeline.chat import encode, load_tokenizer
-    from pipeline.params import load_params
-    from pipeline.tokens.packing import best_fit
-    from pipeline.tokens.rendering import Unrenderable
-    from pipeline.training.chunked import chunked_loss
-    from pipeline.training.qlora import load_quantised, lora_config
-    from pipeline.training.runtime import silence_libraries, use_all_cores
+    from pipeline.chat.rendering import Unrenderable
+    from pipeline.chat.tokens import encode, load_tokenizer
+    from pipeline.config.params import load_params
+    from pipeline.models.chunked_loss import chunked_loss
+    from pipeline.models.qlora import load_quantised, lora_config
+    from pipeline.models.runtime import silence_libraries, use_all_cores
+    from pipeline.stages.preprocess.packing import best_fit
 
     silence_libraries()
     use_all_cores()

@@ -23,10 +23,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.evaluation.likeness import Row, likeness
-from pipeline.llamacpp.gguf_header import read_header
+from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
+from pipeline.stages.evaluate.divergence import Row, likeness
 
 # what llama-perplexity prints, by our name, and its unit
 PRINTED = {

@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned
 
-from pipeline.params import load_params
+from pipeline.config.params import load_params
+from pipeline.models.runtime import silence_libraries
 from pipeline.planning import activations
 from pipeline.planning.activations import Step
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.shape import load_shape
-from pipeline.training.runtime import silence_libraries
 
 PROJECT = Path(__file__).resolve().parents[1]
 KEYS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
@@ -88,7 +88,7 @@ def chunked_loss_of(model: Any, tokens: int) -> Any:
     """The trainer's loss of a packed sequence of two rows, every token of which is trained."""
     import torch
 
-    from pipeline.training.chunked import chunked_loss
+    from pipeline.models.chunked_loss import chunked_loss
 
     ids = torch.arange(tokens)[None] % model.config.vocab_size
     positions = torch.cat([torch.arange(tokens // 3), torch.arange(tokens - tokens // 3)])[None]

@@ -98,9 +98,9 @@ def write_rows(folder: Path, base: Path, tokens: int) -> Path:
     import pyarrow
     from pyarrow import parquet
 
-    from pipeline.chat import load_tokenizer
-    from pipeline.publish import write_json
-    from pipeline.tokens.manifest import NAME, manifest
+    from pipeline.chat.manifest import NAME, manifest
+    from pipeline.chat.tokens import load_tokenizer
+    from pipeline.core.publish import write_json
 
     folder.mkdir(parents=True)
     ints = pyarrow.list_(pyarrow.int32())

@@ -22,10 +22,10 @@ import numpy as np
 from chats import originals, vocabulary
 from jsonschema import Draft202012Validator
 
-from pipeline.curation.reading.containers import raw_lines
-from pipeline.curation.reading.formats import to_row
-from pipeline.jsonl import MAX_LINE_BYTES, BadLine, dump_line, parse_line
-from pipeline.rows import json_schema
+from pipeline.chat.rows import json_schema
+from pipeline.core.jsonl import MAX_LINE_BYTES, BadLine, dump_line, parse_line
+from pipeline.stages.curate.reading.containers import raw_lines
+from pipeline.stages.curate.reading.formats import to_row
 
 GOAL = 3  # times the rows per second of json + jsonschema
 RUNS = 3

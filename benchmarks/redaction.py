@@ -15,8 +15,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from pipeline.curation.rules.redaction import Redactor
-from pipeline.curation.rules.secrets import PLACEHOLDER
+from pipeline.stages.curate.rules.redaction import Redactor
+from pipeline.stages.curate.rules.secrets import PLACEHOLDER
 
 PLANTED = 500
 ALPHABETS = {

@@ -14,12 +14,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.chat import chats, encodable, load_tokenizer
-from pipeline.jsonl import read_rows
+from pipeline.chat.tokens import chats, encodable, load_tokenizer
+from pipeline.core.jsonl import read_rows
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.llamacpp.tools import find_toolchain, run_tool
-from pipeline.packed import MODEL_FILE
-from pipeline.seams.divergence import compare, gguf_speaker, kept_logits, spread
-from pipeline.seams.torch_models import trained_model
+from pipeline.metrics.divergence import compare, gguf_speaker, kept_logits, spread
+from pipeline.metrics.forward import trained_model
 
 CTX_SIZE = 2048
 

@@ -61,9 +61,9 @@ def trl_side(tokenizer: Any, rows: list[dict[str, Any]], system: str | None, pro
 
 def our_side(tokenizer: Any, rows: list[dict[str, Any]]) -> Callable[[], Any]:
     """Rendering, ids and labels as an Arrow table."""
-    from pipeline.chat import encode
-    from pipeline.tokens.rendering import Unrenderable
-    from pipeline.tokens.tables import to_table
+    from pipeline.chat.rendering import Unrenderable
+    from pipeline.chat.tokens import encode
+    from pipeline.stages.preprocess.tables import to_table
 
     def run() -> Any:
         found = ((one.name_in(row["id"]), one) for row, each in encode(tokenizer, rows) if not isinstance(each, Unrenderable) for one in each)
@@ -74,9 +74,9 @@ def our_side(tokenizer: Any, rows: list[dict[str, Any]]) -> Callable[[], Any]:
 
 def stage_side(base: Any, rows: list[dict[str, Any]], folder: Path) -> Callable[[], Any]:
     """All of one split: reading, rendering, ids, labels, packing, writing, proof."""
-    from pipeline.jsonl import write_rows
-    from pipeline.preprocess import write_split
-    from pipeline.tokens.tally import Tally
+    from pipeline.core.jsonl import write_rows
+    from pipeline.stages.preprocess.stage import write_split
+    from pipeline.stages.preprocess.stats import Tally
 
     write_rows(folder / "train.jsonl", rows)
     longest = 1 << 16  # nothing is too long here: TRL's side leaves out nothing either
@@ -99,9 +99,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    from pipeline.chat import load_tokenizer
-    from pipeline.tokens.proof import load_base
-    from pipeline.tokens.rendering import own_system_prompt
+    from pipeline.chat.rendering import own_system_prompt
+    from pipeline.chat.tokens import load_tokenizer
+    from pipeline.stages.preprocess.proof import load_base
 
     tokenizer = load_tokenizer(options.base)
     if options.file:

@@ -19,8 +19,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.random_base import write_base, write_rows
-from pipeline.params import load_params
-from pipeline.sections import Training
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
 WARM_UP = 10
@@ -32,10 +32,10 @@ def bare(base: Path, rows: Path, settings: Training) -> list[float]:
     from peft import get_peft_model
     from transformers import get_cosine_schedule_with_warmup
 
-    from pipeline.training.arguments import warmup_steps
-    from pipeline.training.chunked import chunked_loss
-    from pipeline.training.dataset import NOT_FOR_THE_MODEL, Collator, load_rows
-    from pipeline.training.qlora import load_quantised, lora_config
+    from pipeline.models.chunked_loss import chunked_loss
+    from pipeline.models.qlora import load_quantised, lora_config
+    from pipeline.planning.steps import warmup_steps
+    from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, Collator, load_rows
 
     torch.manual_seed(settings.seed)
     model = get_peft_model(load_quantised(base, settings), lora_config(settings)).train()
@@ -61,10 +61,10 @@ def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float
     """Wall time at every step's end of the trainer that stage train makes."""
     from transformers import TrainerCallback
 
-    from pipeline.chat import load_tokenizer
-    from pipeline.train import make_trainer
-    from pipeline.training.interruption import Interruption
-    from pipeline.watching.journal import Journal
+    from pipeline.chat.tokens import load_tokenizer
+    from pipeline.core.interruption import Interruption
+    from pipeline.core.metrics_log import Journal
+    from pipeline.stages.train.stage import make_trainer
 
     ends: list[float] = []
 
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=512, help="length of a packed row")
     options = parser.parse_args()
-    from pipeline.training.runtime import silence_libraries, use_all_cores
+    from pipeline.models.runtime import silence_libraries, use_all_cores
 
     silence_libraries()
     use_all_cores()

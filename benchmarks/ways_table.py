@@ -16,10 +16,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.reporting.ways_section import ways_values
-from pipeline.ways.names import MERGED_16, WAYS, title
-from pipeline.ways.statistics import Scores, difference, mean_of
-from pipeline.ways.summary import all_right, matrix, mine, scored_rows, summarise
+from pipeline.config.strategies import MERGED_16, WAYS, title
+from pipeline.stages.compare.statistics import Scores, difference, mean_of
+from pipeline.stages.compare.summary import all_right, matrix, mine, scored_rows, summarise
+from pipeline.stages.report.strategies_section import ways_values
 
 # the page's light colours, for a picture that stands alone
 COLOURS = {"--ink": "#1f2328", "--muted": "#5b6470", "--line": "#e2ded5", "--accent": "#1c5f7d", "--paper": "#fbfaf7"}

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.jsonl import write_rows
+from pipeline.core.jsonl import write_rows
 
 TASK = "Describe this Python callable as JSON."
 # importing these opens windows or browsers, prints, or brings thousands of tables; distutils may be setuptools' own

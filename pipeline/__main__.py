@@ -1,6 +1,6 @@
 """Run one stage: `python -m pipeline STAGE [--params FILE] [--root DIR]`, for a level `quantize@Q4_K_M`.
 
-Used by Snakemake's rules and DVC's stages alike. Exit codes: see `pipeline.errors`.
+Used by Snakemake's rules and DVC's stages alike. Exit codes: see `pipeline.core.errors`.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from pipeline.errors import ConfigError, MachineError, QuenchError, Stopped
+from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
 
 STAGES = ("base", "curate", "preprocess", "train", "lora", "merge", "convert", "imatrix", "quantize", "compare", "parity", "evaluate", "report")
 ONLY_IN = {"lora": "adapter"} | dict.fromkeys(("merge", "convert", "imatrix", "quantize", "compare"), "merged")  # stages that are in one graph alone
@@ -23,12 +23,13 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     In a job of Snakemake's, outputs come back from DVC's cache instead where nothing that they depend on has changed. Raises
     `QuenchError` for what a user can mend.
     """
-    from pipeline.params import load_params
-    from pipeline.publish import need_folder
-    from pipeline.strict_yaml import printable
+    from pipeline.config.params import read_params
+    from pipeline.core.locks import inputs_below
+    from pipeline.core.publish import need_folder
+    from pipeline.core.strict_yaml import printable
+    from pipeline.workflow.complete import need_all_keys
     from pipeline.workflow.graphs import need_graph
     from pipeline.workflow.integrity import verify_inputs
-    from pipeline.workflow.locks import inputs_below
     from pipeline.workflow.record import inputs_state, is_about, record, running
     from pipeline.workflow.settle import reuse
 
@@ -43,19 +44,21 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     if isinstance(resume, Path) and name != "train":
         raise ConfigError(f"--resume {resume} names a checkpoint, and only train has any: leave it out for {name}")
     need_folder(root)
-    params = load_params(params_file or root / "params.yaml")
+    read = read_params(params_file or root / "params.yaml")
+    params = read.params
     if name in ONLY_IN and ONLY_IN[name] != params.graph:
         raise ConfigError(f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: `snakemake` runs those that have")
     known_to_dvc = is_about(params_file, root)
     if known_to_dvc:
         need_graph(root, params.graph)
+        need_all_keys(root, read)
     extra = {"resume": resume} if name == "train" else {}
     with running(stage, root):
         if known_to_dvc and reuse(stage, root):
             return
         if known_to_dvc:
             verify_inputs(stage, root)
-        module = importlib.import_module(f"pipeline.{name}")
+        module = importlib.import_module(f"pipeline.stages.{name}.stage")
         before = inputs_state(stage, root) if known_to_dvc else None
         with inputs_below(root):
             module.main(params, root, *([item] if item else []), **extra)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from pipeline.errors import DataError, QuenchError
+from pipeline.core.errors import DataError, QuenchError
 
 
 class Sentences(TyperGroup):
@@ -39,7 +39,7 @@ app.add_typer(data, name="data")
 
 
 def _existing(root: Path) -> Path:
-    from pipeline.publish import need_folder
+    from pipeline.core.publish import need_folder
 
     need_folder(root)
     return root
@@ -69,6 +69,20 @@ def use(
     install(recipe, root, force)
 
 
+@app.command("params", epilog="example: quench params train")
+def params_(
+    section: Annotated[str | None, typer.Argument(metavar="[SECTION]", help="Show this section, or this key (train.r), alone.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Put the keys that the file leaves out into it, with their comments.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Show the settings in effect and where each comes from: params.yaml, its recipe, a default."""
+    from pipeline.commands.params import main
+
+    main(params or root / "params.yaml", section, as_json=as_json, complete=write)
+
+
 @app.command(epilog="example: quench graph")
 def graph(
     force: Annotated[bool, typer.Option("--force", help="Replace a dvc.yaml with edits or of an older version; a copy stays.")] = False,
@@ -83,7 +97,7 @@ def graph(
 @app.command(epilog="example: quench serve Q4_K_M --smoke 8")
 def serve(
     model: Model = None,
-    smoke: Annotated[int, typer.Option("--smoke", metavar="K", min=0, help="Ask K test prompts, check that each answer stops by itself, end.")] = 0,
+    smoke: Annotated[int, typer.Option("--smoke", metavar="K", min=0, help="Ask K test prompts, check that answers stop by themselves, end.")] = 0,
     lora: Annotated[bool, typer.Option("--lora", help="Apply this project's adapter to a level of the untuned base (base-Q4_K_M).")] = False,
     adapter: Adapters = None,
     params: ParamsFile = None,
@@ -91,7 +105,7 @@ def serve(
 ) -> None:
     """Serve a model on 127.0.0.1 behind a key until Ctrl-C; a crash restarts it."""
     from pipeline.commands.serve import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, model, smoke, lora=lora, adapters=adapter or [], file=params)
 
@@ -104,7 +118,7 @@ def adapters(
 ) -> None:
     """Show the adapters of the running server, or give them other scales."""
     from pipeline.commands.adapters import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, changes or [])
 
@@ -119,7 +133,7 @@ def export_lora(
 ) -> None:
     """Add the adapter to the weights of its base, for whoever wants one file."""
     from pipeline.commands.export_lora import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
     from pipeline.workflow.scraps import working
 
     with working(root):
@@ -130,7 +144,7 @@ def export_lora(
 def chat(model: Model = None, params: ParamsFile = None, root: Root = Path()) -> None:
     """Talk to the model that `quench serve` serves."""
     from pipeline.commands.chat import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, model)
 
@@ -146,7 +160,7 @@ def load(
 ) -> None:
     """Load the server that `quench serve` runs: latencies, tokens/s, errors; exit 5 if a request was not answered."""
     from pipeline.commands.load import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
 
     main(load_params(params or root / "params.yaml"), root, clients=clients, requests=requests, seconds=seconds, as_json=as_json)
 
@@ -204,8 +218,8 @@ def fidelity(
     root: Root = Path(),
 ) -> None:
     """Compare the NF4 model that is trained with its 16-bit base, by checks with limits; exit 5 if one fails."""
-    from pipeline.commands.fidelity import main
-    from pipeline.params import load_params
+    from pipeline.commands.fidelity.command import main
+    from pipeline.config.params import load_params
     from pipeline.workflow.scraps import working
 
     with working(root):
@@ -224,7 +238,7 @@ def parity(
 ) -> None:
     """Show what the seams said last, or measure them anew; exit 5 if one failed."""
     from pipeline.commands.parity import main, measured_anew
-    from pipeline.workflow.locks import inputs_below
+    from pipeline.core.locks import inputs_below
 
     with inputs_below(root):
         code = main(root, as_json=as_json, measure=measured_anew(params, root, depth) if depth else None)
@@ -241,7 +255,7 @@ def split(
 ) -> None:
     """Split a GGUF into parts, for disks and hosts that take no large file; the parts are proven to hold every byte."""
     from pipeline.commands.split import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
     from pipeline.workflow.scraps import working
 
     with working(root):
@@ -258,7 +272,7 @@ def ship(
 ) -> None:
     """Make a level a bundle that can leave, or exit 5 with the reasons why it may not: the gate of report.gate."""
     from pipeline.commands.ship import main
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
     from pipeline.workflow.scraps import working
 
     with working(root):
@@ -345,7 +359,7 @@ def schema() -> None:
     """Print the JSON Schema of a row of data/final."""
     import json
 
-    from pipeline.rows import json_schema
+    from pipeline.chat.rows import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 

@@ -10,10 +10,10 @@ from report_inputs import answers, evaluation, put, write_inputs
 from shipping import change, write_lineage
 from tiny_lora import tiny_lora
 
-from pipeline.conversion.passport import BASE_FILE, adapter_fields, lineage_fields
-from pipeline.evaluation.speed import IN_PROCESS
-from pipeline.hashing import file_hash
-from pipeline.params import Params, load_params
+from pipeline.config.params import Params, load_params
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.provenance import BASE_FILE, adapter_fields, lineage_fields
+from pipeline.stages.evaluate.speed import IN_PROCESS
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-gguf.yaml"
 LIKE = {"source": "base-F16", "base": "base-Q4_K_M", "adapter": "Q4_K_M"}  # whose figures of report_inputs each model has

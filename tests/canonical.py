@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipeline.rows import row_id
+from pipeline.chat.rows import row_id
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\t\n\r"), max_size=20)
 WORD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)

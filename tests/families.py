@@ -10,8 +10,8 @@ import tiny
 import tokenizer_folders
 from merging import write_adapter
 
+from pipeline.config.sections import Training
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.sections import Training
 
 NAMES = ("qwen2", "qwen3", "llama", "qwen2_moe")
 # hidden and intermediate are multiples of 256, the block of K-quants

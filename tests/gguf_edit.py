@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.llamacpp.gguf_tensors import Bytes, GgufTensor, gguf_tensors
+from pipeline.gguf.tensors import Bytes, GgufTensor, gguf_tensors
 
 Tensors = dict[str, tuple[tuple[int, ...], int, bytes]]  # name: (shape, fastest dimension first; type number; data)
 

@@ -9,9 +9,9 @@ import tiny
 from parity_inputs import parity_report
 from report_inputs import put, write_inputs
 
-from pipeline.conversion.passport import adapter_fields, folder_fields, lineage_fields
-from pipeline.hashing import file_hash, tree_hash
-from pipeline.params import Params, load_params
+from pipeline.config.params import Params, load_params
+from pipeline.core.hashing import file_hash, tree_hash
+from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo.yaml"
 LEVELS = ["Q4_K_M", "Q5_K_M"]

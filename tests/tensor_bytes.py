@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.sections import Training
 from pipeline.planning.memory import plan_memory
-from pipeline.planning.packed import PackedBase
+from pipeline.planning.quantized import PackedBase
 from pipeline.planning.shape import Shape
-from pipeline.sections import Training
 
 
 def adapted(base: Path, train: Training) -> Any:
     """The model as training has it."""
     from peft import get_peft_model
 
-    from pipeline.training.qlora import load_quantised, lora_config
+    from pipeline.models.qlora import load_quantised, lora_config
 
     return get_peft_model(load_quantised(base, train), lora_config(train), autocast_adapter_dtype=True)
 

@@ -19,8 +19,9 @@ MOST_LINES = 15  # of a diff, headers and context included
 USES = {
     "scorer": """
 from pathlib import Path
-from pipeline.params import load_params
-from pipeline.scoring.scorers import SPELLINGS, parse
+from pipeline.config.params import load_params
+from pipeline.config.scorers import SPELLINGS
+from pipeline.metrics.scorers import parse
 text = Path("params.yaml").read_text()
 Path("mine.yaml").write_text(text.replace("scorers: [json_fields, exact_match]", "scorers: [starts_with]"))
 assert load_params(Path("mine.yaml")).evaluate.scorer == "starts_with"
@@ -31,8 +32,8 @@ assert all(f"| `{name}` |" in Path("docs/evaluation.md").read_text() for name in
     "curation rule": """
 import json
 from pathlib import Path
-from pipeline.curate import curate
-from pipeline.params import load_params
+from pipeline.stages.curate.stage import curate
+from pipeline.config.params import load_params
 rows = [["Where?", "https://example.org/map"], ["Where?", "Here: https://example.org/map"], ["Why?", "Because."]]
 Path("data/raw").mkdir(parents=True)
 Path("data/raw/chats.jsonl").write_text("".join(json.dumps({"prompt": ask, "completion": answer}) + "\\n" for ask, answer in rows))
@@ -47,7 +48,7 @@ assert "nothing but a link" in Path("reports/data.html").read_text()
 """,
     "quantization check": """
 import numpy as np
-from pipeline.fidelity.outputs import compare_logits, output_lines
+from pipeline.commands.fidelity.outputs import compare_logits, output_lines
 base = np.random.default_rng(0).normal(size=(64, 100)).astype(np.float32)
 def verdict(candidate):
     line = output_lines(compare_logits([base], [candidate]), "64 positions")["output_first_five"]

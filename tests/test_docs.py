@@ -15,9 +15,9 @@ from typer.core import TyperGroup
 from pipeline.__main__ import PER_ITEM, STAGES
 from pipeline.__main__ import main as run_stage
 from pipeline.cli import app
+from pipeline.config.params import Params
+from pipeline.config.scorers import SPELLINGS
 from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION
-from pipeline.params import Params
-from pipeline.scoring.scorers import SPELLINGS
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (PROJECT / "Makefile").read_text(encoding="utf-8")

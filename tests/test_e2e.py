@@ -8,7 +8,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from safetensors import safe_open
 
-from pipeline.llamacpp.gguf_header import read_header
+from pipeline.gguf.header import read_header
 
 
 @pytest.mark.parametrize("name", ["tiny-F16", "tiny-Q4_K_M", "tiny-Q5_K_M"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from pipeline.hashing import tree_hash
+from pipeline.core.hashing import tree_hash
 from pipeline.llamacpp.tools import DEFAULT_HOME
 
 PROJECT = Path(__file__).resolve().parents[1]

@@ -1,13 +1,13 @@
 """Makers of tiny models, files and project folders for the tests: small in weights, real in tokenizer and format."""
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.llamacpp.gguf_header import read_header
+from pipeline.config.params import load_params
+from pipeline.gguf.header import read_header
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 
 # Qwen2.5's added tokens in the order of their ids, from 151,643; the last eight are not "special"
@@ -133,7 +133,7 @@ def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: A
 
 def tiny_params(base: Path) -> dict[str, Any]:
     """The demo recipe cut down to a run of a minute on the Hugging Face folder `base`; a fresh dict each time."""
-    params: dict[str, Any] = copy.deepcopy(yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8")))
+    params: dict[str, Any] = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     small: dict[str, dict[str, Any]] = {
         "base": {"source": "path", "model": str(base), "revision": None, "file": None},
         "curate": {"val_fraction": 0.1, "test_fraction": 0.2, "max_tokens": 128},

@@ -7,9 +7,9 @@ from typing import Any
 import tiny
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from pipeline.base import find_in_package
-from pipeline.llamacpp.gguf_header import read_header
+from pipeline.gguf.header import read_header
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.base.stage import find_in_package
 
 CONTROL = 3  # GGUF's type of such tokens
 QWEN3_ADDED = ("<tool_response>", "</tool_response>", "<think>", "</think>")

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.commands.chat import printable, served_model
-from pipeline.errors import ConfigError
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError
 from pipeline.llamacpp.server import connect
-from pipeline.params import Params
-from pipeline.serving.adapter import parse_scale
-from pipeline.serving.key import KEY_FILE, read_key
-from pipeline.serving.switching import loaded_adapters, set_scales
+from pipeline.serve.adapter import parse_scale
+from pipeline.serve.key import KEY_FILE, read_key
+from pipeline.serve.switching import loaded_adapters, set_scales
 
 
 def parse_changes(words: Sequence[str]) -> dict[str, float]:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import httpx
 
+from pipeline.chat.template_probe import Message
 from pipeline.commands.serve import choose_model
-from pipeline.errors import ConfigError, ToolError
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import connect
-from pipeline.params import Params
-from pipeline.serving.key import KEY_FILE, read_key
-from pipeline.serving.stream import Piece, parse_line, reason
-from pipeline.skeleton import Message
+from pipeline.serve.key import KEY_FILE, read_key
+from pipeline.serve.stream import Piece, parse_line, reason
 
 HELP = ('/new forgets the conversation, /quit ends (so do Ctrl-D and Ctrl-C twice), Ctrl-C breaks an answer off, \\ goes on in the next line, '
         '""" many lines')  # fmt: skip

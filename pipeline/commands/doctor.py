@@ -13,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.checks import Check
-from pipeline.errors import ConfigError, ToolError
+from pipeline.core.checks import Check
+from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.compiler import find_compiler
 from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION, find_toolchain
 from pipeline.workflow.graphs import WORDS
@@ -72,7 +72,7 @@ def torch() -> Check:
 
 def configuration(root: Path) -> tuple[Check, str | None]:
     """Whether `root`/params.yaml can be read, and the `llamacpp.home` that it names."""
-    from pipeline.params import load_params
+    from pipeline.config.params import load_params
 
     file = root / "params.yaml"
     if not file.exists():

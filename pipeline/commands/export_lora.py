@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.serve import choose_model, chosen_adapters, model_file
-from pipeline.conversion.passport import OWN, Fields
-from pipeline.errors import ConfigError, ToolError
-from pipeline.llamacpp.gguf_file import check_gguf, describe
-from pipeline.llamacpp.gguf_header import tensor_bytes
-from pipeline.llamacpp.levels import level_problem, split_level
+from pipeline.config.levels import level_problem, split_level
+from pipeline.config.params import Params
+from pipeline.config.sections import ADAPTED, BARE
+from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.publish import need_disk, publishing, scratch_folder
+from pipeline.gguf.file import check_gguf, describe
+from pipeline.gguf.header import tensor_bytes
+from pipeline.gguf.provenance import OWN, Fields
 from pipeline.llamacpp.lora import lora_arguments
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
-from pipeline.params import Params
-from pipeline.publish import need_disk, publishing, scratch_folder
-from pipeline.sections import ADAPTED, BARE
-from pipeline.serving.adapter import Adapter, adapted_tensors, matching_adapters
+from pipeline.serve.adapter import Adapter, adapted_tensors, matching_adapters
 
 SIXTEEN = "F16"  # the one type that llama-export-lora writes
 F16 = 1  # its number in ggml
@@ -31,7 +31,7 @@ LONGEST = 127  # bytes of a text that llama-quantize writes into metadata
 
 
 def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, threads: int, tools: Toolchain) -> dict[str, Any]:
-    """Write `base` with `adapter` in its weights as `target`, and describe it (`pipeline.llamacpp.gguf_file.describe`).
+    """Write `base` with `adapter` in its weights as `target`, and describe it (`pipeline.gguf.file.describe`).
 
     Raises `ConfigError` for a type that is none, `DataError` where the adapter isn't the base's, `MachineError` where the disk is too small,
     `ToolError` where a tool fails or merges less than the adapter holds.

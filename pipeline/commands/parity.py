@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.errors import DataError, GateError
-from pipeline.jsonl import BadLine, parse_record
-from pipeline.reporting.parity_words import MARKS, counts, figure, grouped, sentence, title
-from pipeline.reporting.records import Parity
+from pipeline.core.errors import DataError, GateError
+from pipeline.core.jsonl import BadLine, parse_record
+from pipeline.gate.shapes import Parity
+from pipeline.pages.parity_words import MARKS, counts, figure, grouped, sentence, title
 
 PLAIN = 100  # columns, where there is no terminal
 COLOURS = {"pass": "green", "fail": "bold red", "not measured": "yellow"}
@@ -39,8 +39,8 @@ def main(root: Path, *, as_json: bool, measure: Callable[[], object] | None = No
 
 def measured_anew(params_file: Path | None, root: Path, depth: str) -> Callable[[], object]:
     """What `main` takes as `measure`: the stage at another depth than params.yaml's, into the same reports."""
-    from pipeline.params import load_params
-    from pipeline.parity import measure_parity
+    from pipeline.config.params import load_params
+    from pipeline.stages.parity.stage import measure_parity
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.record import is_about, running
 

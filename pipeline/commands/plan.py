@@ -12,17 +12,17 @@ from pathlib import Path
 
 from pipeline.commands import plan_serving
 from pipeline.commands.recipes import RECIPES, recipe_names
-from pipeline.errors import ConfigError, MachineError
-from pipeline.params import load_params
+from pipeline.config.params import load_params
+from pipeline.config.sections import Quantization
+from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.planning.base import find_packed, find_shape, level_name
 from pipeline.planning.card import card_of, first_gpu, main_memory, wants_gpu
 from pipeline.planning.disk import BASE, CACHE, own_bytes
 from pipeline.planning.duration import work_in
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
-from pipeline.planning.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
-from pipeline.planning.ways import Way
-from pipeline.sections import Quantization
+from pipeline.planning.strategies import Way
 
 WIDEST = 100  # columns
 NOT_TRAINABLE = "no such types"

@@ -13,18 +13,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, DataError, MachineError
-from pipeline.llamacpp.gguf_file import kv_cache_bytes
-from pipeline.params import Params
+from pipeline.config.params import Params
+from pipeline.config.sections import ADAPTED, Serve
+from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
+from pipeline.gate.recommend import Recommendation, memory_of
+from pipeline.gguf.file import kv_cache_bytes
 from pipeline.planning.base import find_packed
 from pipeline.planning.card import Card
-from pipeline.planning.packed import MODEL_FILE
+from pipeline.planning.quantized import MODEL_FILE
 from pipeline.planning.serving import LevelPlan, best_that_fits, cache_per_token, computed_weights, plan_level, prompt_cache
 from pipeline.planning.shape import Shape
-from pipeline.planning.units import MEMORY_GB, MEMORY_UNIT, memory_gb
-from pipeline.planning.ways import lora_bytes
-from pipeline.reporting.recommend import Recommendation, memory_of
-from pipeline.sections import ADAPTED, Serve
+from pipeline.planning.strategies import lora_bytes
 
 WIDEST = 100  # columns
 NOT_KNOWN = "not known"
@@ -98,8 +98,8 @@ def evaluations(params: Params, root: Path) -> dict[str, Mapping[str, Any]]:
 
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
     """The recommendation for `card` where everything is measured; None where something is not yet."""
-    from pipeline.reporting.inputs import load_inputs
-    from pipeline.shipping.advice import advise
+    from pipeline.gate.advice import advise
+    from pipeline.gate.records import load_inputs
 
     try:
         inputs = load_inputs(root, params.evaluate.models)

@@ -1,23 +1,37 @@
 """Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over someone's edits: `quench use RECIPE`.
 
-Reads `recipes/` and `graphs/`. Writes `params.yaml` and `dvc.yaml`. An edited file is one that equals none of these byte for byte.
+Reads `recipes/` (what each changes of the schema's defaults) and `graphs/`. Writes `params.yaml`, every key with its comment, and `dvc.yaml`.
+An edited file is one that equals none of these byte for byte.
 """
 
 import difflib
 from pathlib import Path
 
-from pipeline.errors import ConfigError, MachineError
+from pipeline.config.params import load_params
+from pipeline.config.text import full_text
+from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.publish import publishing
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import load_params
-from pipeline.publish import publishing
 from pipeline.workflow.graphs import WORDS, put_graph
 
 RECIPES = PROJECT / "recipes"
+TITLE = "Recipe"  # what the line begins with that names a written file's recipe
 
 
 def recipe_names() -> list[str]:
     """The names that `quench use` knows."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def recipe_text(recipe: str) -> str:
+    """The `params.yaml` that `quench use` writes: the schema's defaults with what the recipe changes, a comment above every key."""
+    file = RECIPES / f"{recipe}.yaml"
+    purpose = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    return full_text(load_params(file), [
+        "Quench's one configuration: a section per stage, a comment above every key.",
+        f"{TITLE} {recipe}: {purpose}",
+        "`quench use RECIPE` writes another one here; `quench params` shows what is in effect. A key that is left out has its default.",
+    ])  # fmt: skip
 
 
 def use(recipe: str, root: Path, force: bool = False) -> str:
@@ -31,10 +45,10 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
         hint = f"did you mean {near[0]}? The recipes are" if near else "the recipes are"
         raise ConfigError(f"no recipe is called {recipe!r}: {hint} {', '.join(names)}")
     target = root / "params.yaml"
-    new = (RECIPES / f"{recipe}.yaml").read_bytes()
+    new = recipe_text(recipe).encode()
     old = _read(target)
-    changes = unified_diff(old or b"", new, str(target), f"recipes/{recipe}.yaml")
-    edited = old is not None and all(old != (RECIPES / f"{name}.yaml").read_bytes() for name in names)
+    changes = unified_diff(old or b"", new, str(target), f"recipe {recipe}")
+    edited = old is not None and all(old != recipe_text(name).encode() for name in names)
     if edited and not force:
         raise ConfigError(f"{target} has edits that are in no recipe: keep a copy, then `quench use {recipe} --force` replaces it:\n{changes}")
     graph = load_params(RECIPES / f"{recipe}.yaml").graph

@@ -19,22 +19,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipeline.chat import Row, chat_request, chats
-from pipeline.errors import ConfigError, DataError, GateError, MachineError
-from pipeline.jsonl import read_rows
+from pipeline.chat.tokens import Row, chat_request, chats
+from pipeline.config.params import Params
+from pipeline.config.sections import ADAPTED, BARE
+from pipeline.config.sections import Serve as ServeSettings
+from pipeline.core.errors import ConfigError, DataError, GateError, MachineError
+from pipeline.core.jsonl import read_rows
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.llamacpp.lora import Lora
 from pipeline.llamacpp.server import Server, connect, server_command, start, wait_for_health
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.packed import MODEL_FILE
-from pipeline.params import Params
-from pipeline.sections import ADAPTED, BARE
-from pipeline.sections import Serve as ServeSettings
-from pipeline.serving.adapter import Adapter, matching_adapters, parse_adapter
-from pipeline.serving.instructions import how_to_call
-from pipeline.serving.key import ensure_key, read_key
-from pipeline.serving.restarts import keep_serving
+from pipeline.serve.adapter import Adapter, matching_adapters, parse_adapter
+from pipeline.serve.instructions import how_to_call
+from pipeline.serve.key import ensure_key, read_key
+from pipeline.serve.restarts import keep_serving
 from pipeline.workflow.integrity import verify_outputs
 
+ALPHA = 0.05  # chance that the smoke test refuses a model which is just at the gate's limit
 STOPS = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, a service manager, a terminal that was closed
 
 
@@ -137,16 +138,28 @@ def smoke(server: Server, prompts: Sequence[dict[str, Any]]) -> list[Reply]:
     return replies
 
 
-def judge(replies: Sequence[Reply]) -> str:
-    """One line of figures; `GateError` where an answer did not end by itself or said nothing."""
+def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
+    """One line of figures. Raises `GateError` if an answer is empty, if none stopped by itself, or if too few did.
+
+    `min_stopped` is the gate's share (None: no limit). Too few is what a model at that limit would show in less than one test of
+    twenty (binomial), so that a handful of answers refuses no model that passed the gate on many.
+    """
     cut = [number for number, reply in enumerate(replies, 1) if reply.finish_reason == "length"]
     empty = [number for number, reply in enumerate(replies, 1) if not reply.text.strip()]
-    figures = f"{len(replies) - len(cut)} of {len(replies)} answers stopped by themselves, {sum(reply.tokens for reply in replies)} tokens"
-    if cut:
-        raise GateError(f"{figures}; cut off: answer {_numbers(cut)}: the model has not learnt to end its turn, or serve.n_predict is too small")
+    stopped = len(replies) - len(cut)
+    figures = f"{stopped} of {len(replies)} answers stopped by themselves, {sum(reply.tokens for reply in replies)} tokens"
+    if cut and (not stopped or _too_few(stopped, len(replies), min_stopped)):
+        raise GateError(f"{figures}; cut off: answer {_numbers(cut)}: the model has not learned to end its turn, or serve.n_predict is too small")
     if empty:
         raise GateError(f"{figures}; empty: answer {_numbers(empty)}: the model says nothing to prompts of its own test rows")
-    return f"{figures}, {sum(reply.tokens_per_second for reply in replies) / len(replies):.1f} tokens/s on average"
+    speed = f"{sum(reply.tokens_per_second for reply in replies) / len(replies):.1f} tokens/s on average"
+    return f"{figures}, {speed}" + (f"; cut off: answer {_numbers(cut)}, as report.gate.min_stopped allows" if cut else "")
+
+
+def _too_few(stopped: int, asked: int, min_stopped: float | None) -> bool:
+    from scipy.stats import binom
+
+    return min_stopped is not None and bool(binom.cdf(stopped, asked, min_stopped) < ALPHA)
 
 
 def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:
@@ -191,7 +204,7 @@ def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lor
     with stopped_by_signals():
         if prompts:
             with server() as running:
-                print(f"{title}: {judge(smoke(running, prompts))}")
+                print(f"{title}: {judge(smoke(running, prompts), params.report.gate.min_stopped)}")
             return
         try:
             keep_serving(server, params.serve.max_restarts, ready, _tell)

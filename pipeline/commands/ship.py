@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 
 from pipeline.commands.serve import model_file
-from pipeline.errors import ConfigError, GateError
-from pipeline.evaluation.files import model_files
-from pipeline.params import Params
-from pipeline.reporting.inputs import load_inputs
-from pipeline.reporting.ollama import chat_template
-from pipeline.sections import ADAPTED, UNTUNED
-from pipeline.shipping import lineage
-from pipeline.shipping.advice import advise
-from pipeline.shipping.bundle import Shipment, how_to_use, make_bundle
-from pipeline.shipping.evidence import adapter_mismatches, mismatches
+from pipeline.config.params import Params
+from pipeline.config.sections import ADAPTED, UNTUNED
+from pipeline.core.errors import ConfigError, GateError
+from pipeline.gate.advice import advise
+from pipeline.gate.records import load_inputs
+from pipeline.ship import lineage
+from pipeline.ship.bundle import Shipment, how_to_use, make_bundle
+from pipeline.ship.evidence import adapter_mismatches, mismatches
+from pipeline.ship.ollama import chat_template
+from pipeline.stages.evaluate.files import model_files
 from pipeline.workflow.integrity import verify_outputs
 
 

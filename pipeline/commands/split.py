@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.commands.serve import choose_model, model_file
-from pipeline.errors import ConfigError, DataError
-from pipeline.llamacpp.gguf_file import check_gguf
-from pipeline.llamacpp.gguf_tensors import GgufTensor, gguf_tensors
+from pipeline.config.params import Params
+from pipeline.config.sections import ADAPTED, BARE
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.publish import need_disk, publishing
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
-from pipeline.params import Params
-from pipeline.publish import need_disk, publishing
-from pipeline.sections import ADAPTED, BARE
 
 
 def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> list[Path]:

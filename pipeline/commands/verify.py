@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.integrity import changed_files, drop_dead_links, faults, put_aside, put_runs_aside, teach
 from pipeline.workflow.prepare import be_the_only_one, no_stage_at_work

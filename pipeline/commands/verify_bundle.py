@@ -6,10 +6,10 @@ quench verify-bundle models/bundle/demo-Q4_K_M --key quench.pub
 import sys
 from pathlib import Path
 
-from pipeline.errors import GateError
-from pipeline.shipping.bundle import SCRIPT, UNIT
-from pipeline.shipping.signature import SIGNATURE
-from pipeline.shipping.verification import bundle_faults
+from pipeline.core.errors import GateError
+from pipeline.ship.bundle import SCRIPT, UNIT
+from pipeline.ship.signature import SIGNATURE
+from pipeline.ship.verification import bundle_faults
 
 
 def main(folder: Path, key: Path | None) -> int:

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.errors import MachineError, QuenchError, ToolError
+from pipeline.core.errors import MachineError, QuenchError, ToolError
+from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.llamacpp.compiler import amx_flags, find_compiler
 from pipeline.llamacpp.stamp import CMAKE_FLAGS, SDIST_SHA256, fits_processor, is_built, runs, stamp
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain
-from pipeline.publish import need_disk, publishing, write_json
 
 SDIST = f"llama_cpp_python-{VERSION}"
 BUILD_BYTES = 700_000_000  # source distribution, source and build together

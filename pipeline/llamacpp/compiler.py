@@ -7,8 +7,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from pipeline.errors import ToolError
-from pipeline.processor import instructions
+from pipeline.core.cpu import instructions
+from pipeline.core.errors import ToolError
 
 NO_COMPILER = (
     "no C++ compiler (c++, g++ or clang++) is on PATH and llama.cpp is built from source: install one with `sudo apt install g++` "

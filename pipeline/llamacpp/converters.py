@@ -5,17 +5,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from pipeline.hashing import file_hash
-from pipeline.llamacpp.gguf_file import check_gguf
-from pipeline.llamacpp.tensor_types import check_tensor_types, prove_tensor_types
-from pipeline.llamacpp.tools import Toolchain, run_converter, run_tool
-from pipeline.publish import need_disk, publishing
-from pipeline.sections import LoraType
+from pipeline.config.sections import LoraType
+from pipeline.core.hashing import file_hash
+from pipeline.core.publish import need_disk, publishing
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.provenance import lineage_fields
+from pipeline.gguf.tensor_types import check_tensor_types, prove_tensor_types
+from pipeline.llamacpp.tools import VERSION, Toolchain, run_converter, run_tool
 
 FloatType = Literal["F16", "BF16"]
 Fields = Mapping[str, str | int]  # GGUF metadata; a number is written as uint32
 NO_FIELDS: Fields = MappingProxyType({})
 NO_TYPES: Mapping[str, str] = MappingProxyType({})
+
+
+def base_fields(lineage: Path, tools: Toolchain) -> dict[str, str | int]:
+    """Provenance of every GGUF: the base (`lineage` is models/base.json) and llama.cpp. Raises `DataError` if the record can't be read."""
+    return lineage_fields(lineage) | {"quench.llama_cpp.commit": tools.commit, "quench.llama_cpp.package": VERSION}
 
 
 def to_gguf(tools: Toolchain, folder: Path, target: Path, type: FloatType, name: str, pre: str | None = None, fields: Fields = NO_FIELDS) -> None:

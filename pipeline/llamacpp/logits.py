@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ToolError
+from pipeline.core.errors import ToolError
 from pipeline.llamacpp.tools import Toolchain, load_binding
 
 CHUNK = 256  # positions whose logits llama.cpp holds at once when a row is streamed: 156 MB for a vocabulary of 152k

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 Lora = tuple[Path, float]  # an adapter's GGUF and the factor that its change is multiplied with
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from pipeline.errors import ToolError
+from pipeline.core.errors import ToolError
 from pipeline.llamacpp.lora import Lora, lora_arguments
 from pipeline.llamacpp.server_log import LogPump, open_log
 from pipeline.llamacpp.server_process import environment, guarded
@@ -81,7 +81,7 @@ def cache_arguments(adapters: int) -> list[str]:
     """How prompts are kept between requests, by the number of adapters that a request can switch.
 
     llama-server keeps what it computed of a prompt when an adapter's scale changes, and then answers from one adapter's keys with another's weights
-    (llama.cpp's issue 26207). So nothing is kept of several adapters, and of one only what a slot holds, which `pipeline.serving.switching` makes it
+    (llama.cpp's issue 26207). So nothing is kept of several adapters, and of one only what a slot holds, which `pipeline.serve.switching` makes it
     forget.
     """
     return ["--cache-ram", str(0 if adapters else PROMPT_CACHE_MIB), *(["--no-cache-prompt"] if adapters > 1 else [])]

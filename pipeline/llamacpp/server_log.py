@@ -14,7 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO
 
-from pipeline.errors import MachineError
+from pipeline.core.errors import MachineError
 
 MAX_BYTES = 10_000_000  # of one log file; one older one is kept
 LONGEST_LINE = 4096

@@ -10,8 +10,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from pipeline.core.cpu import instructions
 from pipeline.llamacpp.tools import TOOLS, VERSION
-from pipeline.processor import instructions
 
 SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 CMAKE_FLAGS = (

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.child import bound
-from pipeline.errors import ToolError
+from pipeline.core.child import bound
+from pipeline.core.errors import ToolError
 
 VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
 PROJECT = Path(__file__).resolve().parents[2]

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from pipeline.planning.packed import PackedBase
+from pipeline.config.sections import Training
+from pipeline.core.cpu import Device
+from pipeline.planning.quantized import PackedBase
 from pipeline.planning.shape import Linear, Shape
 from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters
-from pipeline.processor import Device
-from pipeline.sections import Training
 
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
-CHUNK_LOGITS = 5 << 20  # `pipeline.training.chunked`'s, which imports torch; a test keeps them equal
+CHUNK_LOGITS = 5 << 20  # `pipeline.models.chunked_loss`'s, which imports torch; a test keeps them equal
 LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
-BLOCK_WEIGHTS, BLOCK_HEAD = 32 << 20, 8 << 20  # `pipeline.packed`'s, which import torch too: dense at a time of a linear, of the head
+BLOCK_WEIGHTS, BLOCK_HEAD = 32 << 20, 8 << 20  # `pipeline.gguf.base_files`'s, which import torch too: dense at a time of a linear, of the head
 CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
 
 
@@ -157,7 +157,7 @@ def loss_bytes(step: Step) -> int:
 
 
 def packed_head_bytes(step: Step) -> int:
-    """Bytes that the loss of a packed head adds, besides the last hidden states (`pipeline.packed.head`; arXiv:2411.09009).
+    """Bytes that the loss of a packed head adds, besides the last hidden states (`pipeline.models.quantized_head`; arXiv:2411.09009).
 
     A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD` elements; gradients summed up in float32,
     with the block's part. After the blocks these are there twice more, for the targets' own rows.
@@ -172,7 +172,7 @@ def workspace_bytes(step: Step, packed: PackedBase | None = None) -> int:
     """What linears take while they run, and cuBLAS's own workspace.
 
     NF4: the largest one dequantised, with its scales in float32 twice. Packed: rows of at most `BLOCK_WEIGHTS` weights of the largest one
-    (`pipeline.packed.linear`), and what the dequantiser takes beside.
+    (`pipeline.models.quantized_linear`), and what the dequantiser takes beside.
     """
     cublas = CUBLAS_WORKSPACE if step.device == "cuda" else 0
     if packed and step.packed:

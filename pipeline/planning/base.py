@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.params import Params
+from pipeline.config.params import Params
+from pipeline.config.sections import Base
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.planning.level_bytes import level_bytes
-from pipeline.planning.packed import MODEL_FILE, SOURCE_FILE, PackedBase, gguf_shape, level_of, packed_file, packed_level
 from pipeline.planning.published import published_shape
+from pipeline.planning.quantized import MODEL_FILE, SOURCE_FILE, PackedBase, gguf_shape, level_of, packed_file, packed_level
 from pipeline.planning.shape import Shape, load_shape
-from pipeline.sections import Base
 
 
 def find_shape(params: Params, root: Path) -> Shape:

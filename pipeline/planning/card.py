@@ -5,12 +5,12 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from pipeline.errors import ToolError
+from pipeline.config.sections import Train
+from pipeline.core.cpu import Device
+from pipeline.core.errors import ToolError
+from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.planning.activations import Loss
-from pipeline.planning.units import MEMORY_GB, memory_gb
-from pipeline.processor import Device
-from pipeline.sections import Train
-from pipeline.training.arguments import needs_gpu
+from pipeline.planning.steps import needs_gpu
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from pipeline.config.sections import UNTUNED, LoraType, Training
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
-from pipeline.planning.ways import lora_bytes
+from pipeline.planning.strategies import lora_bytes
 from pipeline.planning.weights import lora_parameters, optimizer_bytes
-from pipeline.sections import UNTUNED, LoraType, Training
 
 CACHE = "copies in DVC's cache"
 BASE = "base"

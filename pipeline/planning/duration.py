@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError
+from pipeline.config.sections import Train
+from pipeline.core.errors import DataError
 from pipeline.planning.shape import Shape
+from pipeline.planning.steps import steps_per_epoch, total_steps
 from pipeline.planning.weights import lora_parameters
-from pipeline.sections import Train
-from pipeline.training.arguments import steps_per_epoch, total_steps
 
 # dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows; NVIDIA's data sheets
 PEAK = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0, "A10": 125.0, "T4": 65.0, "4090": 165.0, "3090": 71.0}

@@ -5,7 +5,7 @@ After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` for dense mod
 
 from collections.abc import Iterator
 
-from pipeline.llamacpp.levels import split_level
+from pipeline.config.levels import split_level
 from pipeline.planning.shape import Shape
 
 HEADER_PER_TOKEN = 36  # of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens

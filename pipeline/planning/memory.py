@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+from pipeline.config.sections import Training
+from pipeline.core.cpu import Device
 from pipeline.planning import activations, weights
 from pipeline.planning.activations import Loss, Step
-from pipeline.planning.packed import PackedBase
+from pipeline.planning.quantized import PackedBase
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import held_packed
-from pipeline.processor import Device
-from pipeline.sections import Training
 
 CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included

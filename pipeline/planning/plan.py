@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.config.sections import UNTUNED, LoraType, Quantization, Training
 from pipeline.planning.card import Card, loss_on
 from pipeline.planning.disk import plan_disk
 from pipeline.planning.duration import Work, assumed_tflops, flops_per_token
-from pipeline.planning.ladder import Rung, Setup, ladder, longest_rows
 from pipeline.planning.memory import MemoryPlan
-from pipeline.planning.packed import PackedBase
+from pipeline.planning.memory_reductions import Rung, Setup, ladder, longest_rows
+from pipeline.planning.quantized import PackedBase
 from pipeline.planning.shape import Shape
-from pipeline.planning.ways import Way, ways
-from pipeline.sections import UNTUNED, LoraType, Quantization, Training
+from pipeline.planning.strategies import Way, ways
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Numbers from each model's config.json on the Hugging Face Hub; the tests compare
 
 import re
 
-from pipeline.planning.packed import LEVEL_NAMES
+from pipeline.planning.quantized import LEVEL_NAMES
 from pipeline.planning.shape import Shape, read_shape
 
 KEYS = (

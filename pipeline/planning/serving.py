@@ -6,11 +6,11 @@ quench plan --serve --vram 8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.config.sections import Serve
+from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.llamacpp.server import PROMPT_CACHE_MIB
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
-from pipeline.planning.units import MEMORY_GB, memory_gb
-from pipeline.sections import Serve
 
 BUFFERS = 0.1  # assumed where it was not measured: a tenth on top of weights and KV cache, for compute buffers and the process itself
 CACHE_BYTES = 2  # of a number in a float16 KV cache

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.experts import refuse_experts
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.models.experts import refuse_experts
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 

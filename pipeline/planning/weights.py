@@ -2,10 +2,10 @@
 
 from math import ceil
 
-from pipeline.errors import ConfigError
-from pipeline.planning.packed import PackedBase
+from pipeline.config.sections import Train, Training
+from pipeline.core.errors import ConfigError
+from pipeline.planning.quantized import PackedBase
 from pipeline.planning.shape import Shape
-from pipeline.sections import Train, Training
 
 FLOAT = 4  # bytes of a float32
 ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of what train.bnb_4bit_compute_dtype names

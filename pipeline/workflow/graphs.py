@@ -9,10 +9,10 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.errors import ConfigError
+from pipeline.config.sections import Graph
+from pipeline.core.errors import ConfigError
+from pipeline.core.publish import publishing
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.publish import publishing
-from pipeline.sections import Graph
 
 GRAPHS = PROJECT / "graphs"
 SUFFIX = ".dvc.yaml"

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.progress import progress
+from pipeline.core.progress import progress
 
 CHUNK = 2**20  # bytes
 SHOWN = 2**28  # bytes to read from which on progress is shown

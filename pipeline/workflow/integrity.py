@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError
-from pipeline.hashing import NO_PART
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import NO_PART
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.record import is_about, open_project, recorded, stages_of
 

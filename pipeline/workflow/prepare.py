@@ -12,14 +12,15 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.curation.reading.special_files import need_plain_files
-from pipeline.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
-from pipeline.params import Params, load_params
-from pipeline.publish import remove
-from pipeline.strict_yaml import printable
+from pipeline.config.params import Params, read_params
+from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
+from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take
+from pipeline.core.owner import mark_run
+from pipeline.core.publish import remove
+from pipeline.core.special_files import need_plain_files
+from pipeline.core.strict_yaml import printable
+from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph
-from pipeline.workflow.locks import RUN, Held, lock_file, stages_at_work, take
-from pipeline.workflow.owner import mark_run
 from pipeline.workflow.scraps import working
 from pipeline.workflow.settle import REUSE, Settled, settle
 
@@ -40,10 +41,12 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     try:
         _refuse_other_settings(given)
-        params = load_params(root / "params.yaml")
+        read = read_params(root / "params.yaml")
+        params = read.params
         need_graph(root, params.graph)
         be_the_only_one(root)
         no_stage_at_work(root)
+        need_all_keys(root, read)
         with working(root):
             pass  # what killed runs left is swept
         _need_plain_files(root)

@@ -16,10 +16,11 @@ from typing import IO, Any, NamedTuple
 
 import yaml
 
-from pipeline.errors import DataError, MachineError, ToolError
-from pipeline.strict_yaml import read_fast, read_strict
-from pipeline.workflow.locks import Held, lock_file, take
-from pipeline.workflow.owner import end_with_owner
+from pipeline.config.params import with_defaults
+from pipeline.core.errors import DataError, MachineError, ToolError
+from pipeline.core.locks import Held, lock_file, take
+from pipeline.core.owner import end_with_owner
+from pipeline.core.strict_yaml import read_fast, read_strict
 from pipeline.workflow.scraps import working
 
 LARGE = 2**20  # bytes
@@ -179,7 +180,7 @@ def stages_of(root: Path) -> dict[str, Entry]:
     """
     found: dict[str, Entry] = {}
     with suppress(OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError):
-        params, stages = read_fast(root / "params.yaml"), read_fast(root / "dvc.yaml")["stages"]
+        params, stages = with_defaults(read_fast(root / "params.yaml")), read_fast(root / "dvc.yaml")["stages"]
         for name, stage in stages.items():
             with suppress(KeyError, TypeError, AttributeError, StopIteration):
                 found |= dict(_entries(name, stage, params))

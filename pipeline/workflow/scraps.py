@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.planning.units import size_in_words
-from pipeline.publish import OLD, is_scrap, recover, remove
-from pipeline.ways.names import FOLDER
-from pipeline.workflow.locks import WORK, lock_file
+from pipeline.config.strategies import FOLDER
+from pipeline.core.locks import WORK, lock_file
+from pipeline.core.publish import OLD, is_scrap, recover, remove
+from pipeline.core.units import size_in_words
 
 TOPS = ("data", "models", "reports")
 USERS = {Path("data/raw"), Path("data/guard"), Path("data/evaluation")}  # nothing in there is ours

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import MachineError
-from pipeline.strict_yaml import read_fast
+from pipeline.core.errors import MachineError
+from pipeline.core.strict_yaml import read_fast
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import drop_dead_links, drop_rotten, learn, teach
 from pipeline.workflow.record import open_project, seems_unchanged

@@ -28,9 +28,9 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from pipeline.curation.reading.containers import _layout, raw_lines
-from pipeline.curation.reading.formats import to_row
-from pipeline.jsonl import BadLine, dump_line, parse_line
+from pipeline.core.jsonl import BadLine, dump_line, parse_line
+from pipeline.stages.curate.reading.containers import _layout, raw_lines
+from pipeline.stages.curate.reading.formats import to_row
 
 MAX_LINE_BYTES = 20_000  # small, so that damage reaches it
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"town": "Köln", "days": [1, 2.5e0]}'}}

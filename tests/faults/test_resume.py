@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.hashing import tree_hash
-from pipeline.training.checkpoints import MARKER, checkpoints_in, defect, read_notes, step_of
-from pipeline.watching.journal import MEASURED, Journal
+from pipeline.core.hashing import tree_hash
+from pipeline.core.metrics_log import MEASURED, Journal
+from pipeline.stages.train.checkpoints import MARKER, checkpoints_in, defect, read_notes, step_of
 
 EPOCHS, ACCUMULATION, SAVE_STEPS, EVAL_STEPS = 3, 2, 2, 3
 # the first QUICK (one of every kind among them) are in every run of the tests, those up to OFTEN in CI, all in `pytest -m slow`
@@ -33,7 +33,9 @@ CHANGES = {
     "gradient_accumulation_steps": ACCUMULATION, "sample_rows": 1, "sample_tokens": 4, "save_total_limit": 2,
 }  # fmt: skip
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["pipeline.train", "pipeline.training.callbacks", "peft", "bitsandbytes", "datasets", "trl.trainer.sft_trainer"])
+FORKED.set_forkserver_preload(
+    ["pipeline.stages.train.stage", "pipeline.stages.train.callbacks", "peft", "bitsandbytes", "datasets", "trl.trainer.sft_trainer"]
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def train_and_die(root: Path, death: Death | None, dictated: tuple[float, ...], 
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     if dictated:
-        from pipeline.training.trainer import QuenchTrainer
+        from pipeline.stages.train.trainer import QuenchTrainer
 
         QuenchTrainer.held_out_loss = lambda self: dictated[self.state.global_step - 1]
     if death is not None:
@@ -93,7 +95,7 @@ def on_one_core() -> None:
 
 def arm(death: Death) -> None:
     """Have this process kill itself (or send itself a signal) at `death`'s place."""
-    from pipeline.training.trainer import QuenchTrainer
+    from pipeline.stages.train.trainer import QuenchTrainer
 
     kill = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     term = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731

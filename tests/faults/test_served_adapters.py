@@ -18,16 +18,16 @@ from tiny_lora import tiny_lora
 
 from pipeline.commands import adapters as command
 from pipeline.commands.serve import choose_model, chosen_adapters, model_file, serve
-from pipeline.conversion.passport import BASE_FILE
-from pipeline.errors import ConfigError, DataError, ToolError
-from pipeline.hashing import file_hash
+from pipeline.config.params import Params, load_params
+from pipeline.core.errors import ConfigError, DataError, ToolError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.provenance import BASE_FILE
 from pipeline.llamacpp import server as llama_server
 from pipeline.llamacpp.server import Server, free_port
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.params import Params
-from pipeline.serving import switching
-from pipeline.serving.adapter import Adapter, matching_adapters
-from pipeline.serving.key import ensure_key
+from pipeline.serve import switching
+from pipeline.serve.adapter import Adapter, matching_adapters
+from pipeline.serve.key import ensure_key
 
 PROMPT = "hello there my friend " * 3
 Open = Callable[..., Any]
@@ -37,7 +37,7 @@ Tokens = list[int]
 @pytest.fixture(scope="module")
 def params() -> Params:
     """A recipe that trains on a GGUF's own blocks, served on a free port."""
-    values = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     values["base"] |= {"quantization": "gguf", "level": None}
     values["evaluate"]["models"] = ["base", "adapter"]
     values["serve"] |= {"port": free_port(), "ctx_size": 256, "n_predict": 16, "threads": 1, "parallel": 2}

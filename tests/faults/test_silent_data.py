@@ -11,14 +11,17 @@ import yaml
 from tiny import CHATML
 from tokenizer_folders import qwen3_folder, qwen_folder, smollm_folder, with_config
 
-from pipeline import chat, preprocess
 from pipeline.__main__ import main
-from pipeline.chat import IGNORED
-from pipeline.errors import DataError
-from pipeline.jsonl import write_rows
+from pipeline.chat import rendering
+from pipeline.chat import tokens as chat
+from pipeline.chat.manifest import check_manifest
+from pipeline.chat.tokens import IGNORED
+from pipeline.config.params import load_params
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.tokens import attention, rendering
-from pipeline.tokens.manifest import check_manifest
+from pipeline.stages.preprocess import attention
+from pipeline.stages.preprocess import stage as preprocess
 
 Plant = Callable[[pytest.MonkeyPatch, Path], None]
 
@@ -46,7 +49,7 @@ THOUGHT = row(7, turn("user", "a"), turn("assistant", "b", reasoning_content="hm
 
 def project(root: Path, base: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
     """A project folder as stage preprocess finds it."""
-    params = yaml.safe_load((PROJECT / "recipes" / "demo.yaml").read_text(encoding="utf-8"))
+    params = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     params["curate"]["max_tokens"] = 64
     params["preprocess"] = {"max_length": 160, "packing": True} | settings
     root.mkdir(exist_ok=True)

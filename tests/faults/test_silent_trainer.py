@@ -41,7 +41,7 @@ def test_a_clean_run_raises_nothing(seed: int, root: Path, capsys: pytest.Captur
 
 def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every micro-batch is divided by its own tokens and the number of micro-batches, as before transformers 4.46."""
-    from pipeline.training.trainer import QuenchTrainer
+    from pipeline.stages.train.trainer import QuenchTrainer
 
     real = QuenchTrainer.loss_over
 
@@ -58,7 +58,7 @@ def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss is NaN from the third micro-batch on; transformers would log a mean of the others unless told not to."""
-    from pipeline.training.trainer import QuenchTrainer
+    from pipeline.stages.train.trainer import QuenchTrainer
 
     real, calls = QuenchTrainer.compute_loss, iter(range(99))
     monkeypatch.setattr(
@@ -68,7 +68,7 @@ def no_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loss_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss is exactly 0, as where every label is masked."""
-    from pipeline.training.trainer import QuenchTrainer
+    from pipeline.stages.train.trainer import QuenchTrainer
 
     real = QuenchTrainer.loss_over
     monkeypatch.setattr(QuenchTrainer, "loss_over", lambda self, *rest: real(self, *rest) * 0.0)
@@ -76,7 +76,7 @@ def loss_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """No gradient reaches the adapter."""
-    from pipeline.training.trainer import QuenchTrainer
+    from pipeline.stages.train.trainer import QuenchTrainer
 
     monkeypatch.setattr(
         QuenchTrainer, "_clip_grad_norm", lambda self, model: [p.grad.zero_() for p in model.parameters() if p.grad is not None] and 0.0
@@ -87,7 +87,7 @@ def adapter_on_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """PEFT puts the adapter on one layer of two."""
     from peft import LoraConfig
 
-    from pipeline.training import qlora
+    from pipeline.models import qlora
 
     real: Callable[[Any], LoraConfig] = qlora.lora_config
 
@@ -115,7 +115,7 @@ def more_than_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def positions_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collator numbers packed rows through, so that each sees those in front of it."""
-    from pipeline.training.dataset import Collator
+    from pipeline.stages.train.dataset import Collator
 
     real = Collator.__call__
 
@@ -131,7 +131,7 @@ def positions_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def weights_repacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """bitsandbytes rewrites the weights at the first evaluation, into a form without a backward pass."""
-    from pipeline.training.trainer import QuenchTrainer
+    from pipeline.stages.train.trainer import QuenchTrainer
 
     real = QuenchTrainer.loss_over
 
@@ -180,7 +180,7 @@ def test_rows_that_a_resume_repeats_are_named(root: Path, monkeypatch: pytest.Mo
     """A resumed run that starts its epoch from the first row again."""
     from transformers import trainer as library
 
-    from pipeline.training.trainer import QuenchTrainer
+    from pipeline.stages.train.trainer import QuenchTrainer
 
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["train"] |= {"max_steps": -1, "save_steps": 1}

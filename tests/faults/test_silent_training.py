@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from watched import Row, healthy_run
 
-from pipeline.params import load_params
-from pipeline.watching.epochs import epochs_complete
-from pipeline.watching.health import Monitor
-from pipeline.watching.journal import Journal
+from pipeline.config.params import load_params
+from pipeline.core.metrics_log import Journal
+from pipeline.stages.train.monitoring.epochs import epochs_complete
+from pipeline.stages.train.monitoring.health import Monitor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SETTINGS = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training

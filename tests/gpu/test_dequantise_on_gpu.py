@@ -5,10 +5,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 from ggml_reference import by_gguf, random_rows
-from test_dequantise import EVERY, same_bits
+from test_dequantize import EVERY, same_bits
 
-from pipeline.packed import dequantise as module
-from pipeline.packed.dequantise import KERNELS, TRAINABLE_TYPES, dequantise
+from pipeline.gguf import dequantize as module
+from pipeline.gguf.dequantize import KERNELS, TRAINABLE_TYPES, dequantise
 
 pytestmark = pytest.mark.gpu
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton for this platform")

@@ -13,7 +13,7 @@ import sys
 import torch
 from pathlib import Path
 from transformers import AutoConfig, AutoModelForCausalLM
-from pipeline.training.liger import apply_liger, check_liger
+from pipeline.models.liger_loss import apply_liger, check_liger
 
 folder, found = Path(sys.argv[1]), []
 ids = torch.arange(40, device="cuda")[None]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.fidelity.finite import finite_record
-from pipeline.params import load_params
+from pipeline.config.params import load_params
+from pipeline.models.finite import finite_record
 
 pytestmark = pytest.mark.gpu
 
@@ -20,8 +20,8 @@ def gradients(base: Path, device: str, dtype: str) -> dict[str, torch.Tensor]:
     """The gradients of one row's loss by the adapter's matrices that the first step changes, of the recipe's adapter without dropout."""
     from peft import get_peft_model
 
-    from pipeline.training.chunked import chunked_loss
-    from pipeline.training.qlora import check_adapter, load_quantised, lora_config
+    from pipeline.models.chunked_loss import chunked_loss
+    from pipeline.models.qlora import check_adapter, load_quantised, lora_config
 
     train = RECIPE.model_copy(update={"bnb_4bit_compute_dtype": dtype, "lora_dropout": 0.0, "embeddings_on_cpu": False})
     torch.manual_seed(0)

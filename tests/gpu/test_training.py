@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.fidelity.finite import finite_record
-from pipeline.params import load_params
+from pipeline.config.params import load_params
+from pipeline.models.finite import finite_record
 
 pytestmark = pytest.mark.gpu
 
@@ -21,8 +21,8 @@ def test_a_step_in_nf4_is_finite_and_the_embeddings_stay_where_they_are_told(on_
     from peft import get_peft_model
 
     from benchmarks.random_base import write_base
-    from pipeline.training.chunked import chunked_loss
-    from pipeline.training.qlora import check_adapter, load_quantised, lora_config
+    from pipeline.models.chunked_loss import chunked_loss
+    from pipeline.models.qlora import check_adapter, load_quantised, lora_config
 
     train = RECIPE.model_copy(update={"embeddings_on_cpu": on_cpu})
     model = get_peft_model(load_quantised(write_base(tmp_path / "base", "tiny"), train), lora_config(train)).to("cuda").train()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.llamacpp.tools import run_tool
 from pipeline.workflow.integrity import verify_inputs
 from pipeline.workflow.record import record, running

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.curation.reading.containers import files_below
-from pipeline.curation.reading.special_files import printable
-from pipeline.errors import DataError
+from pipeline.chat.rows import TRAINED, Kind
+from pipeline.config.params import load_params
+from pipeline.config.sections import Curate
+from pipeline.core.errors import DataError
+from pipeline.core.special_files import printable
+from pipeline.core.wording import one_line, plural, training_words
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.params import load_params
-from pipeline.reporting.data_words import one_line, plural, training_words
-from pipeline.rows import TRAINED, Kind
-from pipeline.sections import Curate
+from pipeline.stages.curate.reading.containers import files_below
 
 RECIPE = PROJECT / "recipes/demo.yaml"
 SHOWN = 50  # rejected rows that are named one by one
@@ -54,9 +54,9 @@ def settings(params: Path | None, root: Path) -> Curate:
 def rejects(settings: Curate, root: Path, paths: Sequence[Path], found: Counter[str]) -> Iterator[dict[str, Any]]:
     """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the path as the user named it.
 
-    `found` counts files and rows, see `pipeline.curation.clean.check_file`.
+    `found` counts files and rows, see `pipeline.stages.curate.clean.check_file`.
     """
-    from pipeline.curation.clean import Cleaner, added_tokens, check_file, read_names
+    from pipeline.stages.curate.clean import Cleaner, added_tokens, check_file, read_names
 
     lineage, base = root / "models" / "base.json", root / "models" / "base"
     tokens = added_tokens(lineage) if lineage.exists() else None

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.chat.rows import Row, texts
 from pipeline.commands.data.versions import SPLITS, Version, revision, workspace
-from pipeline.curation.rules.changes import excerpts
-from pipeline.reporting.data_words import one_line, plural
-from pipeline.rows import Row, texts
+from pipeline.core.wording import one_line, plural
+from pipeline.stages.curate.rules.changes import excerpts
 
 LINES = 20  # of a table of domains or reasons
 SEEN = 8  # set in a split's number once the row was met in the other version

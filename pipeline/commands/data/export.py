@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.jsonl import read_rows, write_rows
-from pipeline.reporting.data_words import one_line, plural
-from pipeline.rows import BadRow, Row
+from pipeline.chat.rows import BadRow, Row
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.jsonl import read_rows, write_rows
+from pipeline.core.wording import one_line, plural
 
 NAMED = 20  # rows left out that are named one by one
 FORMATS = ("sharegpt", "alpaca", "messages")
@@ -18,7 +18,7 @@ FORMATS = ("sharegpt", "alpaca", "messages")
 
 def writer(format: str) -> Callable[[Row], Row]:
     """The function that says a canonical row in `format`; it raises `BadRow` where that can't be done."""
-    from pipeline.curation.export import to_alpaca, to_sharegpt
+    from pipeline.stages.curate.export import to_alpaca, to_sharegpt
 
     return {"sharegpt": to_sharegpt, "alpaca": to_alpaca, "messages": to_messages}[format]
 

@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError
-from pipeline.jsonl import read_rows
-from pipeline.reporting.data_words import one_line, plain, plural
-from pipeline.rows import Row
+from pipeline.chat.rows import Row
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import read_rows
+from pipeline.core.wording import one_line, plain, plural
 
 TRAINED, MASKED = "bold green", "dim"
 BRACKETS = "⟦⟧"  # around trained text where there are no colours
@@ -93,7 +93,7 @@ def _tokenizer(root: Path) -> Any:
             "show: models/base is not there, so the messages are shown without template and token counts: `snakemake base` makes it", file=sys.stderr
         )
         return None
-    from pipeline.chat import load_tokenizer
+    from pipeline.chat.tokens import load_tokenizer
 
     return load_tokenizer(folder)
 
@@ -108,8 +108,8 @@ def _sides(row: Row) -> list[tuple[str, list[dict[str, Any]]]]:
 
 
 def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any) -> list[View]:
-    from pipeline.chat import encode
-    from pipeline.tokens.rendering import Unrenderable, render, renderings
+    from pipeline.chat.rendering import Unrenderable, render, renderings
+    from pipeline.chat.tokens import encode
 
     tools = row.get("tools")
     try:
@@ -129,8 +129,8 @@ def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any)
 
 
 def _segments(row: Row, tokenizer: Any) -> View:
-    from pipeline.chat import encode_segments
-    from pipeline.tokens.rendering import Unrenderable
+    from pipeline.chat.rendering import Unrenderable
+    from pipeline.chat.tokens import encode_segments
 
     try:
         note = _counted(encode_segments(tokenizer, row["segments"])) if tokenizer else ""
@@ -140,7 +140,7 @@ def _segments(row: Row, tokenizer: Any) -> View:
 
 
 def _counted(encoded: Any) -> str:
-    from pipeline.chat import IGNORED
+    from pipeline.chat.tokens import IGNORED
 
     return f"{plural(len(encoded.ids), 'token')}, {sum(label != IGNORED for label in encoded.labels):,} trained"
 

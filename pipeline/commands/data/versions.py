@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import orjson
 import yaml
 
-from pipeline.errors import ConfigError, DataError, ToolError
-from pipeline.rows import Row
+from pipeline.chat.rows import Row
+from pipeline.core.errors import ConfigError, DataError, ToolError
 
 SPLITS = ("train", "val", "test")
 FINAL = "data/final"

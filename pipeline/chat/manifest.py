@@ -1,0 +1,57 @@
+"""What data/tokens was made of, by content: hashes, limits, counts and versions; and whether it still is."""
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import file_hash
+
+NAME = "manifest.json"
+LIBRARIES = ("tokenizers", "transformers", "jinja2", "pyarrow")  # what ids, texts and the files' bytes depend on
+AGAIN = "run `snakemake preprocess`"
+
+
+def manifest(tokens: Path, rows: list[Path], base: Path, tokenizer: Any, account: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of the Parquet files in `tokens`, made of `rows` with the tokenizer and template of `base`."""
+    return {
+        "rows": {path.name: file_hash(path) for path in rows},
+        "files": {path.name: file_hash(path) for path in sorted(tokens.glob("*.parquet"))},
+        **_of_base(base, tokenizer),
+        **{key: account[key] for key in ("max_length", "packing")},
+        "splits": {
+            split: {key: found[key] for key in ("rows", "sequences", "packed_rows", "tokens", "trained_tokens")}
+            for split, found in account["splits"].items()
+        },
+        "versions": {name: version(name) for name in LIBRARIES},
+    }
+
+
+def check_manifest(tokens: Path, base: Path, tokenizer: Any) -> dict[str, Any]:
+    """The manifest in `tokens`, proven to be about the files beside it and about the base in `base`, whose tokenizer is given.
+
+    Raises `DataError`, which names what differs, where the tokens are stale or not those that preprocess wrote.
+    """
+    path = tokens / NAME
+    try:
+        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        recorded = {key: said[key] for key in ("files", "tokenizer_sha256", "template_sha256")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} can't be read ({' '.join(str(error).split())}), so nobody knows what {tokens} was made of: {AGAIN}") from error
+    for name, digest in recorded["files"].items():
+        if not (tokens / name).is_file():
+            raise DataError(f"{tokens / name} is missing: {AGAIN}")
+        if file_hash(tokens / name) != digest:
+            raise DataError(f"{tokens / name} is not the file that preprocess wrote: {AGAIN}")
+    now = _of_base(base, tokenizer)
+    for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "chat template")):
+        if recorded[key] != now[key]:
+            raise DataError(f"the {what} of {base} changed since {tokens} was made: {AGAIN}")
+    return said
+
+
+def _of_base(base: Path, tokenizer: Any) -> dict[str, str]:
+    template = str(tokenizer.get_chat_template())
+    return {"tokenizer_sha256": file_hash(base / "tokenizer.json"), "template_sha256": hashlib.sha256(template.encode()).hexdigest()}

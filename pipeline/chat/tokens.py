@@ -1,0 +1,196 @@
+"""Rows as the model sees them: the base's tokenizer, token ids, and which tokens are trained.
+
+The text and its trained ranges are those of `pipeline.chat.rendering`. Two things are proven of every row: the template
+drops nothing that is said, and no control token comes from what is said (`pipeline.chat.template_probe`).
+"""
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.rendering import Rendered, Unrenderable, control_ids, implied_ids, renderings
+from pipeline.chat.template_probe import Message, Tools
+from pipeline.core.errors import DataError
+
+NOT_A_CHAT = "not_a_chat"  # the reason of a row whose kind supervised training doesn't learn from
+IGNORED = -100  # the label that PyTorch's cross entropy leaves out
+TOGETHER = 256  # rows that are tokenised in one call
+Row = dict[str, Any]  # of data/final, as `pipeline.chat.rows` describes them; those of older runs have no kind and are chats
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A sequence of token ids and its labels, both of length T; a label is the id itself or `IGNORED`.
+
+    `part` is which of its row's trained turns it is for (from 1), where the row is unfolded; else it is the whole row.
+    """
+
+    ids: list[int]
+    labels: list[int]
+    part: int | None = None
+
+    def name_in(self, row: str) -> str:
+        """The sequence's name, in a row of this name."""
+        return row if self.part is None else f"{row}#{self.part}"
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model folder, proven to be the one of its `tokenizer.json`.
+
+    transformers 5 picks the tokenizer class by `config.model_type` and can swap the pre-tokenizer in silence; so
+    its ids are compared with those of `tokenizers.Tokenizer.from_file`. Raises `DataError` on a difference, on a
+    missing chat template and on a missing end-of-turn token.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    if not (folder / "tokenizer.json").is_file():  # transformers would look for a repository of this name
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / "tokenizer.json"))
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if not tokenizer.chat_template:
+        raise DataError(f"{folder} has no chat template: choose an instruct model as base")
+    if tokenizer.eos_token is None:
+        raise DataError(f"{folder} names no end-of-turn token (eos_token): mend its tokenizer_config.json")
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in PROBES:
+        ours, theirs = tokenizer(text, add_special_tokens=False)["input_ids"], plain.encode(text, add_special_tokens=False).ids
+        if ours != theirs:
+            raise DataError(
+                f"{folder}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, its tokenizer.json gives {theirs[:8]}: mend the folder"
+            )
+    return tokenizer
+
+
+# strings on which pre-tokenizers differ: digits, contractions, spaces, newlines, scripts, code
+PROBES = (
+    "Hello, world! I'm 12345 years and 67.89 days old; you'll see.",
+    "def f(x):\n    return {'a': x ** 2}\n\n\n\t# tabs  and   spaces ",
+    "naïve café – “quotes” 東京 Привет مرحبا 🙂👩‍💻 ½ ①",
+)
+
+
+def chats(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows of kind chat."""
+    return (row for row in rows if row.get("kind", "chat") == "chat")
+
+
+def chat_request(messages: list[Message], tools: Tools = None) -> dict[str, Any]:
+    """The conversation as OpenAI's API takes it: the arguments of calls are text there."""
+    turns = [{key: value for key, value in message.items() if key != "train"} for message in messages]
+    for turn in turns:
+        if "tool_calls" in turn:
+            turn["tool_calls"] = [_as_text(call) for call in turn["tool_calls"]]
+    return {"messages": turns, "tools": tools} if tools else {"messages": turns}
+
+
+def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Encoded] | Unrenderable]]:
+    """Each row with its token ids and labels, or with the reason why it has none.
+
+    A chat is rendered; labels are on what the assistant says (not on turns with `train: false`) and its ends of turn. It
+    becomes several sequences where the template makes it unfold (`pipeline.chat.rendering`). The segments of a text are
+    tokenised one by one; the tokenizer's beginning of text goes before them (if it sets one) and its end of text after
+    them, if the last one is trained and has none.
+    """
+    rows = iter(rows)
+    while some := list(islice(rows, TOGETHER)):
+        rendered = [_rendered(tokenizer, row) for row in some]
+        encodings = iter(_tokenised(tokenizer, [one.text for each in rendered if isinstance(each, list) for one in each]))
+        for row, each in zip(some, rendered, strict=True):
+            if isinstance(each, Unrenderable):
+                yield row, each
+                continue
+            mine = list(islice(encodings, len(each)))
+            try:
+                if row.get("kind", "chat") == "text":
+                    yield row, [encode_segments(tokenizer, row["segments"])]
+                else:
+                    yield row, [_labelled(tokenizer, one, row.get("tools"), ids) for one, ids in zip(each, mine, strict=True)]
+            except Unrenderable as why:
+                yield row, why
+
+
+def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
+    """The row's texts; none of a row of kind text, which has no template."""
+    kind = row.get("kind", "chat")
+    if kind == "text":
+        return []
+    if kind != "chat":
+        return Unrenderable(NOT_A_CHAT, f"supervised training has no use for a row of kind {kind}")
+    try:
+        return renderings(tokenizer, row["messages"], row.get("tools"))
+    except Unrenderable as why:
+        return why
+
+
+def _tokenised(tokenizer: Any, texts: list[str]) -> list[Any]:
+    """The texts as `tokenizers.Encoding`s: ids, and the characters that each comes from. All in one call, which takes half as long."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()  # some tokenizer.json files ask for it
+    backend.no_padding()
+    encodings: list[Any] = backend.encode_batch(texts, add_special_tokens=False)
+    return encodings
+
+
+def _labelled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -> Encoded:
+    """The ids of a rendered conversation, with labels on its trained ranges only.
+
+    Raises `Unrenderable` where the template drops tools, calls or reasoning, where a token lies across the border of a
+    trained range, and where a control token comes from what is said.
+    """
+    implied = implied_ids(tokenizer, rendered.messages, tools, rendered.since)
+    ids: list[int] = encoding.ids
+    if control_ids(tokenizer, ids) != implied:
+        raise Unrenderable("control_token", "a text holds one of the tokenizer's control tokens")
+    labels = [IGNORED] * len(ids)
+    for start, end in rendered.spans:
+        # some tokenizers count the space before a word to none of the tokens
+        first = next((token for place in range(start, end) if (token := encoding.char_to_token(place)) is not None), None)
+        last = encoding.char_to_token(end - 1)
+        if first is None or last is None or encoding.token_to_chars(first)[0] < start or encoding.token_to_chars(last)[1] > end:
+            raise Unrenderable("token_across_turns", "a token lies across the border of an assistant turn")
+        if ids[last] != tokenizer.eos_token_id:
+            raise Unrenderable("no_end_of_turn", f"an assistant turn's last trained token is not {tokenizer.eos_token}")
+        if tokenizer.eos_token_id in ids[first:last]:
+            raise Unrenderable("no_end_of_turn", f"the template writes {tokenizer.eos_token} inside an assistant turn, where the model would stop")
+        labels[first : last + 1] = ids[first : last + 1]
+    return Encoded(ids, labels, rendered.part)
+
+
+def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
+    """Token ids of text without a template, with labels on the segments to train. Raises `Unrenderable` where there is none."""
+    begin = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
+    ids, labels = list(begin), [IGNORED] * len(begin)
+    for segment in segments:
+        piece: list[int] = tokenizer(segment["text"], add_special_tokens=False)["input_ids"]
+        if begin and piece[:1] == begin and len(ids) == 1:
+            piece = piece[1:]  # the text brings its own
+        ids += piece
+        labels += piece if segment["train"] else [IGNORED] * len(piece)
+    if all(label == IGNORED for label in labels):
+        raise Unrenderable("nothing_to_train", "no segment that is to be trained")
+    if segments[-1]["train"] and ids[-1] != tokenizer.eos_token_id:
+        ids.append(tokenizer.eos_token_id)
+        labels.append(tokenizer.eos_token_id)
+    return Encoded(ids, labels)
+
+
+def encodable(tokenizer: Any, rows: Iterable[Row], longest: int) -> Iterator[Encoded]:
+    """The sequences of those of `rows` that can be encoded with exact labels, if they have at most `longest` tokens."""
+    for _, encoded in encode(tokenizer, rows):
+        if not isinstance(encoded, Unrenderable):  # preprocess counts such rows by reason
+            yield from (one for one in encoded if len(one.ids) <= longest)
+
+
+def trained_positions(encoded: Encoded) -> list[int]:
+    """The positions whose next token is trained: where a model is asked what training taught it."""
+    return [i - 1 for i, label in enumerate(encoded.labels) if label != IGNORED]
+
+
+def _as_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}

@@ -1,0 +1,1 @@
+"""`quench fidelity`: whether quantization is faithful on this machine."""

@@ -1,0 +1,197 @@
+"""Is the NF4 model that is trained the model that it stands for? One verdict per check, the 16-bit model and the NF4 one in memory by turns.
+
+Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` where they are there. Writes `reports/fidelity.json`,
+which the report shows as long as it is of the same base.
+
+    quench fidelity --prompts 8
+    quench fidelity --adapter runs/one --adapter runs/other     # switch between these two
+"""
+
+import gc
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import chats, encodable, load_tokenizer
+from pipeline.commands.fidelity.memory import NF4, PLAIN, measure_training, memory_check, memory_line, memory_table
+from pipeline.commands.fidelity.outputs import compare_logits, last_logits, output_lines
+from pipeline.commands.fidelity.swap import random_adapter, saved_adapters, swap_line
+from pipeline.commands.fidelity.weights import weight_lines
+from pipeline.config.params import Params
+from pipeline.config.sections import Training
+from pipeline.core.checks import refuse
+from pipeline.core.errors import ConfigError, DataError, GateError
+from pipeline.core.jsonl import read_rows
+from pipeline.core.publish import write_json
+from pipeline.models.finite import adapter_is_finite, dequantisation_is_finite, outputs_watched
+from pipeline.models.qlora import check_adapter, load_quantised, lora_config
+from pipeline.models.runtime import silence_libraries, use_all_cores
+from pipeline.planning.shape import KNOWN, Shape, load_shape
+from pipeline.stages.parity.check import Seam
+from pipeline.stages.train.preflight import whole_base
+from pipeline.stages.train.run import base_hashes
+
+LONGEST = 256  # tokens of a prompt
+SEED = 0
+BUILT_IN = (
+    ("Name three rivers of Europe.", "The Danube, the Rhine and the Loire."),
+    ("What is 17 plus 25?", "42"),
+    ("Write a Python function that adds two numbers.", "def add(a, b):\n    return a + b"),
+    ("Übersetze ins Englische: Guten Morgen!", "Good morning!"),
+    ('Give me {"name": "Ada", "born": 1815} with another year.', '{"name": "Ada", "born": 1816}'),
+    ("Why is the sky blue?", "Air scatters blue light more than red light."),
+    ("List the days of the weekend.", "1. Saturday\n2. Sunday"),
+    ("Say nothing but yes.", "yes"),
+)
+
+
+def fidelity(
+    *, base: Path, adapter: Path | None, rows: list[list[int]], settings: Training, shape: Shape | None, switched: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Every check on token ids `rows`: {"lines": {key: Seam}, "figures": of the logits, "memory": {model: {part: bytes}}, "memory_check"}.
+
+    `adapter` is a PEFT folder; without one, a fresh random adapter stands in. `switched` are two that are switched. A number that is
+    not finite raises `GateError` at once, a linear that is not NF4 `ToolError`.
+    """
+    where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
+    measured: dict[str, dict[str, int]] = {}
+    with loaded(base, settings.model_copy(update={"quantization": "none"}), room_for(base)) as bare:
+        model = with_adapter(bare, adapter, settings)
+        reference = last_logits(model, rows)
+        measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
+    with loaded(base, settings) as bare:  # every linear was proven to be NF4 before anything else is put on
+        quantised = dequantisation_is_finite(bare)
+        weights = weight_lines(bare, base)
+        swap = swap_line(bare, lora_config(settings), rows[:1], switched)
+        model = with_adapter(bare, adapter, settings)
+        check_adapter(model, settings)
+        with outputs_watched(model) as outputs:
+            candidate = last_logits(model, rows)
+        matrices = adapter_is_finite(model)
+        measured[NF4] = measure_training(model, rows, settings.learning_rate)
+        adapter_is_finite(model)
+    figures = compare_logits(reference, candidate)
+    lines = {
+        "nf4_before_lora": counted("NF4 before LoRA", "linears in NF4 before the adapter was put on", quantised),
+        "dequantisation_finite": counted("Dequantised weights", "linears all of whose weights are finite", quantised),
+        "lora_finite": counted("LoRA", "matrices and outputs that are finite", matrices + outputs[0]),
+        **weights,
+        **output_lines(figures, where, shape.parameters if shape else None),
+        "memory": memory_line(measured[NF4], shape, settings),
+        "adapter_swap": swap,
+    }
+    memory = {"memory": memory_table(measured, settings), "memory_check": memory_check(measured, shape, settings)}
+    return {"lines": lines, "figures": figures} | memory
+
+
+def counted(title: str, what: str, number: int) -> Seam:
+    """A check of which each part was proven as it was counted; not measured where there was none."""
+    return (
+        Seam(title, what, float(number), None, "", "pass", "each one proven") if number else Seam(title, what, None, None, "", "not measured", "none")
+    )
+
+
+@contextmanager
+def loaded(base: Path, settings: Training, device: str | None = None) -> Iterator[Any]:
+    """The base as `load_quantised` gives it; its memory is free after the body, so long as the body's own names go."""
+    import torch
+
+    yield load_quantised(base, settings, device)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def with_adapter(bare: Any, adapter: Path | None, settings: Training) -> Any:
+    """`bare` with the trained adapter of the folder, ready to train on, or with a fresh random one; float32 either way."""
+    from peft import PeftModel
+
+    if adapter is None:
+        return random_adapter(bare, lora_config(settings), "default", SEED)
+    return PeftModel.from_pretrained(bare, adapter, is_trainable=True)
+
+
+def refuse_other_settings(adapter: Path, settings: Training) -> None:
+    """Raise `DataError` unless the adapter is there whole and has the rank and targets of `settings`."""
+    try:
+        known = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        found = known["r"], sorted(known["target_modules"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`") from error
+    if not (adapter / "adapter_model.safetensors").is_file():
+        raise DataError(f"{adapter} has no adapter_model.safetensors: run `snakemake --force train`")
+    if found != (settings.r, sorted(settings.target_modules)):
+        raise DataError(
+            f"{adapter} has rank {found[0]} on {', '.join(found[1])}, and params.yaml says {settings.r} on "
+            f"{', '.join(sorted(settings.target_modules))}: put that back, or train again"
+        )
+
+
+def room_for(base: Path) -> str | None:
+    """Where the 16-bit base goes: the CPU where the GPU's free memory has no room for it, else wherever training is (None)."""
+    import torch
+
+    stored = sum(shard.stat().st_size for shard in base.glob("*.safetensors"))
+    return "cpu" if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 1.2 * stored else None
+
+
+def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
+    """Token ids of the first held-out rows, or of built-in ones where there are none, in the base's own template."""
+    tokenizer = load_tokenizer(base)
+    built_in = [{"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]} for ask, answer in BUILT_IN]
+    sources = (chats(read_rows(held_out)) if held_out.is_file() else iter(()), iter(built_in))
+    for source in sources:
+        rows = [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]
+        if rows:
+            return rows
+    raise DataError(f"no prompt can be rendered in {LONGEST} tokens with the template of {base}: look at reports/labels.json")
+
+
+def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: Sequence[Path] = ()) -> None:
+    """Measure, write the report, print it; `GateError` where a check failed."""
+    if params.base.quantization != "nf4":
+        raise ConfigError(f"base.quantization is {params.base.quantization}, so nothing is in NF4 that could be compared: set it to nf4")
+    base, adapter = root / "models/base", root / "models/adapter"
+    if not (base / "config.json").is_file():
+        raise DataError(f"{base} holds no model: run `snakemake base`")
+    refuse([whole_base(base)])
+    trained = adapter if (adapter / "adapter_config.json").is_file() else None
+    if trained:
+        refuse_other_settings(trained, params.training)
+    switched = saved_adapters(root, adapters)
+    silence_libraries()
+    use_all_cores()
+    known = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type") in KNOWN
+    report = fidelity(
+        base=base, adapter=trained,
+        rows=token_rows(base, root / "data/final/test.jsonl", prompts), settings=params.training.model_copy(update={"embeddings_on_cpu": False}),
+        shape=load_shape(base / "config.json") if known else None, switched=switched,
+    )  # fmt: skip
+    failed = [line for line in report["lines"].values() if line.verdict == "fail"]
+    of = {"base_weights_sha256": base_hashes(base)["weights_sha256"], "adapter": bool(trained)}
+    written = {"verdict": "fail" if failed else "pass"} | of | report | {"lines": {key: asdict(line) for key, line in report["lines"].items()}}
+    write_json(root / "reports/fidelity.json", written)
+    if as_json:
+        print(json.dumps(written, indent=2, ensure_ascii=False))
+    else:
+        show(report)
+    if failed:
+        raise GateError("; ".join(f"{line.title} failed: {line.figure:g} against limit {line.limit:g} ({line.detail})" for line in failed))
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print a line per check, then the table of memory in MB."""
+    for line in report["lines"].values():
+        limit = f" (limit {line.limit:g})" if line.limit is not None else ""
+        print(f"{line.verdict:12}  {line.title}: " + (f"{line.figure:g}{limit}, {line.what}" if line.figure is not None else line.detail))
+    figures = report["figures"]
+    print(f"{'':12}  logits: mean difference {figures['mean_abs']:.4f}, largest {figures['max_abs']:.3f}, NMSE {figures['nmse']:.5f}")
+    width = max(map(len, report["memory"])) + 2
+    print(f"\n{'MB':<{width}}" + "".join(f"{part:>12}" for part in next(iter(report["memory"].values()))))
+    for name, parts in report["memory"].items():
+        print(f"{name:<{width}}" + "".join(f"{size / 1e6:>12,.1f}" for size in parts.values()))
+    print(f"\n{report['memory_check']['sentence']}")

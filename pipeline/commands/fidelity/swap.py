@@ -1,0 +1,112 @@
+"""Two adapters on one NF4 base: switching gives each one's own outputs, and none gives the base's, bit for bit."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.commands.fidelity.outputs import last_logits
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import file_hash
+from pipeline.llamacpp.logits import Floats
+from pipeline.stages.parity.check import Seam, count_seam
+from pipeline.stages.train.checkpoints import checkpoints_in, defect
+
+NAMES = ("first", "second")
+WEIGHTS = "adapter_model.safetensors"
+
+
+def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
+    """`model` with a fresh adapter `name` whose B is random too, so that it changes something; the same seed gives the same adapter on any base."""
+    import torch
+    from peft import PeftModel, get_peft_model
+
+    if isinstance(model, PeftModel):
+        model.add_adapter(name, config)
+    else:
+        model = get_peft_model(model, config, adapter_name=name)
+    random = torch.Generator().manual_seed(seed)
+    for key, weight in sorted(model.named_parameters()):
+        if f".lora_A.{name}." in key or f".lora_B.{name}." in key:
+            values = torch.randn(weight.shape, generator=random) / weight.shape[1] ** 0.5
+            weight.data.copy_(0.1 * values)
+    return model
+
+
+def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """Two adapter folders to switch between: the `given` ones, else the trained one and the newest other checkpoint; none where there aren't two.
+
+    Raises `ConfigError` for one given alone, `DataError` for a given one that is not there whole.
+    """
+    if given:
+        if len(given) != 2:
+            raise ConfigError(f"--adapter names {len(given)} adapter{'s' * (len(given) != 1)}, and two are switched: give it twice")
+        for folder in given:
+            if not is_whole(folder):
+                raise DataError(f"{folder} is no adapter (adapter_config.json and adapter_model.safetensors): name a folder that training wrote")
+        return tuple(given)
+    checkpoints = [one for one in reversed(checkpoints_in(root / "models/checkpoints")) if defect(one) is None]
+    found: dict[str, Path] = {}
+    for folder in filter(is_whole, (root / "models/adapter", *checkpoints)):
+        found.setdefault(file_hash(folder / WEIGHTS), folder)
+        if len(found) == 2:
+            return tuple(found.values())
+    return ()
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds an adapter's settings and weights."""
+    return (folder / "adapter_config.json").is_file() and (folder / WEIGHTS).is_file()
+
+
+def saved_adapter(model: Any, folder: Path, name: str) -> Any:
+    """`model` with the adapter of `folder` as `name`. Raises `DataError` where it does not fit."""
+    from peft import PeftModel
+
+    try:
+        if isinstance(model, PeftModel):
+            model.load_adapter(str(folder), adapter_name=name)
+            return model
+        return PeftModel.from_pretrained(model, str(folder), adapter_name=name)
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder} does not fit this base ({str(error).splitlines()[0]}): name adapters that were trained on it") from error
+
+
+def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Seam:
+    """Proof that adapters can be switched on `model`, a quantised base without one; it is left without one.
+
+    Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured alone on the base, then both are put on it
+    and switched: first, second, first, none.
+    """
+
+    def put_on(bare: Any, name: str) -> Any:
+        return saved_adapter(bare, adapters[NAMES.index(name)], name) if adapters else random_adapter(bare, config, name, 1 + NAMES.index(name))
+
+    bare = last_logits(model, rows)
+    alone = {}
+    for name in NAMES:
+        adapted = put_on(model, name)
+        alone[name] = last_logits(adapted, rows)
+        model = adapted.unload()
+    title, what = "Two adapters on one NF4 base", "switches whose logits differ from the adapter's alone (the last: the base's)"
+    which = " and ".join(f"{one.parent.name}/{one.name}" for one in adapters) or "two random adapters, for no two saved ones are here"
+    if same(alone["first"], alone["second"]) or same(alone["first"], bare):
+        return Seam(title, what, None, None, "", "not measured", f"the adapters say the same or nothing, so switching proves nothing; {which}")
+    adapted = put_on(put_on(model, "first"), "second")
+    pairs: list[tuple[list[Floats], list[Floats]]] = []
+    for name in ("first", "second", "first"):
+        adapted.set_adapter(name)
+        pairs.append((last_logits(adapted, rows), alone[name]))
+    with adapted.disable_adapter():
+        pairs.append((last_logits(adapted, rows), bare))
+    adapted.unload()
+    different = [number for number, pair in enumerate(pairs, 1) if not same(*pair)]
+    line = count_seam(title, what, len(different), len(pairs), f"switch {different[0]}" if different else "")
+    return replace(line, detail=f"{line.detail}; {which}")
+
+
+def same(one: list[Floats], other: list[Floats]) -> bool:
+    """Whether two runs' logits are equal bit for bit."""
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

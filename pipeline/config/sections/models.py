@@ -1,0 +1,119 @@
+"""How the adapter becomes files that llama.cpp serves: `lora`, `merge`, `convert`, `imatrix`, `quantize`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline.config.levels import split_level, tensor_type_problem
+from pipeline.config.sections.values import UNTUNED, Count, Levels, ModelLevels, Section, Threads, fits, key
+
+FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter or a digit first"
+LoraType = Literal["F16", "F32"]
+
+
+class Lora(Section):
+    type: LoraType = key(
+        "F16",
+        "base.quantization gguf: type of the adapter's matrices in its GGUF: F16 | F32 (twice the size, "
+        "exactly what was trained)",
+    )
+
+
+class Merge(Section):
+    dtype: Literal["float16", "bfloat16"] = key(
+        "float16",
+        "16-bit type of the merged weights: float16 (what an F16 GGUF holds, bit for bit) | bfloat16",
+    )
+    method: Literal["stream", "peft"] = key(
+        "stream",
+        "stream (block by block, in little memory) | peft (PEFT's merge_and_unload, for comparison: holds "
+        "the whole model)",
+    )
+    base: Literal["w16", "nf4", "auto"] = key(
+        "auto",
+        "weights the adapter is added to: w16 (the base's 16 bit) | nf4 (the base as training saw it) | "
+        "auto (measures both)",
+    )
+    levels: Levels = key(
+        ["Q4_K_M"],
+        "auto only: levels at which both are measured; the first is the one that ships, and decides",
+    )
+    rows: Count = key(
+        32, "auto only: rows of data/final/val.jsonl whose divergence from the trained model is measured"
+    )
+    task_rows: Annotated[int, Field(ge=0, le=10**9)] = key(
+        24, "auto only: rows of data/final/val.jsonl answered and scored at the deciding level; 0: none"
+    )
+
+    @field_validator("levels")
+    @classmethod
+    def _plain_levels(cls, levels: list[str]) -> list[str]:
+        # the matrix is measured on the merged model, so there is none yet
+        if with_imatrix := [level for level in levels if split_level(level)[1]]:
+            raise ValueError(
+                f"{', '.join(with_imatrix)}: merge compares levels before an importance matrix is there: leave -imatrix out"
+            )
+        return levels
+
+    @model_validator(mode="after")
+    def _peft_knows_one_base(self) -> "Merge":
+        if self.method == "peft" and self.base != "w16":
+            raise ValueError(
+                f"method is peft and base is {self.base}: PEFT merges into the 16-bit weights, so set base to w16"
+            )
+        return self
+
+
+class Convert(Section):
+    name: Annotated[str, fits("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", FILE_NAME)] = key(
+        "model", "file name of every GGUF: NAME-F16.gguf, NAME-Q4_K_M.gguf, …"
+    )
+    base: bool = key(
+        True,
+        "make the untuned base's 16-bit GGUF as well (15 GB at 7B): needed to measure what was forgotten "
+        "and what fine-tuning changed (base-F16 in evaluate.models), by base-LEVEL in quantize.levels, by "
+        "compare.seeds and by `quench parity --depth full`; false: not made",
+    )
+    type: Literal["F16", "BF16"] = key(
+        "F16",
+        "16-bit type of the GGUF that the levels are made from: F16 | BF16 (if a weight is too large for "
+        "F16)",
+    )
+
+
+class Imatrix(Section):
+    tokens: Annotated[int, Field(ge=0, le=10**9)] = key(
+        0, "tokens of the training rows that the importance matrix is measured on; 0: none is made"
+    )
+
+
+class Quantize(Section):
+    levels: ModelLevels = key(
+        ["Q4_K_M", "Q5_K_M"],
+        "levels to make, in llama.cpp's names (any case); LEVEL-imatrix uses the importance matrix, "
+        "base-LEVEL is the untuned base's",
+    )
+    nthreads: Threads = key(1, "threads per level; Snakemake runs levels side by side")
+    tensor_types: dict[str, str] = key(
+        {},
+        "regular expression of tensor names: type, for tensors that are to have another type, e.g. "
+        "{attn_v: q8_0}",
+    )
+
+    @field_validator("tensor_types")
+    @classmethod
+    def _types_are_known(cls, types: dict[str, str]) -> dict[str, str]:
+        for pattern, kind in types.items():
+            if problem := tensor_type_problem(pattern, kind):
+                raise ValueError(problem)
+        return types
+
+    @property
+    def tuned(self) -> list[str]:
+        """The levels of the tuned model, in the order of `levels`."""
+        return [level for level in self.levels if not level.startswith(UNTUNED)]
+
+    @property
+    def untuned(self) -> list[str]:
+        """The levels of the untuned base (base-LEVEL), in the order of `levels`."""
+        return [level for level in self.levels if level.startswith(UNTUNED)]

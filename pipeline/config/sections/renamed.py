@@ -1,0 +1,7 @@
+"""Keys and values of `params.yaml` that had another name in an older version; a file that still has it is refused with the new one."""
+
+# "section.key" or "section" as it was: as it is now
+KEYS: dict[str, str] = {}
+
+# "section.key" as it is now: {the value as it was: as it is now}
+VALUES: dict[str, dict[str, str]] = {}

@@ -1,0 +1,74 @@
+"""What is recommended and refused, and how it is served: sections `report`, `serve`, `llamacpp`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.config.sections.values import (
+    Fraction,
+    KldLimit,
+    Layers,
+    Location,
+    Points,
+    Section,
+    ShareLimit,
+    Slots,
+    Threads,
+    Tokens,
+    group,
+    key,
+)
+
+
+class Gate(Section):
+    max_kld: KldLimit | None = key(
+        "auto",
+        "mean KL divergence from F16 above this, in nats; the worse of the assistant's tokens and all "
+        "(gguf: of what is served from what was trained); auto: what is published for the level and the "
+        "model's size, as for parity.max_kld_level",
+    )
+    min_same_top: ShareLimit | None = key(
+        "auto",
+        "share of positions with F16's top token below this, 0 to 1; the worse of the assistant's and "
+        "all; auto: what goes with that divergence",
+    )
+    max_task_drop: Points | None = key(
+        10.0, "points (of 100) below F16 (gguf: below the base alone), the whole 95 % interval above this"
+    )
+    min_stopped: Fraction | None = key(0.9, "share of answers that end by themselves below this, 0 to 1")
+    max_forgetting: Points | None = key(
+        10.0, "points (of 100) of general ability below the untuned base, the whole 95 % interval above this"
+    )
+
+
+class Report(Section):
+    memory_gb: Annotated[float, Field(gt=0, le=10**5)] = key(
+        8.0,
+        "memory the model is to be served in, in GB as cards are sold (8.0: 8 GiB); the recommendation "
+        "fits it",
+    )
+    max_task_drop: Points = key(
+        5.0, "a level may score this many points (of 100) below F16 and still be recommended"
+    )
+    gate: Gate = group(Gate, "what `quench ship` refuses; null: that rule is off")
+
+
+class Serve(Section):
+    port: Annotated[int, Field(ge=1024, le=65535)] = key(8081, "port on 127.0.0.1")
+    ctx_size: Tokens = key(4096, "context of each answer, in tokens")
+    parallel: Slots = key(1, "answers at the same time")
+    n_gpu_layers: Layers = key(0, "layers on the GPU: 0 for none, 99 for all")
+    threads: Threads = key(2, "CPU threads")
+    flash_attn: Literal["on", "off", "auto"] = key(
+        "auto", 'flash attention: "on" | "off" | auto (quoted: to some readers of YAML a bare on is true)'
+    )
+    n_predict: Annotated[int, Field(ge=1, le=1 << 24)] = key(1024, "longest answer, in tokens")
+    max_restarts: Annotated[int, Field(ge=0, le=10_000)] = key(
+        5, "crashes within an hour after which the server is not started again"
+    )
+
+
+class LlamaCpp(Section):
+    home: Location | None = key(
+        None, "folder with your own build of llama.cpp (a CUDA build, say); null: the one `make setup` built"
+    )

@@ -1,0 +1,130 @@
+"""How the adapter is trained: section `train`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline.config.sections.values import Count, Fraction, ModuleName, Quantization, Section, Seed, key
+from pipeline.core.cpu import ComputeDtype
+
+Optimizer = Literal[
+    "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit",
+    "lion_8bit", "paged_lion_8bit", "lion_32bit", "paged_lion_32bit", "sgd",
+]  # fmt: skip
+
+
+class Train(Section):
+    method: Literal["sft", "heal"] = key(
+        "sft",
+        "sft (what the assistant says is learned) | heal (a level learns to answer like the file it was "
+        "made from; needs base.level)",
+    )
+    heal_top_k: Annotated[int, Field(ge=1, le=1 << 20)] = key(
+        64,
+        "heal only: tokens per position whose probability by the original is kept; more are truer and "
+        "take more disk (6 bytes each)",
+    )
+    heal_sft_weight: Fraction = key(
+        0.0, "heal only: share of the usual loss on what the assistant says, 0 (only heal) to 1"
+    )
+    bnb_4bit_use_double_quant: bool = key(True, "quantize NF4's scales too: saves 0.37 bit per parameter")
+    bnb_4bit_compute_dtype: ComputeDtype | Literal["auto"] = key(
+        "auto",
+        "what quantized weights (NF4's or a GGUF's) are multiplied in: auto (bfloat16 on a GPU and on "
+        "CPUs with AVX512-BF16, AMX or ARM's BF16; float32 on others, which are ten times slower in "
+        "bfloat16) | bfloat16 | float16 | float32",
+    )
+    packed: bool = key(
+        True,
+        "base.quantization gguf: keep the linears packed and dequantize them at every use (little "
+        "memory); false: once, in the memory of what they are multiplied in",
+    )
+    r: Annotated[int, Field(ge=1, le=4096)] = key(16, "LoRA rank: 8 to 64")
+    lora_alpha: Annotated[int, Field(ge=1, le=1 << 16)] = key(32, "LoRA scale is lora_alpha / r")
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.05, "share of LoRA inputs dropped while training, 0 to 1"
+    )
+    target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=1000)] = key(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        "linears that get an adapter",
+    )
+    num_train_epochs: Annotated[float, Field(gt=0, le=10_000)] = key(
+        3.0, "passes over the training rows; max_steps wins if it is above 0"
+    )
+    max_steps: Annotated[int, Field(ge=-1, le=10**9)] = key(
+        -1, "optimizer steps; -1: as many as num_train_epochs needs"
+    )
+    per_device_train_batch_size: Annotated[int, Field(ge=1, le=1 << 16)] = key(
+        1, "rows (packed rows if preprocess.packing is on) per forward"
+    )
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=1 << 16)] = key(
+        8, "forwards per optimizer step"
+    )
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = key(2.0e-4, "peak learning rate, 2e-4 for example")
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.1, "share of the steps in which the learning rate rises from 0"
+    )
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = key(
+        "cosine", "cosine | linear | constant | constant_with_warmup"
+    )
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = key(0.01, "decay of the adapter's weights, 0 to 0.1")
+    max_grad_norm: Annotated[float, Field(gt=0, le=10**6)] = key(
+        1.0, "gradients are scaled down to this norm"
+    )
+    neftune_noise_alpha: Annotated[float, Field(gt=0, le=1000)] | None = key(
+        None, "noise on the embeddings while training (NEFTune), 5 to 15 usual; null: none"
+    )
+    optim: Optimizer = key(
+        "adamw_torch",
+        "adamw_torch | adamw_torch_fused | sgd; on a GPU also adamw_8bit, paged_adamw_8bit, "
+        "paged_adamw_32bit, lion_8bit and the like",
+    )
+    gradient_checkpointing: bool = key(
+        False, "recompute activations in the backward pass: less memory, a third slower"
+    )
+    embeddings_on_cpu: bool = key(
+        False,
+        "keep the embeddings in main memory: saves their bytes on the GPU (1.0 GB at 7B), a little slower",
+    )
+    loss: Literal["auto", "liger", "chunked"] = key(
+        "auto",
+        "the loss that never holds all logits: auto (liger on a GPU, chunked on a CPU) | liger | chunked",
+    )
+    save_steps: Count = key(100, "steps between two checkpoints")
+    save_total_limit: Count = key(3, "checkpoints kept")
+    eval_steps: Count = key(
+        100, "steps between two evaluations on the rows kept for monitoring (data/final/val.jsonl)"
+    )
+    early_stopping_patience: Count | None = key(
+        None,
+        "evaluations in a row without a lower loss after which training stops, with the best adapter "
+        "(needs save_steps equal to eval_steps); null: never",
+    )
+    sample_rows: Annotated[int, Field(ge=0, le=10_000)] = key(
+        4, "held-out questions answered at each evaluation, as samples to read"
+    )
+    sample_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = key(128, "longest sample, in tokens")
+    seed: Seed = key(42, "seed of the adapter's start, the row order and the dropout")
+
+    @field_validator("max_steps")
+    @classmethod
+    def _some_steps(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 steps train nothing: give a number above 0, or -1 for num_train_epochs")
+        return value
+
+    @model_validator(mode="after")
+    def _best_adapter_is_saved(self) -> "Train":
+        if self.early_stopping_patience is not None and self.save_steps != self.eval_steps:
+            raise ValueError(
+                f"early_stopping_patience is set, so the best adapter has to be kept, but save_steps is {self.save_steps} and eval_steps is "
+                f"{self.eval_steps}: make them equal"
+            )
+        return self
+
+
+class Training(Train):
+    """Section `train` with what it needs of section `base`, how its linears are held (`base.quantization`), and the type computed in decided."""
+
+    bnb_4bit_compute_dtype: ComputeDtype
+    quantization: Quantization

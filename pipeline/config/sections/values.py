@@ -1,0 +1,162 @@
+"""The kinds of values that keys of `params.yaml` take, with their bounds, and what every section has in common."""
+
+import math
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic.fields import FieldInfo
+
+from pipeline.config.levels import level_problem, split_level
+from pipeline.core.strict_yaml import quoted
+
+
+def _check_text(pattern: str, needed: str, text: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise ValueError(f"{quoted(text)} is not {needed}")
+    return text
+
+
+def fits(pattern: str, needed: str) -> AfterValidator:
+    """A check that a text fits `pattern`; the message says in words what is `needed`."""
+    return AfterValidator(partial(_check_text, pattern, needed))
+
+
+# bounds beyond which a number is a slip of the keyboard, or what it would make fits no machine
+Fraction = Annotated[float, Field(ge=0, le=1)]
+SplitFraction = Annotated[float, Field(ge=0, le=0.5)]
+Count = Annotated[int, Field(ge=1, le=10**9)]  # rows, steps, tokens
+Tokens = Annotated[int, Field(ge=16, le=1 << 24)]  # a context or a length; the longest models have some 2²³
+Threads = Annotated[int, Field(ge=1, le=4096)]
+Slots = Annotated[int, Field(ge=1, le=1024)]
+Divergence = Annotated[float, Field(gt=0, le=1000)]  # nats
+Points = Annotated[float, Field(ge=0, le=100)]
+AUTO: Literal["auto"] = (
+    "auto"  # a limit that follows from the level and the model's size: `pipeline.metrics.level_limits`
+)
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
+Layers = Annotated[int, Field(ge=0, le=10_000)]
+Format = Literal[
+    "auto",
+    "messages",
+    "sharegpt",
+    "alpaca",
+    "prompt_completion",
+    "query_response",
+    "input_output",
+    "text",
+    "preference",
+    "kto",
+    "prompt",
+]
+UNTUNED = "base-"  # what the names of the untuned base's models begin with
+# models of the graph without a merge: the base's GGUF alone, the same with the adapter's GGUF on it, and the file that base.level was made from
+BARE, ADAPTED, SOURCE = "base", "adapter", "source"
+Graph = Literal["merged", "adapter"]
+NAME_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"  # of a path, not hidden
+INSIDE = rf"(?=.{{1,400}}\Z){NAME_PART}(/{NAME_PART})*"
+# a file below data/guard or data/evaluation, which the graph watches; so it can't lead out of there
+GuardFile = Annotated[
+    str,
+    fits(
+        INSIDE,
+        "a file below data/guard or data/evaluation: name it from there on, without .. or a leading dot or slash, bench/mmlu.jsonl for example",
+    ),
+]
+Location = Annotated[str, Field(min_length=1, max_length=500)]  # a path, or a name on the hub
+
+
+def reference_of(model: str, sixteen: str) -> str:
+    """The model that another is compared with: a level of the untuned base with the 16-bit base, any other with the tuned 16-bit model."""
+    untuned = f"{UNTUNED}{sixteen}"
+    return untuned if model.startswith(UNTUNED) and model != untuned else sixteen
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kld_limit(value: Any) -> Any:
+    if value == AUTO or (_is_number(value) and 0 < value <= 1000):
+        return value
+    raise ValueError(f"is {value!r}: give a number above 0 and up to 1000, or auto")
+
+
+def _share_limit(value: Any) -> Any:
+    if value == AUTO or (_is_number(value) and 0 <= value <= 1):
+        return value
+    raise ValueError(f"is {value!r}: give a number from 0 to 1, or auto")
+
+
+# one validator for both kinds of value, so that a wrong one is one error
+KldLimit = Annotated[float | Literal["auto"], PlainValidator(_kld_limit)]
+ShareLimit = Annotated[float | Literal["auto"], PlainValidator(_share_limit)]
+
+
+class Section(BaseModel):
+    """One section of `params.yaml`: frozen, typed strictly, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def key(default: Any, comment: str) -> Any:
+    """A key with its default (or what makes it of the keys above) and the comment that stands above it in `params.yaml`."""
+    if callable(default):
+        return Field(default_factory=default, description=comment)
+    return Field(default, description=comment)
+
+
+def group(section: type[Section], comment: str | None = None) -> Any:
+    """A section, or a group of keys in one, that may be left out."""
+    return Field(default_factory=section, description=comment)
+
+
+Quantization = Literal["nf4", "gguf", "none"]
+ModuleName = Annotated[str, fits(r"[A-Za-z0-9_.-]{1,200}", "the name of a linear: q_proj for example")]
+
+
+Key = tuple[str, ...]  # the names of a section and of what is below it
+
+
+def keys_of(model: type[Section], above: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
+    """Every section, group and key below `model` in order, by its place."""
+    for name, field in model.model_fields.items():
+        yield (*above, name), field
+        if inner := group_of(field):
+            yield from keys_of(inner, (*above, name))
+
+
+def group_of(field: FieldInfo) -> type[Section] | None:
+    """The keys below a section or a group; None for a key."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _check_levels(levels: list[str]) -> list[str]:
+    # kept as spelt: DVC and Snakemake make file names from the same text
+    if problems := [problem for level in levels if (problem := level_problem(level))]:
+        raise ValueError("; ".join(problems))
+    if len({level.upper() for level in levels}) < len(levels):
+        raise ValueError(f"{levels} names a level twice")
+    return levels
+
+
+def _check_model_levels(levels: list[str]) -> list[str]:
+    untuned = [level.removeprefix(UNTUNED) for level in levels if level.startswith(UNTUNED)]
+    if with_imatrix := [level for level in untuned if split_level(level)[1]]:
+        raise ValueError(
+            f"{', '.join(UNTUNED + level for level in with_imatrix)}: the importance matrix is the tuned model's: leave -imatrix out"
+        )
+    tuned = _check_levels([level for level in levels if not level.startswith(UNTUNED)])
+    if not tuned:
+        raise ValueError(
+            f"{levels} names only levels of the untuned base: add one of the tuned model, Q4_K_M for example"
+        )
+    _check_levels(untuned)
+    return levels
+
+
+Levels = Annotated[list[str], Field(min_length=1), AfterValidator(_check_levels)]
+ModelLevels = Annotated[list[str], Field(min_length=1), AfterValidator(_check_model_levels)]

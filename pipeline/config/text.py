@@ -1,0 +1,107 @@
+"""`params.yaml` as text: every key of the schema with its comment above it, or a file's own text with what it leaves out put in."""
+
+import json
+import textwrap
+from decimal import Decimal
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from pipeline.config.params import Params
+from pipeline.config.sections.values import Key, group_of, keys_of
+from pipeline.core.strict_yaml import Place, is_plain_text
+
+COLUMNS = 100
+SMALL = 0.01  # numbers below are written with an exponent: 2.0e-4
+INDENT = "  "
+
+
+def full_text(params: Params, header: list[str]) -> str:
+    """A whole `params.yaml` with these values, and `header` as its first comment."""
+    values = params.model_dump(mode="json")
+    lines = [line for text in header for line in _comment(text, "")]
+    for place, field in keys_of(Params):
+        lines += [""] if len(place) == 1 else []
+        lines += _entry(place, field, values)
+    return "\n".join(lines) + "\n"
+
+
+def left_out(values: Any) -> list[Key]:
+    """The places that a file's `values` lack, the outermost only: a section, not its keys too."""
+    found: list[Key] = []
+    for place, _ in keys_of(Params):
+        inside = value_at(values, place[:-1])
+        if place[:-1] not in found and (inside is None or place[-1] not in inside):
+            found.append(place)
+    return [place for place in found if not any(place[:end] in found for end in range(1, len(place)))]
+
+
+def completed(text: str, values: Any, lines: dict[Place, int], params: Params) -> str:
+    """`text`, which holds `values` with these line numbers, with what it leaves out put in, as `params` has it; the rest stays as it was."""
+    rows, known = text.removesuffix("\n").split("\n"), params.model_dump(mode="json")
+    blocks = []
+    for number, place in enumerate(left_out(values)):
+        more = _more_indent(place, rows, lines)
+        block = [more + line for below, field in keys_of(Params) if below[: len(place)] == place for line in _entry(below, field, known)]
+        # a section's own keys come before the next section
+        blocks.append((_end_of_sibling(place, rows, lines), -len(place), number, ["", *block] if len(place) == 1 else block))
+    for after, *_, block in sorted(blocks, reverse=True):  # from the end, so that line numbers hold
+        rows[after:after] = block
+    return "\n".join(rows) + "\n"
+
+
+def value_at(values: Any, place: Key) -> Any:
+    """What stands at a place, None for nothing."""
+    for name in place:
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
+
+
+def _end_of_sibling(place: Key, rows: list[str], lines: dict[Place, int]) -> int:
+    """The number of lines up to the end of what stands before `place` in the schema: the nearest key of the same section that is there."""
+    siblings = _siblings(place)
+    before = [other for other in siblings[: siblings.index(place)] if other in lines]
+    if not before:
+        return lines[place[:-1]] if place[:-1] else len(rows)
+    starts = [line for other, line in lines.items() if line > lines[before[-1]] and other[: len(before[-1])] != before[-1]]
+    end = min(starts, default=len(rows) + 1) - 1
+    while not rows[end - 1].strip() or rows[end - 1].lstrip().startswith("#"):
+        end -= 1  # the comment above the next key, or the end of the file
+    return end
+
+
+def _siblings(place: Key) -> list[Key]:
+    return [other for other, _ in keys_of(Params) if other[:-1] == place[:-1]]
+
+
+def _more_indent(place: Key, rows: list[str], lines: dict[Place, int]) -> str:
+    """What the keys beside `place` are indented with beyond what we write."""
+    for row in (rows[lines[other] - 1] for other in _siblings(place) if other in lines):
+        return " " * (len(row) - len(row.lstrip(" ")) - len(INDENT) * (len(place) - 1))
+    return ""
+
+
+def _entry(place: Key, field: FieldInfo, values: Any) -> list[str]:
+    """A key with its comment, or the first line of a section."""
+    indent = INDENT * (len(place) - 1)
+    value = "" if group_of(field) else f" {as_yaml(value_at(values, place))}"
+    return [*_comment(field.description or "", indent), f"{indent}{place[-1]}:{value}"]
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    first = f"{indent}# "
+    return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=first, break_long_words=False, break_on_hyphens=False)
+
+
+def as_yaml(value: Any) -> str:
+    """A value on one line, the same to every reader of YAML."""
+    if isinstance(value, str):
+        return value if is_plain_text(value) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_yaml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{as_yaml(name)}: {as_yaml(inner)}' for name, inner in value.items())}}}"
+    if isinstance(value, float) and 0 < abs(value) < SMALL:
+        exact = Decimal(repr(value))
+        return f"{float(exact.scaleb(-exact.adjusted()))!r}e{exact.adjusted()}"
+    return json.dumps(value)

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, publishing, rows of JSON, hashes, locks, progress."""

@@ -1,0 +1,217 @@
+"""Strict JSONL: one JSON object a line, split on newline bytes only, UTF-8, no NaN, no key twice; written whole."""
+
+import gc
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from pipeline.core.errors import DataError
+from pipeline.core.publish import publishing
+
+MAX_LINE_BYTES = 4 << 20
+LONG = 1 << 18  # bytes
+MAX_DEPTH = 32  # lists and objects inside each other, the row's own object included
+INTEGERS = (-(2**63), 2**64 - 1)  # what 64 bits hold, with or without a sign; other readers round what lies outside
+CONTAINERS = (dict, list)
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # Unicode's category Cc without tab, LF and CR
+CONTROL_ESCAPE = re.compile(rb"\\[ubf]")  # how orjson writes U+0000 to U+001F without tab, LF and CR
+C1_CONTROL = re.compile(rb"\xc2[\x80-\x9f]")  # U+0080 to U+009F in UTF-8
+BIG_FLOAT = re.compile(rb"\de\+\d")  # how orjson writes a float of 1e16 and more, and so an integer too big for it
+
+
+class BadLine(ValueError):
+    """A line that is not a strict JSON object; `code` is the stable reason, the text says more."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that it passes between processes."""
+        return type(self), (self.code, str(self))
+
+
+def read_raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yield (line number from 1, byte offset, line without its newline); None for a line over `max_bytes`.
+
+    Splits on b"\\n" alone (str.splitlines would also cut at U+2028, which JSON allows inside strings) and never
+    holds more than `max_bytes` of one line. A byte order mark at the start of the file is no part of its first line.
+    """
+    number, offset = 0, 0
+    while piece := file.readline(max_bytes + 1):
+        number += 1
+        start = offset
+        offset += len(piece)
+        if len(piece) > max_bytes and not piece.endswith(b"\n"):
+            while piece and not piece.endswith(b"\n"):
+                piece = file.readline(max_bytes + 1)
+                offset += len(piece)
+            yield number, start, None
+        else:
+            yield number, start, piece.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").removesuffix(b"\n")
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """One strict JSON object from a line's bytes; a trailing CR and spaces are allowed. Raises `BadLine`."""
+    value = parse_value(line)
+    if not isinstance(value, dict):
+        raise BadLine("not_object", f"a JSON object is wanted, this is {type(value).__name__}")
+    return value
+
+
+def parse_value(line: bytes) -> Any:
+    """Any one strict JSON value. Raises `BadLine`."""
+    if len(line) > LONG and gc.isenabled():
+        gc.disable()  # JSON has no cycles to collect, and looking for them in a million new lists takes longer than reading them
+        try:
+            return parse_value(line)
+        finally:
+            gc.enable()
+    value = _parse_plain(line)
+    return _parse_strictly(line) if value is None else value
+
+
+def parse_record(data: bytes) -> dict[str, Any]:
+    """The JSON object that is the whole of a file which Quench itself wrote. Raises `BadLine`."""
+    value = _parse_json(data)
+    if not isinstance(value, dict):
+        raise BadLine("not_object", "it is no JSON object")
+    if _deeper_than(value, MAX_DEPTH):
+        raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
+    return value
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file that Quench itself wrote (and which may hold what a model said, control characters too).
+
+    `DataError` names file and line of a bad one.
+    """
+    with path.open("rb") as file:
+        for number, _, line in read_raw_lines(file, max_bytes=1 << 30):
+            try:
+                value = _parse_json(line or b"")
+                if not isinstance(value, dict):
+                    raise BadLine("not_object", "no JSON object")
+            except BadLine as error:
+                raise DataError(f"{path}, line {number}: {error}: run the stage that writes it again") from error
+            yield value
+
+
+def write_rows(target: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Publish `rows` as JSONL (UTF-8, keys in the order given) and give their number."""
+    count = 0
+    with publishing(target) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(to_line(row))
+            count += 1
+    return count
+
+
+def to_line(row: dict[str, Any]) -> str:
+    """One row as a line of strict JSON with its newline."""
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def dump_line(row: dict[str, Any]) -> bytes:
+    """As `to_line`, without spaces and ten times as fast, for rows whose values `parse_line` gave (a NaN would become null)."""
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _parse_plain(line: bytes) -> Any:
+    """The value, where it is certain that `_parse_strictly` would give the same; else None.
+
+    orjson takes the last of equal keys, makes floats of big integers and lets control characters pass: all three show in
+    what it writes of what it read.
+    """
+    try:
+        value = orjson.loads(line)
+        written = orjson.dumps(value)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads deeper nesting than it writes
+        return None
+    if line.count(b'"') != written.count(b'"') or b"\\u0022" in line:
+        return None  # a key was written twice (or a quote as an escape, which would hide that)
+    if CONTROL_ESCAPE.search(written) and CONTROL_ESCAPE.search(written.replace(b"\\\\", b"")):
+        return None
+    if b"\x7f" in written or (b"\xc2" in written and C1_CONTROL.search(written)):
+        return None
+    if b"+" in written and BIG_FLOAT.search(written):
+        return None
+    if written.count(b"[") + written.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+        return None
+    return value
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    """Whether the list or object has more than `depth` levels, itself included."""
+    if depth == 0:
+        return True
+    for item in value.values() if type(value) is dict else value:  # noqa: SIM110 (any() takes twice the time)
+        if type(item) in CONTAINERS and _deeper_than(item, depth - 1):
+            return True
+    return False
+
+
+def _parse_strictly(line: bytes) -> Any:
+    """The authority: any one JSON value, and no more in it than a training row may hold. Raises `BadLine`."""
+    value = _parse_json(line)
+    level, depth = [value], 0
+    while level:
+        kinds = set(map(type, level))
+        if str in kinds and CONTROL.search("\n".join(item for item in level if type(item) is str)):
+            raise BadLine("control_character", "a string holds a control character other than tab and line break")
+        if int in kinds and any(type(item) is int and not INTEGERS[0] <= item <= INTEGERS[1] for item in level):
+            raise BadLine("number_out_of_range", "an integer needs more than 64 bits")
+        inner = [item for item in level if type(item) in CONTAINERS]
+        depth += bool(inner)
+        if depth > MAX_DEPTH:
+            raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
+        level = list(chain.from_iterable(chain(item, item.values()) if type(item) is dict else item for item in inner))
+    return value
+
+
+def _parse_json(line: bytes) -> Any:
+    """Any one value of strict JSON, whatever it holds. Raises `BadLine`."""
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadLine("not_utf8", f"byte {error.start} is not UTF-8") from None
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        if b"\\ud" in line or b"\\uD" in line:  # only an escape can bring half of a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except json.JSONDecodeError as error:
+        raise BadLine("not_json", f"{error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep") from None
+    except UnicodeEncodeError:
+        raise BadLine("lone_surrogate", "a string holds half of a surrogate pair") from None
+    except ValueError as error:
+        if isinstance(error, BadLine):
+            raise
+        raise BadLine("number_out_of_range", "an integer has thousands of digits") from None  # Python reads up to 4,300
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise BadLine("duplicate_key", "a key is written twice")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise BadLine("not_finite", f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise BadLine("not_finite", "a number is too large")
+    return value

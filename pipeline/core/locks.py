@@ -1,0 +1,101 @@
+"""Who is at work in a project: one lock file for each running stage and one for the run, in `.quench/`, each with its process id.
+
+The kernel gives a dead process's lock back, so nobody ever has to remove one by hand.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from pipeline.core.errors import DataError, MachineError, QuenchError
+from pipeline.core.publish import is_scrap
+
+RUN, WORK = "run", "work"  # of Snakemake's main process; shared by all that write (`pipeline.workflow.scraps`)
+LOOK_SECONDS = 0.05  # between two looks at a lock; who only looks holds it for less
+
+
+class Held(Exception):
+    """Another process has the lock; the message is its process id."""
+
+
+def lock_file(name: str, root: Path) -> Path:
+    """The lock of a stage ("quantize@Q4_K_M") or of the run, in a folder that is made for it."""
+    path = root / ".quench" / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def take(path: Path) -> IO[str]:
+    """The open file whose lock is now this process's, until it closes it or ends. Raises `Held`."""
+    lock = path.open("a+")
+    for _ in range(4):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOOK_SECONDS)
+            continue
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        return lock
+    with lock:
+        raise Held(_owner(lock))
+
+
+def holder(path: Path) -> str | None:
+    """The id of the process that has this lock; None if it is free, or not there."""
+    try:
+        lock = path.open("r")
+    except OSError:
+        return None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _owner(lock)
+    return None
+
+
+def stages_at_work(root: Path) -> dict[str, str]:
+    """{stage: process id} of the stages that run below `root` now."""
+    locks = {path.stem: path for path in sorted((root / ".quench").glob("*.lock")) if path.stem not in (RUN, WORK)}
+    return {stage: pid for stage, path in locks.items() if (pid := holder(path))}
+
+
+def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
+    """What to raise for an artifact that is not there: `DataError` with what makes it (`stage`, if it is known).
+
+    `MachineError` if that is at work on it: DVC and Snakemake remove what a stage is about to write.
+    """
+    at_work = {name: pid for name, pid in stages_at_work(root).items() if stage in (None, name) and pid != str(os.getpid())}
+    for name, pid in at_work.items():
+        return MachineError(f"{path} is not there yet: {name} is at work as process {pid}, so wait until it is done, then run again")
+    return DataError(f"{path} is missing: run `{f'python -m pipeline {stage}' if stage else 'snakemake'}`, which makes it")
+
+
+@contextmanager
+def inputs_below(root: Path) -> Iterator[None]:
+    """A file that is not there, where artifacts are, is a sentence (`absent`) and no traceback."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        path = Path(os.fsdecode(error.filename or ""))
+        ours = [path for top in ("data", "models", "reports") if path.absolute().is_relative_to((root / top).absolute())]
+        if not ours or any(is_scrap(part) for part in path.parts):
+            raise
+        raise absent(path, root) from error
+
+
+def _owner(lock: IO[str]) -> str:
+    """The holder's process id; it may need a moment to write it."""
+    pid = ""
+    for _ in range(20):
+        lock.seek(0)
+        if (pid := lock.read()) and Path(f"/proc/{pid}").exists():
+            break
+        time.sleep(LOOK_SECONDS)
+    return pid or "unknown"

@@ -1,0 +1,112 @@
+"""The journal of a training run: one JSON line per step and per evaluation, whole but for a torn last line whenever the run dies.
+
+A row has a `kind`. "step": step, epoch (passes done), loss, learning_rate, grad_norm (before clipping), tokens,
+trained_tokens, rows (packed rows in order), row_ids, seconds, tokens_per_second, memory_bytes. "eval": step, eval_loss,
+samples ({"prompt", "answer", "reference"} each), seconds. Only the fields in `MEASURED` differ between two runs of the same inputs.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline.core.errors import DataError, MachineError
+from pipeline.core.publish import write_text
+
+MEASURED = ("seconds", "tokens_per_second", "memory_bytes")  # times and memory: they depend on the machine's mood
+NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no word for them, so they are written as text
+
+ANEW = "start anew with `python -m pipeline train --no-resume`"
+
+Row = dict[str, Any]
+
+
+class Journal:
+    """The file at `path`, which need not exist yet. Not to be written by two processes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+
+    def append(self, row: Row) -> None:
+        """Add one row and hand it to the operating system: a kill -9 right after can't lose it."""
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_torn_line(self.path)
+            self._file = self.path.open("ab")
+        try:
+            self._file.write(_line(row).encode())
+            self._file.flush()
+        except OSError as error:
+            raise MachineError(f"{self.path} can't be written ({error.strerror}): make room, then the same command goes on") from error
+
+    def rows(self) -> list[Row]:
+        """Every whole row, in order; a torn last line is left out. Raises `DataError` where a whole line is no JSON object."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is a torn line, or nothing
+        return [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
+
+    def truncate(self, after_step: int, *, evaluated: bool = True) -> None:
+        """Keep the rows up to and including `after_step`: what a resumed run goes on from. Raises `DataError` where a step lacks.
+
+        Without `evaluated`, the evaluation of that very step goes too: the run will do it again.
+        """
+        self.close()
+        kept = [row for row in self.rows() if row["step"] + (row["kind"] == "eval" and not evaluated) <= after_step]
+        steps = [row["step"] for row in kept if row["kind"] == "step"]
+        if steps != list(range(1, after_step + 1)):
+            raise DataError(
+                f"{self.path} has {len(steps)} of the {after_step} steps that the checkpoint knows, so no account of the run can be given: {ANEW}"
+            )
+        write_rows(self.path, kept)
+
+    def sync(self) -> None:
+        """Bring what was appended to the disk: a checkpoint that survives a power cut must not know more steps than the journal."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; the next `append` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _parsed(self, number: int, line: bytes) -> Row:
+        try:
+            row = json.loads(line, parse_constant=_refuse)  # not data's strict reader: what a model answers may hold any character
+        except (ValueError, RecursionError) as reason:
+            raise DataError(f"line {number} of {self.path} is damaged ({reason}): {ANEW}") from reason
+        if not isinstance(row, dict):
+            raise DataError(f"line {number} of {self.path} is damaged (no object): {ANEW}")
+        return {key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
+
+
+def _refuse(word: str) -> float:
+    raise ValueError(f"{word} is no JSON")
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Publish a journal of `rows` at `path`, whole or not at all."""
+    write_text(path, "".join(_line(row) for row in rows))
+
+
+def _line(row: Row) -> str:
+    strict = {key: _word(value) if isinstance(value, float) else value for key, value in row.items()}
+    return json.dumps(strict, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _word(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut what a killed run left after the last newline, or the next row would be glued to it."""
+    if path.exists():
+        content = path.read_bytes()
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,158 @@
+"""Artifacts appear whole or not at all: write aside, check, fsync, rename, fsync the folder."""
+
+import fnmatch
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.units import size_in_words
+
+DISK_MARGIN = 1.2  # predicted bytes are asked for with a fifth to spare
+WRITING, OLD = ".writing", ".old"  # how the temporary siblings of an artifact end; they begin with a dot
+SCRATCH = (".curating", ".merging", ".*.merging", ".parity")  # names of scratch folders
+
+
+def need_folder(root: Path) -> None:
+    """Raise `ConfigError` unless `root` is a folder that can be read."""
+    if not os.path.isdir(root):  # noqa: PTH112 (pathlib's raises for a name that is too long)
+        raise ConfigError(f"{root} is no folder: --root names the one that holds data/, models/ and reports/")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise ConfigError(f"{root} can't be read: mend its rights, or name another folder with --root")
+
+
+def need_disk(folder: Path, predicted_bytes: int) -> None:
+    """Raise `MachineError` unless `folder`'s disk has room for `predicted_bytes` and a fifth more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    wanted = int(predicted_bytes * DISK_MARGIN)
+    if free < wanted:
+        raise MachineError(
+            f"{folder} needs {size_in_words(wanted)} and its disk has {size_in_words(free)} free: make room, then run the same command again"
+        )
+
+
+@contextmanager
+def publishing(target: Path, check: Callable[[Path], object] | None = None) -> Iterator[Path]:
+    """Give a temporary sibling of `target` to write to (a file or a folder), then put it in `target`'s place.
+
+    `check` reads the finished sibling back and raises if it is not whole; then nothing is published. If the body
+    raises, the artifact that was there before stays as it was.
+    """
+    aside, old = target.with_name(f".{target.name}{WRITING}"), target.with_name(f".{target.name}{OLD}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        recover(target, old)
+        remove(aside)
+        yield aside
+        if check:
+            check(aside)
+        _fsync_tree(aside)
+        _swap(aside, target, old)
+        _fsync(target.parent)
+    except OSError as error:
+        if not _is_about(error, target, aside):
+            raise  # something that the body read
+        reason = error.strerror or error
+        raise MachineError(f"{target} could not be written ({reason}): free the disk or mend the folder's rights, then run again") from error
+    finally:
+        remove(aside)
+
+
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder of this name, one of `SCRATCH`, while the body runs; what a killed run left in it is deleted first."""
+    if not _is_scratch(folder.name):
+        raise AssertionError(f"{folder.name} is not in SCRATCH, so nobody would sweep what a kill leaves in it")
+    remove(folder)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def _is_about(error: OSError, target: Path, aside: Path) -> bool:
+    """Whether it names no file (a full disk), or the artifact, its sibling or a folder on the way there."""
+    if not isinstance(error.filename, str | bytes):
+        return True
+    named = Path(os.fsdecode(error.filename))
+    return aside.name in named.parts or named in (target, *target.parents)
+
+
+def _swap(aside: Path, target: Path, old: Path) -> None:
+    if not target.is_dir() or target.is_symlink():
+        aside.replace(target)
+        return
+    target.rename(old)  # a folder can't be renamed over another: move the old one away first, delete it last
+    try:
+        aside.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    remove(old)
+
+
+def recover(target: Path, old: Path) -> bool:
+    """Undo what a kill inside `_swap` left; whether the old artifact is back in its place."""
+    back = old.exists() and not target.exists()
+    if back:
+        old.rename(target)
+    remove(old)
+    return back
+
+
+def is_scrap(name: str) -> bool:
+    """Whether a file or folder of this name is half made: of use to the process that is making it, and to nobody after."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in (f".*{WRITING}", WRITING, f".?*{OLD}")) or _is_scratch(name)
+
+
+def _is_scratch(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in SCRATCH)
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, where the file is missing or cut."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} is missing or no JSON ({type(error).__name__}): {remedy}") from error
+
+
+def write_json(target: Path, value: Any) -> None:
+    """Publish `value` as indented UTF-8 JSON with sorted keys; NaN and infinities are refused (`ValueError`)."""
+    write_text(target, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(target: Path, text: str) -> None:
+    """Publish `text` as UTF-8."""
+    with publishing(target) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()
+
+
+def _fsync_tree(path: Path) -> None:
+    if path.is_dir():
+        for child in path.rglob("*"):
+            if not child.is_symlink():
+                _fsync(child)
+    _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

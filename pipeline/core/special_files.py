@@ -1,0 +1,83 @@
+"""Files that nobody could read to their end: a named pipe, a socket or a device is waited for, or read, without end.
+
+What reads a folder of the user's (curate, DVC when it hashes) opens every file in it, so it is looked through before. Nothing is
+opened here. `printable` is how a file is called in messages and reports.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline.core.errors import DataError
+from pipeline.core.wording import plain, plural
+
+KINDS = {
+    stat.S_ISFIFO: "a named pipe, which would be waited for without end",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device, which may have no end",
+    stat.S_ISBLK: "a block device",
+}
+KERNEL = ("/proc/", "/sys/")  # what is below is made while it is read: a file there may have no end
+ESCAPED = str.maketrans({"\n": "\\n", "\t": "\\t"})
+
+
+def printable(path: Path) -> str:
+    """The path as text for reports and for the terminal: bytes that are not UTF-8 and control characters as escapes."""
+    return plain(path.as_posix()).translate(ESCAPED)
+
+
+def trouble(path: Path) -> str | None:
+    """What keeps the file, or what a link leads to, from being read to its end; None for regular files and folders."""
+    linked = path.is_symlink()
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if linked and error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return "a link to nothing"
+        return "a link that leads to itself" if error.errno == errno.ELOOP else str(error.strerror)
+    link = "a link to " if linked else ""
+    for is_kind, words in KINDS.items():
+        if is_kind(mode):
+            return link + words
+    if linked and os.path.realpath(path).startswith(KERNEL):
+        return "a link to what the kernel makes up, which may have no end"
+    return None if os.access(path, os.R_OK) else os.strerror(errno.EACCES)
+
+
+def need_plain_files(*folders: Path, recorded: bool) -> None:
+    """Raise `DataError` if one of the folders holds what can't be read to its end, hidden files included; links to folders aren't followed.
+
+    `recorded`: also if a name is not UTF-8, for DVC can't record such names.
+    """
+    found: list[tuple[Path, str]] = []
+    for top in folders:
+        if (top.exists() or top.is_symlink()) and (why := trouble(top)):
+            found.append((top, why))
+        for folder, inner, names in os.walk(top, onerror=not_listed):
+            paths = [Path(folder, name) for name in sorted(names)]
+            found += [(path, why) for path in paths if (why := trouble(path))]
+            if recorded:
+                found += [(path, "its name is not UTF-8, and DVC can't record it") for path in (*paths, *(Path(folder, name) for name in inner))
+                          if not _is_utf8(path.name)]  # fmt: skip
+    if found:
+        path, why = found[0]
+        more = f", nor can {plural(len(found) - 1, 'other')}" if len(found) > 1 else ""
+        remedy = "rename it" if "name is" in why else "take it away, or put a file that can be read in its place"
+        raise DataError(f"{printable(path)} can't be read ({why}){more}: {remedy}")
+
+
+def unreadable(path: Path | str, error: OSError) -> NoReturn:
+    """Raise `DataError` about a file or folder that the machine can't read."""
+    raise DataError(f"{printable(Path(path))} can't be read ({error.strerror}): mend its rights or take it away") from error
+
+
+def not_listed(error: OSError) -> None:
+    """For `os.walk`: a folder that is gone holds no data, one that can't be listed is refused."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        unreadable(error.filename, error)
+
+
+def _is_utf8(name: str) -> bool:
+    return not any("\udc80" <= one <= "\udcff" for one in name)

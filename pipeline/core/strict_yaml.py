@@ -1,0 +1,231 @@
+"""YAML that people write (`params.yaml`), read strictly: YAML 1.2 without anchors and tags, bounded, every fault with its line.
+
+DVC reads the same file by the same library and agrees on every value that is accepted here. Where older readers (YAML 1.1: `on`, `010`, `1:30`)
+or DVC (`2020-01-01`, `1_000`) would take a bare value for something else, it is refused, so that it means the same to everybody. Numbers that
+only YAML 1.2 knows are accepted: `2e-4`, `0o17`.
+"""
+
+import re
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ruamel.yaml
+import yaml
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.resolver import implicit_resolvers
+from ruamel.yaml.scanner import Scanner
+
+from pipeline.core.errors import ConfigError
+
+MAX_BYTES = 1 << 16  # four times what our own files have, their comments included
+MAX_VALUES, MAX_DEPTH, MAX_TEXT, MAX_NUMBER = 4000, 10, 1000, 40
+UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]")
+Place = tuple[str | int, ...]  # a value's keys and indices from the top
+
+# bare scalars of YAML 1.2's core schema; anything else is text
+CORE: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
+    "null": (re.compile("null|Null|NULL|~|"), lambda text: None),
+    "bool": (re.compile("true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+    "int": (re.compile("[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+"), lambda text: int(text, 0)),
+    "float": (re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"), float),
+    "infinity": (re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
+}
+WORDS = {"bool": "true or false", "int": "a number", "float": "a number", "timestamp": "a date", "null": "nothing", "str": "text"}
+
+
+class Fault(Exception):
+    """What is wrong in a text, and at which line and column (from 1)."""
+
+    def __init__(self, words: str, mark: Any = None) -> None:
+        super().__init__(f"line {mark.line + 1}, column {mark.column + 1}: {words}" if mark else words)
+
+
+def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
+    """What the file holds, and the line of each value. Raises `ConfigError`, with the file's name and the place, for what can't be read."""
+    try:
+        return _Reader(_text(path)).document()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read ({error.strerror}): run in the project's folder, or name the file with --params") from error
+    except Fault as fault:
+        raise ConfigError(f"{path}: {fault}") from None
+
+
+def read_fast(file: Path) -> Any:
+    """What DVC wrote into `file`, or somebody into dvc.yaml: read as DVC does, without bounds, in C where PyYAML has it (ten times as fast)."""
+    return yaml.load(file.read_bytes(), _Fast)  # noqa: S506 (a SafeLoader)
+
+
+def printable(text: str, longest: int) -> str:
+    """The beginning of `text` on one line, with escapes for what a terminal would obey or not show."""
+    line = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text[: longest + 1])
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def quoted(value: Any) -> str:
+    """A value for a message, cut to 80 characters, its escapes shown."""
+    return printable(repr(value), 80)
+
+
+def _text(path: Path) -> str:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(0, "it is no file")  # a pipe or a device may never begin, or never end
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise Fault(f"more than {MAX_BYTES:,} bytes, too many for a configuration: this is another file, or lists in it have to be shorter")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Fault(f"line {line}: not UTF-8 text (byte {error.start} of the file): save it as UTF-8") from None
+    if found := UNPRINTABLE.search(text.removeprefix("\ufeff")):
+        line = text.count("\n", 0, found.start()) + 1
+        raise Fault(f"line {line}: the control character {quoted(found[0])} can't stand in YAML: remove it")
+    return text
+
+
+class _BoundedScanner(Scanner):
+    """Without the bound, thousands of brackets on one line take the scanner minutes, before it gives the first of them."""
+
+    def fetch_more_tokens(self) -> Any:
+        try:
+            return super().fetch_more_tokens()
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # on an escape that can't be, it fails as Python does
+            raise Fault(f"not valid YAML ({printable(str(error), 200)}): correct or quote it", self.reader.get_mark()) from None
+
+    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:
+        if len(self.flow_context) >= MAX_DEPTH:
+            raise Fault(_TOO_DEEP, self.reader.get_mark())
+        super().fetch_flow_collection_start(TokenClass, to_push)
+
+
+_TOO_DEEP = f"lists and mappings are nested more than {MAX_DEPTH} deep, and no setting is: remove brackets, or quote a text that has them"
+
+
+class _Reader:
+    """Builds the value from the library's events; nothing is constructed that was not asked for."""
+
+    def __init__(self, text: str) -> None:
+        loader = ruamel.yaml.YAML(typ="safe", pure=True)
+        loader.Scanner = _BoundedScanner
+        self.events = _faults(loader.parse(text))
+        self.lines: dict[Place, int] = {}
+        self.values = 0
+
+    def document(self) -> tuple[Any, dict[Place, int]]:
+        """The only document and its lines; None for a text that holds nothing."""
+        next(self.events)
+        event, value = next(self.events), None
+        if isinstance(event, ruamel.yaml.events.DocumentStartEvent):
+            if event.version or event.tags:
+                raise Fault("directives (%YAML, %TAG) are not read here: remove them", event.start_mark)
+            value = self.value(next(self.events), ())
+            next(self.events)
+            event = next(self.events)
+        if not isinstance(event, ruamel.yaml.events.StreamEndEvent):
+            raise Fault("a second document begins here: keep one", event.start_mark)
+        return value, self.lines
+
+    def value(self, event: Any, place: Place) -> Any:
+        """The value that `event` begins."""
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise Fault(f"more than {MAX_VALUES:,} values: this is another file, or lists in it have to be shorter", event.start_mark)
+        if isinstance(event, ruamel.yaml.events.AliasEvent) or event.anchor is not None:
+            raise Fault("anchors and aliases (&, *) are not read here: write the value out, or quote it if it is text", event.start_mark)
+        if event.tag is not None:
+            raise Fault("tags (!) are not read here: remove it, or quote the value if it is text", event.start_mark)
+        if len(place) >= MAX_DEPTH:
+            raise Fault(_TOO_DEEP, event.start_mark)
+        self.lines[place] = event.start_mark.line + 1
+        if isinstance(event, ruamel.yaml.events.ScalarEvent):
+            return _scalar(event)
+        if isinstance(event, ruamel.yaml.events.MappingStartEvent):
+            return self.mapping(place)
+        return [self.value(item, (*place, index)) for index, item in enumerate(self.until(ruamel.yaml.events.SequenceEndEvent))]
+
+    def mapping(self, place: Place) -> dict[str, Any]:
+        """The rest of a mapping."""
+        found: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for event in self.until(ruamel.yaml.events.MappingEndEvent):
+            line = event.start_mark.line + 1
+            key = self.value(event, (*place, ""))
+            if not isinstance(key, str):
+                raise Fault(f"a key has to be text, and this is {quoted(key)}: quote it", event.start_mark)
+            if key in found:
+                raise Fault(f"key {quoted(key)} is written twice, in line {lines[key]} too: keep one", event.start_mark)
+            lines[key] = line
+            found[key] = self.value(next(self.events), (*place, key))
+            self.lines[(*place, key)] = line
+        return found
+
+    def until(self, end: type) -> Iterator[Any]:
+        """The events that begin the items up to the event `end`."""
+        while not isinstance(event := next(self.events), end):
+            yield event
+
+
+def _faults(events: Iterator[Any]) -> Iterator[Any]:
+    """The library's events; what it can't parse is a `Fault`."""
+    try:
+        yield from events
+    except MarkedYAMLError as error:
+        words = ", ".join(part for part in (error.context, error.problem) if part)
+        raise Fault(f"not valid YAML ({printable(words, 200)}): correct or quote it", error.problem_mark or error.context_mark) from None
+    except YAMLError as error:
+        raise Fault(f"not valid YAML ({printable(str(error), 200)})") from None
+
+
+def _scalar(event: Any) -> Any:
+    """A scalar's value. Raises `Fault` where it is too long, or where readers disagree on it."""
+    text: str = event.value
+    if len(text) > MAX_TEXT:
+        raise Fault(f"a text of {len(text):,} characters, more than {MAX_TEXT:,}: shorten it", event.start_mark)
+    if found := UNPRINTABLE.search(text):
+        raise Fault(f"the text holds the control character {quoted(found[0])}: remove it", event.start_mark)
+    if not event.implicit[0]:
+        return text
+    kind, made = next(((name, make) for name, (pattern, make) in CORE.items() if pattern.fullmatch(text)), ("str", str))
+    kind = kind.replace("infinity", "float")
+    number = kind in ("int", "float")
+    if number and len(text) > MAX_NUMBER:
+        raise Fault(f"a number of {len(text):,} characters, more than {MAX_NUMBER}: quote it if it is text", event.start_mark)
+    others = [other for other in (_dvc_kind(text), _old_kind(text) if not number else kind) if other != kind]
+    if others:
+        raise Fault(
+            f"{quoted(text)} is {WORDS[kind]} to one reader of YAML and {WORDS.get(others[0], 'a command')} to another: put it in quotes "
+            "if it is text; write a number like 12 or 0.5, a switch as true or false", event.start_mark,
+        )  # fmt: skip
+    return made(text)
+
+
+_DVC = [(tag.rpartition(":")[2], pattern, first) for versions, tag, pattern, first in implicit_resolvers if (1, 2) in versions]
+
+
+class _Fast(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """PyYAML's loader with YAML 1.2's scalars: DVC writes 1e-05 for a number and a bare on for a text."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+for _kind, _pattern, _first in _DVC:
+    _Fast.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, _first)
+
+
+def _dvc_kind(text: str) -> str:
+    """What ruamel.yaml, which DVC reads with, takes a bare scalar for."""
+    return next((kind for kind, pattern, first in _DVC if text[:1] in first and pattern.match(text)), "str")
+
+
+def _old_kind(text: str) -> str:
+    """What PyYAML, a reader of YAML 1.1, takes a bare scalar for."""
+    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
+    return next((tag.rpartition(":")[2] for tag, pattern in resolvers if pattern.match(text)), "str")
+
+
+def is_plain_text(text: str) -> bool:
+    """Whether `text` may be written without quotes: every reader of YAML takes it for text, wherever it stands."""
+    return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", text)) and {_dvc_kind(text), _old_kind(text)} == {"str"}

@@ -1,1 +1,0 @@
-"""What compares rows with each other: duplicates, leaks, triggers, splits, balance."""

@@ -1,1 +1,0 @@
-"""What is looked at row by row: cleaning, redaction, control tokens, the token budget."""

@@ -1,1 +1,0 @@
-"""What evaluate measures, a module each: likeness to a reference, speed, serving, general ability, lm-evaluation-harness."""

@@ -1,1 +1,0 @@
-"""Is the NF4 model the model it stands for? Finite numbers, outputs against 16 bit, memory measured, adapters that can be switched."""

@@ -1,0 +1,1 @@
+"""What may be shipped: the rules, the recommendation, and the records they read."""

@@ -1,0 +1,250 @@
+"""The records that report, card, gate and bundle are made from, by shape: the keys that something relies on and their kinds.
+
+Further keys are let pass, since records grow. A value that is not as its stage writes it is refused where it is read.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import BadLine, parse_record
+from pipeline.core.locks import absent
+
+LARGEST = 10**18  # of any figure: what is above was never measured
+SHOWN = 3  # faults named in one sentence
+
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(min_length=1)]
+FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
+
+
+class Shape(BaseModel):
+    """Strict about the keys that it names, silent about others."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class Data(Shape):
+    """reports/data.json."""
+
+    rows_read: Count
+    rows_kept: Count
+    rejected: dict[str, Count]
+    splits: dict[str, Count]
+
+
+class Labels(Shape):
+    """reports/labels.json."""
+
+    splits: dict[str, dict[str, Any]]
+
+
+class TrainRun(Shape):
+    """Machine, versions and hashes of a run."""
+
+    versions: dict[str, str | None] = {}
+    hashes: dict[str, str] = {}
+
+
+class Train(Shape):
+    """reports/train.json."""
+
+    steps: Count
+    loss_first: Number | None
+    loss_last: Number | None
+    run: TrainRun = TrainRun()
+
+
+class Merge(Shape):
+    """reports/merge.json."""
+
+    onto: str
+    reason: str
+    dtype: str
+    tensors: Count
+    adapted: Count
+
+
+class Ways(Shape):
+    """reports/ways.json."""
+
+    seeds: list[Any]
+
+
+class Seam(Shape):
+    """One seam of parity's report."""
+
+    title: str
+    verdict: Literal["pass", "fail", "not measured"]
+    figure: Number | None
+    limit: Number | None
+    unit: str
+    detail: str
+    figures: dict[str, Number] = {}
+
+
+class Parity(Shape):
+    """reports/parity.json; `files` (sha256 by name) is missing in those of older versions."""
+
+    verdict: Literal["pass", "fail"]
+    seams: Annotated[dict[str, Seam], Field(min_length=1)]
+    files: dict[str, Sha256] | None = None
+
+
+class Architecture(Shape):
+    """What the base is."""
+
+    model_type: Name
+    architectures: list[Name] | None = None
+
+
+class Base(Shape):
+    """models/base.json."""
+
+    source: Literal["hub", "path", "gguf", "package"]
+    model: Name
+    architecture: Architecture
+    files: Annotated[dict[FileName, Sha256], Field(min_length=1)]
+    revision: str | None
+    license: str | None
+    eos_token: str | None
+
+
+class TaskScore(Shape):
+    """One scorer's figures."""
+
+    measured: Count = 0
+
+
+class Task(Shape):
+    """The task's figures."""
+
+    rows: Count
+    scorer: str
+    score: Share | None
+    score_low: Share | None
+    score_high: Share | None
+    stopped: Share | None
+    scores: dict[str, TaskScore] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Task":
+        if self.score is not None and (self.score_low is None or self.score_high is None):
+            raise ValueError("a score without its interval")
+        return self
+
+
+class General(Shape):
+    """General ability: 1 or 0 for each question."""
+
+    file: str
+    sha256: str | None = None
+    right: Annotated[list[Share], Field(min_length=1)]
+
+
+class Lora(Shape):
+    """An adapter's GGUF."""
+
+    file: FileName
+    sha256: Sha256
+    bytes: Count
+
+
+class Likeness(Shape):
+    """How far a model is from its reference."""
+
+    kld_mean: Number | None = None
+    same_top: Number | None = None
+
+
+class RowSums(Shape):
+    """The same row by row."""
+
+    tokens: list[Count]
+    kld: list[Number]
+    same: list[Count]
+
+    @model_validator(mode="after")
+    def _even(self) -> "RowSums":
+        if not len(self.tokens) == len(self.kld) == len(self.same):
+            raise ValueError("lists of different lengths")
+        return self
+
+
+class Serving(Shape):
+    """What serving took, and at which settings."""
+
+    ctx_size: Count | None = None
+    parallel: Count | None = None
+    n_gpu_layers: int | None = None
+    peak_memory_bytes: Count | None = None
+    gpu_memory_bytes: Count | None = None
+
+
+class Evaluation(Shape):
+    """reports/eval/MODEL.json; those of older versions lack what has a default."""
+
+    bytes: Annotated[int, Field(gt=0, le=LARGEST)]
+    task: Task | None
+    file: FileName
+    sha256: Sha256
+    reference: str
+    tensors: Count
+    fallback_tensors: Count
+    bits_per_weight: Number
+    perplexity: Number | None
+    kld_mean: Number | None
+    same_top: Number | None
+    all_tokens: Likeness | None = None
+    by_row: dict[str, RowSums] | None = None
+    ctx_size: Annotated[int, Field(gt=0, le=LARGEST)] = 1
+    kv_cache_bytes: Count | None = None
+    serving: Serving | None = None
+    general: General | None = None
+    lora: Lora | None = None
+    model: str | None = None
+    answers_sha256: Sha256 | None = None
+    rows_sha256: Sha256 | None = None
+    llama_cpp: str = ""
+
+
+class Answer(Shape):
+    """A row of reports/eval/MODEL.answers.jsonl."""
+
+    id: Name
+    score: Share | None
+
+
+ANSWERS = TypeAdapter(list[Answer])
+
+
+def read_record(root: Path, file: str, shape: type[Shape], stage: str) -> dict[str, Any]:
+    """One JSON object of this shape. Raises `DataError` that names `stage`, which makes it, and what `absent` gives if it is not there."""
+    path = root / file
+    try:
+        value = parse_record(path.read_bytes())
+    except FileNotFoundError:
+        raise absent(path, root, stage) from None
+    except (OSError, BadLine) as error:
+        raise DataError(f"{path} can't be read ({error}): run `python -m pipeline {stage}` again") from error
+    try:
+        shape.model_validate(value)
+    except ValidationError as error:
+        raise DataError(f"{path} {faults(error)}: run `python -m pipeline {stage}` again") from None
+    return value
+
+
+def faults(error: ValidationError, skip: int = 0) -> str:
+    """The first faults, half a sentence: which keys are not there, and what is wrong with others. `skip` drops the first parts of each place."""
+    listed = error.errors(include_url=False, include_input=False, include_context=False)
+    found = [(ascii(".".join(map(str, one["loc"][skip:])))[1:-1][:80] or "it", one) for one in listed]  # keys may hold what a terminal would obey
+    lacking = [place for place, one in found if one["type"] == "missing"]
+    wrong = [f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}" for place, one in found if one["type"] != "missing"]
+    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    parts = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [f"is damaged ({'; '.join(wrong[:SHOWN])}{more})"] * bool(wrong)
+    return " and ".join(parts)

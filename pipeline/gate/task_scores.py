@@ -1,0 +1,84 @@
+"""The task scores of two models against each other, and whether the rows support a difference.
+
+Where there are answers, scores are means over the questions that both models have a score for: one that a judge could not mark, or that took too
+long, counts for neither. A difference is only called one where the rows support it: by the paired test, without answers where the 95 % intervals of
+both scores lie apart.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from pipeline.gate.rules import CHANCE, Answers, paired_scores
+from pipeline.pages.formats import p_value
+
+Evaluation = Mapping[str, Any]  # one reports/eval/MODEL.json
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One model's mean score and another's, in points of 100; whether they differ beyond noise, and the words for that."""
+
+    mine: float
+    theirs: float
+    apart: bool
+    words: str
+
+    @property
+    def points(self) -> float:
+        """What the one scores above the other."""
+        return self.mine - self.theirs
+
+    def __str__(self) -> str:
+        return f"{self.mine:.1f} against {self.theirs:.1f} points; {self.words}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The evaluations, and the answers to compare scores on the same questions."""
+
+    evaluations: Mapping[str, Evaluation]
+    answers: Answers
+    seed: int
+
+    def compare(self, one: str, other: str) -> Standing | None:
+        """`one` against `other`; None where either has no score, or no question has a score of both."""
+        found, base = self.evaluations[one], self.evaluations[other]
+        mine, theirs = task_score(found), task_score(base)
+        if mine is None or theirs is None:
+            return None
+        if one not in self.answers or other not in self.answers:
+            apart = not intervals_overlap(found, base)
+            words = "the intervals lie apart, so it is more than noise" if apart else noise(scored_rows(found["task"]))
+            return Standing(mine * 100, theirs * 100, apart, words)
+        scores = paired_scores(self.answers, one, other)
+        if scores is None:
+            return None
+        from pipeline.metrics.paired import compare_scores
+
+        p, rows = compare_scores(*scores, self.seed).p_value, len(scores[0])
+        words = f"more than noise, {p_value(p)} on the same {rows} questions" if p < CHANCE else noise(rows)
+        return Standing(fmean(scores[0]) * 100, fmean(scores[1]) * 100, p < CHANCE, words)
+
+
+def task_score(evaluation: Evaluation) -> float | None:
+    """The task score from 0 to 1, None where none was measured."""
+    score = (evaluation.get("task") or {}).get("score")
+    return None if score is None else float(score)
+
+
+def intervals_overlap(one: Evaluation, other: Evaluation) -> bool:
+    """Whether the 95 % intervals of two task scores share a point: then the rows can't tell the models apart."""
+    first, second = one["task"], other["task"]
+    return bool(first["score_low"] <= second["score_high"] and second["score_low"] <= first["score_high"])
+
+
+def noise(rows: int) -> str:
+    """The words for a difference that so many rows can't support."""
+    return f"the difference is within the noise of {rows} rows"
+
+
+def scored_rows(task: Mapping[str, Any]) -> int:
+    """How many rows of a task have a score."""
+    return int((task.get("scores") or {}).get(task.get("scorer"), {}).get("measured", task["rows"]))

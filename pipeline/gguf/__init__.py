@@ -1,0 +1,1 @@
+"""GGUF files: headers, tensors, names, dequantizers, provenance."""

@@ -1,0 +1,219 @@
+"""A GGUF's packed rows as values, bit for bit those of the package gguf, on whatever device they lie.
+
+The formulas follow ggml's `dequantize_row_*` (ggml-quants.c) and `gguf.quants`: float32 throughout, rounded once to the dtype asked for.
+A float16 scale, times six bits, times a quant is exact in float32, so that only adding a minimum rounds: whether a compiler fuses it with
+the product makes no difference. Bytes are taken eight at a time, as int64 words: torch moves and shifts those several times as fast.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pipeline.core.errors import DataError
+
+STEP = 1 << 20  # weights that are worked on at a time on a CPU: 4 MB of float32 stay in its cache, and a call's cost is spread over many
+GPU_STEP = 1 << 24  # on a GPU there is no such cache, only the cost of a launch
+LOW = 0x0F0F0F0F0F0F0F0F  # the low nibble of each of a word's eight bytes
+ONES = LOW // 15
+
+
+class Layout(NamedTuple):
+    """A type of ggml: its name and how many weights lie in how many bytes."""
+
+    name: str
+    weights: int
+    bytes: int
+
+
+FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+KERNELS = (8, 12, 13, 14)  # those of `pipeline.gguf.kernels`
+# by ggml's number (`enum ggml_type`, ggml.h)
+TRAINABLE_TYPES = {
+    0: Layout("F32", 1, 4), 1: Layout("F16", 1, 2), 30: Layout("BF16", 1, 2),
+    2: Layout("Q4_0", 32, 18), 3: Layout("Q4_1", 32, 20), 6: Layout("Q5_0", 32, 22), 7: Layout("Q5_1", 32, 24), 8: Layout("Q8_0", 32, 34),
+    10: Layout("Q2_K", 256, 84), 11: Layout("Q3_K", 256, 110), 12: Layout("Q4_K", 256, 144), 13: Layout("Q5_K", 256, 176),
+    14: Layout("Q6_K", 256, 210), 20: Layout("IQ4_NL", 32, 18), 23: Layout("IQ4_XS", 256, 136),
+}  # fmt: skip
+
+
+def layout(kind: int) -> Layout:
+    """Name, weights and bytes of a block of the type with ggml's number `kind`; `DataError` for one that can't be trained on."""
+    if kind in TRAINABLE_TYPES:
+        return TRAINABLE_TYPES[kind]
+    from gguf import GGMLQuantizationType
+
+    name = GGMLQuantizationType(kind).name if kind in list(GGMLQuantizationType) else f"number {kind}"
+    raise DataError(f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of this model")
+
+
+def row_bytes(kind: int, columns: int) -> int:
+    """Bytes of a row of `columns` weights. Raises `DataError` where they are no whole blocks, or for a type not known."""
+    name, weights, size = layout(kind)
+    if columns % weights:
+        raise DataError(f"a row of {columns} weights is no whole number of {name}'s blocks of {weights}: make the GGUF file again")
+    return columns // weights * size
+
+
+def columns_of(kind: int, stored: int) -> int:
+    """Weights of a row of `stored` bytes. Raises `DataError` where they are no whole blocks, or for a type not known."""
+    name, weights, size = layout(kind)
+    if stored % size:
+        raise DataError(f"a row of {stored} bytes is no whole number of {name}'s blocks of {size} bytes: make the GGUF file again")
+    return stored // size * weights
+
+
+def dequantise(packed: Tensor, kind: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    """The values of `packed`, uint8 (rows, row bytes) of the type with ggml's number `kind`: (rows, columns) of `dtype`.
+
+    Computed in float32 and rounded once, so that every value is that of `gguf.quants.dequantize` rounded once. `out`, contiguous,
+    is written and returned where it is given: a large matrix anew at every call costs more in page faults than in arithmetic.
+    Raises `DataError` for a type that is not in `TRAINABLE_TYPES` and for rows that are no whole blocks.
+    """
+    columns = columns_of(kind, packed.shape[-1])
+    if out is None:
+        out = torch.empty(*packed.shape[:-1], columns, dtype=dtype, device=packed.device)
+    elif not out.is_contiguous() or out.dtype != dtype or out.shape != (*packed.shape[:-1], columns):
+        raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}: contiguous {(*packed.shape[:-1], columns)} of {dtype} is needed")
+    _, weights, size = layout(kind)
+    if not out.numel():
+        return out
+    if packed.storage_offset() % (size if kind in FLOATS else 2):
+        packed = packed.clone()  # bytes are viewed as wider numbers, which must begin at a multiple of their width
+    if kind in FLOATS:
+        return out.copy_(packed.contiguous().view(FLOATS[kind]))
+    blocks, values = packed.reshape(-1, size), out.view(-1, weights)
+    if packed.is_cuda and kind in KERNELS and has_triton():
+        from pipeline.gguf.kernels import dequantise_blocks
+
+        dequantise_blocks(blocks, kind, values)
+        return out
+    step = (STEP if packed.device.type == "cpu" else GPU_STEP) // weights
+    rounded = dtype != torch.float32
+    scratch = torch.empty(min(step, len(blocks)), weights, device=packed.device) if rounded else None
+    for some, here in zip(torch.split(blocks, step), torch.split(values, step), strict=True):
+        exact = here if scratch is None else scratch[: len(some)]
+        FORMULAS.get(kind, library)(some, exact, kind)
+        if rounded:
+            here.copy_(exact)
+    return out
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed; asked once, for looking takes longer than a kernel."""
+    return find_spec("triton") is not None
+
+
+def words(blocks: Tensor, start: int, end: int, *shape: int) -> Tensor:
+    """Bytes [start, end) of each block as int64 words, (blocks, *shape)."""
+    # not contiguous(): of a single block that gives the slice itself, whose start may be no multiple of 8
+    return blocks[:, start:end].clone(memory_format=torch.contiguous_format).view(torch.int64).view(len(blocks), *shape)
+
+
+def halves(blocks: Tensor, start: int) -> Tensor:
+    """The float16 at byte `start` of each block as float32, (blocks, 1)."""
+    return blocks[:, start : start + 2].view(torch.float16).float()
+
+
+def nibbles(blocks: Tensor, start: int) -> Tensor:
+    """The 16 bytes at `start` as 32 values, low nibbles before high ones: int64 words (blocks, 4)."""
+    packed = words(blocks, start, start + 16, 2)
+    both = torch.empty(len(blocks), 2, 2, dtype=torch.int64, device=blocks.device)
+    for half, low in enumerate((packed & LOW, (packed >> 4).bitwise_and_(LOW))):
+        both.view(torch.complex128)[:, half].copy_(low.view(torch.complex128))  # 16 bytes as one element: four times as fast as two words
+    return both.view(-1, 4)
+
+
+def groups(blocks: Tensor, start: int) -> Tensor:
+    """The 128 bytes at `start` as 4 groups of 32 low nibbles, then 32 high ones: int64 words (blocks, 8, 4)."""
+    packed = words(blocks, start, start + 128, 4, 4)
+    both = torch.empty(len(blocks), 4, 2, 4, dtype=torch.int64, device=blocks.device)
+    torch.bitwise_and(packed, LOW, out=both[:, :, 0])
+    torch.bitwise_and(packed >> 4, LOW, out=both[:, :, 1])
+    return both.view(-1, 8, 4)
+
+
+@cache
+def fifth_bits(device: torch.device) -> Tensor:
+    """By byte, the word of eight bytes that hold its bits as 16 or 0: int64 (256,)."""
+    return torch.tensor([sum((byte >> bit & 1) << 8 * bit + 4 for bit in range(8)) for byte in range(256)], device=device)
+
+
+def fives(blocks: Tensor, high: int, low: int) -> Tensor:
+    """32 values of five bits: the fifth ones in the 4 bytes at `high`, the others in the 16 at `low`. int64 words (blocks, 4)."""
+    bits = fifth_bits(blocks.device).index_select(0, blocks[:, high : high + 4].contiguous().view(-1).int())
+    return nibbles(blocks, low).bitwise_or_(bits.view(-1, 4))
+
+
+def scaled_groups(blocks: Tensor, quants: Tensor, out: Tensor) -> None:
+    """`quants`, words (blocks, 8, 4), times each group's scale less its minimum, from the 16 bytes that Q4_K and Q5_K begin with."""
+    head = words(blocks, 0, 16, 2)
+    six = head.view(torch.int32)  # d and dmin, four scales, four minima, the low nibbles of four more of each
+    first, last = six[:, 1:3], six[:, 3:]
+    fours = torch.cat((last, last >> 4), 1) & 0x0F0F0F0F | first >> 2 & 0x30303030
+    both = torch.stack((first & 0x3F3F3F3F, fours), 2).view(torch.uint8).view(-1, 2, 8)
+    scale, minimum = (both * head.view(torch.float16)[:, :2].float()[..., None])[..., None].unbind(1)
+    out.view(-1, 8, 32).copy_(quants.view(torch.uint8)).mul_(scale).sub_(minimum)
+
+
+def q4_0(blocks: Tensor, out: Tensor, _: int) -> None:
+    """d · (q − 8)."""
+    out.copy_(nibbles(blocks, 2).view(torch.int8).sub_(8)).mul_(halves(blocks, 0))
+
+
+def q4_1(blocks: Tensor, out: Tensor, _: int) -> None:
+    """d · q + m."""
+    out.copy_(nibbles(blocks, 4).view(torch.uint8)).mul_(halves(blocks, 0)).add_(halves(blocks, 2))
+
+
+def q5_0(blocks: Tensor, out: Tensor, _: int) -> None:
+    """d · (q − 16)."""
+    out.copy_(fives(blocks, 2, 6).view(torch.int8).sub_(16)).mul_(halves(blocks, 0))
+
+
+def q5_1(blocks: Tensor, out: Tensor, _: int) -> None:
+    """d · q + m."""
+    out.copy_(fives(blocks, 4, 8).view(torch.uint8)).mul_(halves(blocks, 0)).add_(halves(blocks, 2))
+
+
+def q8_0(blocks: Tensor, out: Tensor, _: int) -> None:
+    """d · q."""
+    out.copy_(blocks[:, 2:34].view(torch.int8)).mul_(halves(blocks, 0))
+
+
+def q4_k(blocks: Tensor, out: Tensor, _: int) -> None:
+    """(d · scale) · q − (dmin · minimum) by groups of 32."""
+    scaled_groups(blocks, groups(blocks, 16), out)
+
+
+def q5_k(blocks: Tensor, out: Tensor, _: int) -> None:
+    """As `q4_k`; the fifth bits of group g are bits g of 32 bytes."""
+    shifts = torch.arange(8, device=blocks.device).view(1, 8, 1)
+    fifth = (words(blocks, 16, 48, 1, 4) >> shifts).bitwise_and_(ONES).bitwise_left_shift_(4)
+    scaled_groups(blocks, groups(blocks, 48).bitwise_or_(fifth), out)
+
+
+def q6_k(blocks: Tensor, out: Tensor, _: int) -> None:
+    """(d · scale) · (q − 32) by groups of 16; in each half, 64 bytes of low nibbles and 32 of four upper pairs of bits."""
+    low, high = words(blocks, 0, 128, 2, 8), words(blocks, 128, 192, 2, 4)
+    quants = torch.stack((low & LOW, (low >> 4).bitwise_and_(LOW)), 2).view(-1, 2, 4, 4)
+    for pair, upper in enumerate((high << 4, high << 2, high, high >> 2)):
+        quants[:, :, pair] |= upper & 3 * 16 * ONES
+    scale = halves(blocks, 208) * blocks[:, 192:208].view(torch.int8)
+    out.view(-1, 16, 16).copy_(quants.view(torch.int8).sub_(32).view(-1, 16, 16)).mul_(scale[..., None])
+
+
+def library(blocks: Tensor, out: Tensor, kind: int) -> None:
+    """By transformers' dequantiser, exact in float32 but slower: for the types that are rare."""
+    from transformers.integrations.gguf.dequant import dequantize
+
+    out.copy_(dequantize(blocks, kind).view_as(out))
+
+
+FORMULAS: dict[int, Callable[[Tensor, Tensor, int], None]] = {
+    2: q4_0, 3: q4_1, 6: q5_0, 7: q5_1, 8: q8_0, 12: q4_k, 13: q5_k, 14: q6_k,
+}  # fmt: skip

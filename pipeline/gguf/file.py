@@ -1,0 +1,106 @@
+"""What a GGUF that llama.cpp's tools wrote holds: is it whole, how large, which tensor types (GGUF v3, ggml/docs/gguf.md)."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.core.publish import publishing
+from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
+
+K_BLOCK = 256  # K- and I-quants pack rows in blocks of 256 weights; other row lengths fall back to types with blocks of 32
+PLAIN_TYPES = ("F32", "F16", "BF16")
+NOT_MADE = "quench.not_made"  # the field of a GGUF without tensors that stands for one that nothing needs; it says why
+HEADS = ("output.weight", "token_embd.weight")
+
+
+def check_gguf(path: Path) -> Header:
+    """Read a GGUF back: its header, and that the file holds every tensor announced there. Raises `DataError`."""
+    try:
+        header = read_header(path)
+    except (NotGguf, OSError) as error:
+        raise DataError(f"{path} is not a whole GGUF ({error}): run the stage that makes it again") from error
+    if not header.tensors and (why := header.fields.get(NOT_MADE)):
+        raise DataError(f"{path} was not made, for {why}: set it to true, then run `snakemake convert`")
+    if not header.tensors:
+        raise DataError(f"{path} holds no tensor: run the stage that makes it again")
+    return header
+
+
+def write_not_made(path: Path, why: str) -> None:
+    """Put a GGUF without tensors in the place of one that nothing needs: a stage's outputs are always the same files, so that all graphs agree."""
+    from gguf import GGUFWriter
+
+    with publishing(path) as aside:
+        writer = GGUFWriter(aside, "none")
+        writer.add_string(NOT_MADE, why)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+
+
+def is_made(path: Path) -> bool:
+    """Whether a GGUF is one, not what `write_not_made` put in its place. Raises `DataError` where it is damaged."""
+    try:
+        return NOT_MADE not in read_header(path).fields
+    except (NotGguf, OSError) as error:
+        raise DataError(f"{path} is not a whole GGUF ({error}): run the stage that makes it again") from error
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Bytes, parameters, bits per weight (of the tensors), tensors by type, and those that fell back to another type.
+
+    A tensor fell back where its row length is no multiple of 256, so that llama.cpp had to take a type of smaller
+    blocks than the level's K- or I-quant. The count is llama-quantize's own: an output matrix (or the embedding
+    that is tied to it) gets Q8_0 there by rule, which its warning doesn't count.
+    """
+    from gguf import GGMLQuantizationType, LlamaFileType
+
+    header = check_gguf(path)
+    types = {name: GGMLQuantizationType(kind).name for name, (_, kind) in header.tensors.items()}
+    weights = _parameters(header)
+    stored = sum(tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items())
+    file_type = header.fields.get("general.file_type")
+    level = LlamaFileType(file_type).name if file_type is not None else ""
+    block_level = "_K" in level or "IQ" in level
+    fallbacks: Counter[str] = Counter(
+        types[name]
+        for name, (shape, _) in header.tensors.items()
+        if block_level and len(shape) > 1 and shape[0] % K_BLOCK and types[name] not in PLAIN_TYPES and name not in HEADS
+    )
+    return {
+        "bytes": path.stat().st_size,
+        "parameters": weights,
+        "bits_per_weight": round(stored * 8 / weights, 3),
+        "tensors": len(types),
+        "tensor_types": dict(sorted(Counter(types.values()).items())),
+        "fallback_tensors": sum(fallbacks.values()),
+        "fallback_types": dict(sorted(fallbacks.items())),
+    }
+
+
+def parameters(path: Path) -> int:
+    """How many weights a GGUF's tensors hold together."""
+    return _parameters(check_gguf(path))
+
+
+def _parameters(header: Header) -> int:
+    return sum(math.prod(shape) for shape, _ in header.tensors.values())
+
+
+def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:
+    """Bytes of a float16 key-value cache of `ctx_size` tokens: layers × kv heads × (key + value length) × 2 each.
+
+    None where the header doesn't say (layers with different heads, for example).
+    """
+    fields = check_gguf(path).fields
+    prefix = fields.get("general.architecture")
+    layers, heads, width = (fields.get(f"{prefix}.{name}") for name in ("block_count", "attention.head_count", "embedding_length"))
+    kv_heads = fields.get(f"{prefix}.attention.head_count_kv") or heads
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)):
+        return None
+    key = fields.get(f"{prefix}.attention.key_length") or width // heads
+    value = fields.get(f"{prefix}.attention.value_length") or width // heads
+    return int(layers * kv_heads * (key + value) * 2 * ctx_size)

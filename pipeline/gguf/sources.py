@@ -1,0 +1,122 @@
+"""Which rows of a Hugging Face folder each tensor of its GGUF is made of, for the architectures whose conversion is known.
+
+Names are mapped by the package gguf. What llama.cpp's converter does to values is written here anew, from its description: it orders the
+rows of Llama's q and k for its own rotary embedding, and it puts the experts of a layer into one tensor.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.publish import read_json
+from pipeline.gguf.safetensors_rows import Entry, read_rows
+from pipeline.gguf.tensors import BLOCK, Floats
+
+# architecture in config.json: general.architecture in the GGUF
+KNOWN = {
+    "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
+    "Qwen2MoeForCausalLM": "qwen2moe", "Qwen3MoeForCausalLM": "qwen3moe",
+}  # fmt: skip
+ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
+NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [first, last) of a stored tensor; as `head`, they are one attention head whose rows are to be put in llama.cpp's order."""
+
+    entry: Entry
+    first: int
+    last: int
+    head: bool = False
+
+    def blocks(self) -> Iterator[Floats]:
+        """The rows in llama.cpp's order, flat, in blocks of about `BLOCK` weights."""
+        if self.head:  # its first half and its second half, row by row in turns (arXiv:2104.09864 pairs neighbours, Hugging Face halves)
+            rows = self._read(self.first, self.last)
+            yield np.stack(np.split(rows, 2), axis=1).reshape(-1)
+            return
+        step = max(1, BLOCK // max(self.entry.columns, 1))
+        for first in range(self.first, self.last, step):
+            yield self._read(first, min(first + step, self.last)).reshape(-1)
+
+    def _read(self, first: int, last: int) -> Floats:
+        values: Floats = read_rows(self.entry, first, last).float().numpy()
+        return values
+
+
+def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list[Piece]]:
+    """{GGUF tensor: the pieces that lie behind each other in it}; the caller has checked that the architecture is `KNOWN`.
+
+    A tensor whose name has no place in this architecture is under its own name.
+    """
+    import gguf
+
+    architecture = KNOWN[config["architectures"][0]]
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads") or config["num_attention_heads"]}
+    found: dict[str, list[Piece]] = {}
+    for name in sorted(entries, key=_expert_number):
+        if name.endswith(NOT_CONVERTED):
+            continue
+        for original, pieces in _parts(name, entries[name], heads if architecture == "llama" else {}):
+            mapped = names.get_name(original, try_suffixes=(".weight", ".bias")) or original
+            found.setdefault(mapped, []).extend(pieces)
+    return found
+
+
+def _parts(name: str, entry: Entry, heads: dict[str, int]) -> Iterator[tuple[str, list[Piece]]]:
+    """What a stored tensor becomes: (Hugging Face's name for all experts together, its pieces)."""
+    module = name.rpartition(".")[0]
+    count = heads.get(module.rpartition(".")[2])
+    if count and entry.rows % (2 * count) == 0:
+        size = entry.rows // count
+        yield name, [Piece(entry, head * size, (head + 1) * size, head=True) for head in range(count)]
+    elif match := ONE_EXPERT.fullmatch(name):
+        yield f"{match[1]}.{match[3]}.weight", [Piece(entry, 0, entry.rows)]
+    elif match := FUSED_EXPERTS.fullmatch(name):
+        if match[2] == "down_proj":
+            yield f"{match[1]}.down_proj.weight", [Piece(entry, 0, entry.rows)]
+            return
+        experts, both = entry.shape[0], entry.shape[1]  # (experts, gate and up, hidden)
+        for place, part in enumerate(("gate_proj", "up_proj")):
+            starts = [expert * both + place * both // 2 for expert in range(experts)]
+            yield f"{match[1]}.{part}.weight", [Piece(entry, start, start + both // 2) for start in starts]
+    else:
+        yield name, [Piece(entry, 0, entry.rows)]
+
+
+def _expert_number(name: str) -> tuple[str, int]:
+    """Sorts the experts of a layer by their number, not as text."""
+    match = ONE_EXPERT.fullmatch(name)
+    return (f"{match[1]}.{match[3]}", int(match[2])) if match else (name, 0)
+
+
+def rope_factors(merged: Path) -> Floats | None:
+    """rope_freqs.weight as llama.cpp wants it for a Llama 3 context extension: how much slower each frequency turns than without it.
+
+    Taken from the function that transformers itself runs with; None where the model has no such extension.
+    """
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = AutoConfig.from_pretrained(merged, local_files_only=True, trust_remote_code=False)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "llama3":
+        return None
+    slowed = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
+    plain = rope["rope_theta"] ** (-np.arange(len(slowed)) / len(slowed))
+    factors: Floats = (plain / slowed).astype(np.float32)
+    return factors
+
+
+def read_config(merged: Path) -> dict[str, Any]:
+    """config.json of a Hugging Face folder."""
+    config: dict[str, Any] = read_json(merged / "config.json", "run `snakemake --force merge`")
+    return config

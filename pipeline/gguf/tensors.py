@@ -1,0 +1,131 @@
+"""The tensors of a GGUF in blocks of rows, as stored and as float32, so that no more than a block is in memory."""
+
+import math
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.header import MAX_HEADER_BYTES, Header, tensor_bytes
+
+BLOCK = 1 << 16  # weights that are read at a time: 256 kB as float32, which stay in a core's cache
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One tensor of a GGUF file: its first byte is at `start`; the last dimension of `shape` is the one that lies in a row.
+
+    Leading dimensions of 1 are left out: llama.cpp's tools keep them or drop them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    file: Path
+    start: int
+
+    @property
+    def columns(self) -> int:
+        """Weights in a row; a vector is one row."""
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows, all dimensions but the last flattened."""
+        return math.prod(self.shape) // self.columns if self.columns else 0
+
+    @property
+    def type(self) -> str:
+        """ggml's name of the type: F16, Q4_K …"""
+        from gguf import GGMLQuantizationType
+
+        name: str = GGMLQuantizationType(self.kind).name
+        return name
+
+    @property
+    def block(self) -> int:
+        """Weights that are quantised together; of floats, a row."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        size = int(GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)][0])
+        return size if size > 1 else self.columns
+
+    @property
+    def readable(self) -> bool:
+        """Whether the package gguf can dequantise the type."""
+        try:
+            self.values(0, 1)
+        except DataError:
+            return False
+        return True
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row as stored."""
+        return tensor_bytes(self.name, (self.columns,), self.kind)
+
+    def stored(self, first: int, last: int) -> Bytes:
+        """Rows [first, last) as their bytes, (last − first, row_bytes)."""
+        count = (last - first) * self.row_bytes
+        values = np.fromfile(self.file, np.uint8, count, offset=self.start + first * self.row_bytes)
+        if len(values) < count:
+            raise DataError(f"{self.file} ended while {self.name} was read: run the stage that makes it again")
+        return values.reshape(last - first, self.row_bytes)
+
+    def values(self, first: int, last: int) -> Floats:
+        """Rows [first, last) as float32, (last − first, columns), by the dequantiser of the package gguf.
+
+        Raises `DataError` for a type that it has none for.
+        """
+        from gguf import GGMLQuantizationType, dequantize
+
+        stored = self.stored(first, last)
+        try:  # as one long row: the package goes by 16 rows at a time, which takes long for short ones
+            flat: Floats = dequantize(stored.reshape(1, -1), GGMLQuantizationType(self.kind))
+        except NotImplementedError as error:
+            raise DataError(f"{self.name} of {self.file} is {self.type}, which can't be read back: take another level") from error
+        return flat.reshape(last - first, self.columns)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """(first, last) row of blocks of about `BLOCK` weights that cover the tensor."""
+        step = max(1, BLOCK // max(self.columns, 1))
+        return ((first, min(first + step, self.rows)) for first in range(0, self.rows, step))
+
+
+def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
+    """(header, {name: tensor}) of a GGUF. Raises `DataError` where it is not whole.
+
+    The places follow from sizes: llama.cpp loads no file whose tensors don't lie behind each other in the header's order,
+    each padded to the alignment.
+    """
+    header = check_gguf(path)
+    alignment = header.fields.get("general.alignment", 32)
+    offsets, end = {}, 0
+    for name, (shape, kind) in header.tensors.items():
+        offsets[name] = end
+        end += -(-tensor_bytes(name, shape, kind) // alignment) * alignment
+    start = data_start(path, header, next(reversed(offsets.values())), alignment)
+    return header, {
+        name: GgufTensor(name, tuple(dropwhile(lambda size: size == 1, reversed(shape))), kind, path, start + offsets[name])
+        for name, (shape, kind) in header.tensors.items()
+    }
+
+
+def data_start(path: Path, header: Header, last_offset: int, alignment: int) -> int:
+    """The byte where tensor data begins: behind the last tensor's entry, which must say `last_offset`. Raises `DataError`."""
+    name, (shape, kind) = next(reversed(header.tensors.items()))
+    entry = name.encode() + struct.pack(f"<I{len(shape)}QI", len(shape), *shape, kind) + struct.pack("<Q", last_offset)
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        place = mapped.find(entry, 0, MAX_HEADER_BYTES)  # reads no further than the entry
+    if place < 0:
+        raise DataError(f"{path} doesn't hold its tensors one behind the other: run the stage that makes it again")
+    return -(-(place + len(entry)) // alignment) * alignment

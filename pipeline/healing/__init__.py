@@ -1,1 +1,0 @@
-"""Healing a level: an adapter that brings a quantised file back to how the file it was made from answers."""

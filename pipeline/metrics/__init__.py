@@ -1,0 +1,1 @@
+"""Scorers, intervals, paired tests, divergence, the sandbox."""

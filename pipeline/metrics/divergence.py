@@ -1,0 +1,162 @@
+"""How far one model's next-token distributions are from another's, on the same tokens, never holding more than one prompt's logits."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.core.errors import GateError
+from pipeline.core.publish import need_disk
+from pipeline.llamacpp.logits import Floats, divergence, log_softmax, open_gguf
+from pipeline.llamacpp.tools import Toolchain
+
+POSITIONS = 64  # of a prompt that are compared: 39 MB of float32 logits for a vocabulary of 152k
+CHUNK = 32  # positions whose float64 log probabilities are held at once: 39 MB a side for that vocabulary
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids, and the ascending positions after which the next token's distribution is compared."""
+
+    ids: list[int]
+    positions: list[int]
+
+
+Speaker = Callable[[Prompt], Floats]  # a loaded model: a prompt's float32 logits, (len(positions), V)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A model against a reference; `kld` in nats is the mean over `kld_rows`, each the mean KL(reference ‖ model) of one prompt.
+
+    `nmse` is Σ(difference²) ÷ Σ(reference²) of the worst prompt's logits. `strange` positions hold logits that are no finite numbers, and
+    `widths` are the two vocabularies: where there are strange ones or the widths differ, every other figure is NaN.
+    """
+
+    kld_rows: list[float]
+    kld: float
+    kld_max: float
+    same_top: float
+    nmse: float
+    positions: int
+    strange: int
+    widths: tuple[int, int]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the figures say anything."""
+        return not self.fault
+
+    @property
+    def fault(self) -> str:
+        """Why they say nothing; empty where they do."""
+        if self.widths[0] != self.widths[1]:
+            return f"the vocabularies have {self.widths[0]:,} and {self.widths[1]:,} tokens"
+        return f"{self.strange} positions hold logits that are no finite numbers" if self.strange else ""
+
+
+class Reference:
+    """A model's logits of every prompt, in a file that is read prompt by prompt."""
+
+    def __init__(self, file: Path, prompts: list[Prompt], width: int) -> None:
+        self.prompts, self.width = prompts, width
+        self._values = np.memmap(file, np.float32, "r", shape=(sum(len(prompt.positions) for prompt in prompts), width))
+
+    def __iter__(self) -> Iterator[Floats]:
+        """Each prompt's logits, (len(positions), V)."""
+        at = 0
+        for prompt in self.prompts:
+            yield self._values[at : at + len(prompt.positions)]
+            at += len(prompt.positions)
+
+
+def spread(ids: list[int], most: int = POSITIONS) -> Prompt:
+    """A prompt of which up to `most` positions are compared, evenly over all of it, the last one among them."""
+    return Prompt(ids, sorted({round(place) for place in np.linspace(len(ids) - 1, 0, min(most, len(ids)))}))
+
+
+@contextmanager
+def kept_logits(prompts: list[Prompt], model: AbstractContextManager[Speaker], scratch: Path) -> Iterator[Reference]:
+    """What a model says to every prompt, in a temporary file below `scratch` of positions × V × 4 bytes; gone after the body.
+
+    The model is opened here and closed before the body. Raises `MachineError` where the disk has no room for the file.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".logits-", dir=scratch) as folder:
+        file = Path(folder) / "logits"
+        yield Reference(file, prompts, _write_logits(file, prompts, model))
+
+
+def _write_logits(file: Path, prompts: list[Prompt], model: AbstractContextManager[Speaker]) -> int:
+    """Write what the model says and give the vocabulary's size; when it returns, nothing refers to the model any more."""
+    total, width = sum(len(prompt.positions) for prompt in prompts), 0
+    with model as speaker, file.open("wb") as out:
+        for prompt in prompts:
+            logits = speaker(prompt)
+            if not width:
+                width = logits.shape[1]
+                need_disk(file.parent, total * width * 4)
+            out.write(np.ascontiguousarray(logits, np.float32).data)
+    return width
+
+
+def compare(reference: Iterable[Floats], candidate: Iterable[Floats]) -> Divergence:
+    """One model's logits (T, V) of each prompt against another's, prompt by prompt."""
+    return summarise([prompt_figures(before, after) for before, after in zip(reference, candidate, strict=True)])
+
+
+def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: Toolchain) -> Divergence:
+    """A GGUF against the reference, on the CPU, without storing what it says.
+
+    Raises `ToolError` where llama.cpp can't load it, `GateError` where the two can't be compared.
+    """
+    with gguf_speaker(gguf, reference.prompts, threads=threads, tools=tools) as speaker:
+        found = compare(reference, (speaker(prompt) for prompt in reference.prompts))
+    if not found.comparable:
+        raise GateError(f"{gguf.name} can't be compared with the trained model ({found.fault}): run `snakemake --force merge`")
+    return found
+
+
+@contextmanager
+def gguf_speaker(gguf: Path, prompts: list[Prompt], *, threads: int, tools: Toolchain, lora: Path | None = None) -> Iterator[Speaker]:
+    """A GGUF loaded on the CPU with a context as long as the longest prompt."""
+    longest = max(len(prompt.ids) for prompt in prompts)
+    with open_gguf(tools, gguf, ctx_size=longest, threads=threads, n_gpu_layers=0, lora=lora) as model:
+        yield lambda prompt: model.logits(prompt.ids, prompt.positions)
+
+
+def prompt_figures(before: Floats, after: Floats) -> Divergence:
+    """One prompt's figures from two models' logits (T, V)."""
+    widths = before.shape[1], after.shape[1]
+    strange = int((~np.isfinite(before).all(axis=-1)).sum() + (~np.isfinite(after).all(axis=-1)).sum())
+    if strange or widths[0] != widths[1]:
+        nothing = float("nan")
+        return Divergence([nothing], nothing, nothing, nothing, nothing, len(before), strange, widths)
+    klds, wrong, power = [], 0.0, 0.0
+    for start in range(0, len(before), CHUNK):
+        ours, theirs = before[start : start + CHUNK].astype(np.float64), after[start : start + CHUNK].astype(np.float64)
+        wrong, power = wrong + float(((theirs - ours) ** 2).sum()), power + float((ours**2).sum())
+        klds.append(divergence(log_softmax(ours), log_softmax(theirs)))
+    kld = np.concatenate(klds)
+    same = float((before.argmax(axis=-1) == after.argmax(axis=-1)).mean())
+    mean = float(kld.mean())
+    return Divergence([mean], mean, float(kld.max()), same, wrong / power if power else float(wrong > 0), len(kld), 0, widths)
+
+
+def summarise(parts: list[Divergence]) -> Divergence:
+    """The figures of all prompts together; every prompt counts the same for `kld`, every position for `same_top`."""
+    rows = [row for part in parts for row in part.kld_rows]
+    positions = sum(part.positions for part in parts)
+    return Divergence(
+        kld_rows=rows,
+        kld=float(np.mean(rows)),
+        kld_max=float(np.max([part.kld_max for part in parts])),
+        same_top=sum(part.same_top * part.positions for part in parts) / positions,
+        nmse=float(np.max([part.nmse for part in parts])),
+        positions=positions,
+        strange=sum(part.strange for part in parts),
+        widths=next((part.widths for part in parts if part.widths[0] != part.widths[1]), parts[0].widths),
+    )

@@ -1,0 +1,201 @@
+"""Runs Python that a model wrote, apart from this machine's files, network and processes; or not at all.
+
+bubblewrap where it is there, else `unshare` of util-linux with `pipeline.metrics.guard` making the file system: both give the answer
+namespaces of its own (user, mount, process, network, IPC). It sees Python with the packages of this environment, read-only, and an
+empty folder in memory that goes with it. No variable, no descriptor, no capability comes along; `LIMITS` and a clock hold for the rest.
+Before the first answer runs, a probe proves that what should be out of reach is.
+
+Worst case for the machine: `RLIMIT_NPROC` processes of `RLIMIT_AS` bytes each, and a folder of `WORK_BYTES`, for `SECONDS`; what would
+hold memory beside them (System V IPC, memfd) is refused by seccomp, on x86-64 and aarch64, and no other machine runs an answer. Holes of
+the kernel itself are not guarded against, and an answer that sets out to cheat its own tests can: it shares their process.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pipeline.core.child import bound
+from pipeline.core.errors import ToolError
+
+Outcome = Literal["passed", "failed", "unreadable"]
+SECONDS = 15  # by the clock, start included
+WORK, WORK_BYTES = "/sandbox", 64 << 20
+LIMITS = {
+    "RLIMIT_CPU": 5,  # seconds
+    "RLIMIT_AS": 1 << 30,  # bytes a process
+    "RLIMIT_FSIZE": 16 << 20,
+    "RLIMIT_NOFILE": 64,
+    "RLIMIT_NPROC": 8,  # processes and threads
+    "RLIMIT_CORE": 0,
+}
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+SYSTEM = (
+    "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/lib", "/lib32", "/lib64",
+    "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/alternatives",
+)  # fmt: skip
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": WORK, "TMPDIR": WORK,
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
+}  # fmt: skip
+NAMESPACES = ("--net", "--ipc", "--uts", "--pid", "--mount", "--fork", "--kill-child")
+REMEDY = (
+    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap), allow user namespaces (a container needs them from its host; on "
+    "Ubuntu 24.04 sysctl kernel.apparmor_restrict_unprivileged_userns=0), or take code out of evaluate.scorers"
+)
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A way to run the guard: its name, and the command (without Python) for a folder to be its root."""
+
+    name: str
+    command: Callable[[Path], list[str]]
+    makes_root: bool  # the guard itself has to make the file system
+
+
+def run_tests(answer: str, tests: str) -> Outcome:
+    """Run `answer`, then `tests`, Python both, in one sandboxed process. Raises `ToolError` where no sandbox is possible here."""
+    return run_in(find_sandbox(), answer, tests)
+
+
+@cache
+def find_sandbox() -> Sandbox:
+    """The first way that works on this machine and passes the probe; `ToolError` with what to install where none does."""
+    reasons = []
+    for sandbox, tool in ((BUBBLEWRAP, "bwrap"), (UNSHARE, "unshare")):
+        if not shutil.which(tool):
+            reasons.append(f"{tool} isn't installed")
+            continue
+        try:
+            probe(sandbox)
+        except ToolError as error:
+            reasons.append(str(error))
+        else:
+            return sandbox
+    raise ToolError(f"answers with code can't be run safely here ({'; '.join(reasons)}): {REMEDY}")
+
+
+def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) -> Outcome:
+    """As `run_tests`, in this sandbox. `ToolError` where the sandbox itself fails: that is no fault of the answer."""
+    nonce = secrets.token_hex(16)
+    links, readable = _readable()
+    with tempfile.TemporaryDirectory(prefix="quench-sandbox-") as root, tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
+        job = {
+            "root": root if sandbox.makes_root else None, "work": WORK, "bytes": WORK_BYTES, "limits": LIMITS, "user": _user(), "nonce": nonce,
+            "readable": readable, "links": links, "devices": DEVICES, "answer": answer, "tests": tests,
+        }  # fmt: skip
+        stdin.write(json.dumps(job).encode())
+        stdin.seek(0)
+        command = [*sandbox.command(Path(root)), os.path.realpath(sys.executable), "-P", "-s", "-B", "-X", "utf8", "-c", _guard()]
+        environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(_packages())}
+        with subprocess.Popen(bound(command), stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True) as process:
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                pass  # what it has said so far counts
+            finally:
+                process.kill()  # and with it, by the kernel, everything in its namespaces
+            process.wait()
+            assert process.stdout
+            os.set_blocking(process.stdout.fileno(), False)
+            said = (process.stdout.read(4096) or b"").decode(errors="replace").splitlines()
+        if f"{nonce} ready" not in said:
+            stderr.seek(0)
+            raise ToolError(f"{sandbox.name} gave no sandbox: {_last_line(stderr.read(1 << 16)) or f'exit status {process.returncode}'}")
+    outcomes: tuple[Outcome, ...] = ("passed", "unreadable")
+    return next((outcome for outcome in outcomes if f"{nonce} {outcome}" in said), "failed")
+
+
+def probe(sandbox: Sandbox) -> None:
+    """Prove that an answer reaches no file, no port, no process and no variable of ours. Raises `ToolError` where it does."""
+    with tempfile.NamedTemporaryFile(prefix="quench-outside-") as outside, socket.create_server(("127.0.0.1", 0)) as listening:
+        facts = {"path": outside.name, "port": listening.getsockname()[1], "packages": _packages(), "work": WORK}
+        outcome = run_in(sandbox, f"facts = {facts!r}", PROBE)
+    if outcome != "passed":
+        raise ToolError(f"{sandbox.name} runs, but what is outside is within reach of it")
+
+
+PROBE = """
+import os, socket
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError:
+        return True
+    return False
+assert not os.path.exists(facts["path"])
+assert refused(socket.create_connection, ("127.0.0.1", facts["port"]), 2)
+assert refused(open, "/written", "w") and refused(open, facts["packages"][0] + "/written", "w") and refused(os.chmod, facts["packages"][0], 0o777)
+assert refused(os.setuid, 0) or os.getuid() == 0 and refused(os.chroot, facts["work"])
+assert os.getpid() < 10 and not os.path.exists("/proc") and not os.path.exists("/run")
+assert refused(os.memfd_create, "held")
+with open("inside", "w") as file:
+    file.write("x")
+"""
+
+
+def _bubblewrap(root: Path) -> list[str]:
+    links, readable = _readable()
+    parents = sorted({str(parent) for path in (*readable, *DEVICES) for parent in Path(path).parents} - {"/"})  # made for root alone otherwise
+    folders = [word for path in parents for word in ("--perms", "0755", "--dir", path)]
+    binds = [word for path in readable for word in ("--ro-bind", path, path)] + [word for path in DEVICES for word in ("--dev-bind", path, path)]
+    symlinks = [word for link, to in links.items() for word in ("--symlink", to, link)]
+    # root can be another user inside (see `_user`), anyone else can't: his user namespace is made the last one instead
+    rights = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if os.geteuid() == 0 else ["--unshare-user", "--disable-userns"]
+    return [
+        "bwrap", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-pid", "--die-with-parent", "--new-session",
+        "--cap-drop", "ALL", *rights, *folders, *binds, *symlinks,
+        "--perms", "1777", "--size", str(WORK_BYTES), "--tmpfs", WORK, "--remount-ro", "/", "--chdir", WORK, "--",
+    ]  # fmt: skip
+
+
+def _unshare(root: Path) -> list[str]:
+    rights = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    return ["setpriv", "--pdeathsig", "KILL", "unshare", *NAMESPACES, *rights]
+
+
+BUBBLEWRAP = Sandbox("bubblewrap", _bubblewrap, makes_root=False)
+UNSHARE = Sandbox("unshare", _unshare, makes_root=True)
+
+
+def _user() -> int | None:
+    """A user that nobody is, where we are root: the number of processes is limited by user, and never for root."""
+    return 50_000 + secrets.randbelow(15_000) if os.geteuid() == 0 else None
+
+
+def _readable() -> tuple[dict[str, str], list[str]]:
+    """({link: where it leads}, paths) that Python and its packages need, outer folders first; links lead into these paths."""
+    links = {path: str(Path(path).readlink()) for path in SYSTEM if Path(path).is_symlink()}
+    base = Path(sys.base_prefix).resolve()
+    python = [str(base / part) for part in ("bin", "lib", "lib64")]
+    wanted = dict.fromkeys([*(path for path in SYSTEM if path not in links), *python, os.path.realpath(sys.executable), *_packages()])
+    return links, [path for path in wanted if Path(path).exists() and not any(Path(path).is_relative_to(other) for other in _others(path, wanted))]
+
+
+def _others(path: str, paths: dict[str, None]) -> Iterator[str]:
+    return (other for other in paths if other != path)
+
+
+def _packages() -> list[str]:
+    """The folders of installed packages; without the .pth files, which could lead to the project's own folder."""
+    return list(dict.fromkeys(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")))
+
+
+@cache
+def _guard() -> str:
+    return Path(__file__).with_name("guard.py").read_text(encoding="utf-8")
+
+
+def _last_line(text: bytes) -> str:
+    return next(reversed(text.decode(errors="replace").strip().splitlines()), "")[:300]

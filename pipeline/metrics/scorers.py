@@ -1,0 +1,34 @@
+"""The scorers by their spelling in `evaluate.scorers` of params.yaml; docs/evaluation.md has the table."""
+
+from pathlib import Path
+
+from pipeline.config.scorers import check_scorers
+from pipeline.config.sections import Judge
+from pipeline.core.errors import ConfigError
+from pipeline.metrics import code, judging, own, rouge, text
+from pipeline.metrics.score import Scorer
+
+PLAIN = {**text.PLAIN, "rouge_l": rouge.rouge_l, "code": code.passes}
+SLOTS = {"code": 2, "judge": 4}
+
+
+def parse(spelling: str, judge: Judge | None = None, root: Path = Path()) -> Scorer:
+    """The scorer that `spelling` names; `judge` is evaluate.judge, user's own functions lie in `root`/data/evaluation.
+
+    Raises `ConfigError` for what is no scorer, a pattern that can't be read, a function that isn't there, a judge that isn't set.
+    """
+    try:
+        check_scorers([spelling], judge is not None)
+    except ValueError as error:
+        raise ConfigError(f"evaluate.scorers: {error}") from error
+    kind, _, argument = spelling.partition(":")
+    match kind:
+        case "number":
+            return Scorer(spelling, text.number_after(argument))
+        case "regex":
+            return Scorer(spelling, text.first_group(argument))
+        case "python":
+            return Scorer(spelling, own.function(argument, root / "data/evaluation"))
+        case "judge" if judge:
+            return Scorer(spelling, judging.judged_by(judge, root), SLOTS["judge"])
+    return Scorer(spelling, PLAIN[kind], SLOTS.get(kind, 1))

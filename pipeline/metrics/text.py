@@ -1,0 +1,118 @@
+"""Scorers that look at the text alone: equal, JSON fields, the number after a marker, what a pattern finds."""
+
+import json
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from pipeline.metrics.score import UNREADABLE, Measure, Score
+
+PATTERN_SECONDS = 1.0  # a pattern that backtracks for ever is stopped
+# Possessive (`*+`) wherever two parts could share a long run of characters: nothing in an answer makes it slow
+NUMBER = re.compile(
+    r"(?:[\s:=*_`\"'(\[{$€£¥₹~≈]|\\boxed|\\(?=[(\[$]))*+"  # what may stand before: marks of Markdown and LaTeX, a currency
+    r"(?P<sign>[-+−–]?)\s*+(?:[$€£¥₹]|US\$|USD|EUR|GBP)?\s*+(?P<sign2>[-+−]?)"
+    r"(?P<digits>\d{1,3}(?:(?P<gap>[ ,'’_\u00a0\u2009\u202f])\d{3})(?:(?P=gap)\d{3})*+(?!\d)|\d++|(?=\.\d))(?P<decimals>\.\d++)?"
+    r"(?:(?:[eE]| ?(?:[×xX*·]|\\times|\\cdot) ?10\^\{?)(?P<power>[-+−]?\d{1,3}))?"
+    # what would make it another number, or none: 1.2.3, 5/2, 12:30, 2 1/2, 1e1000, 5-3, 5 - 3, 0x10
+    r"(?![/,.:'’_]*+\d| \d|[eE][-+]?\d|(?P<space> ?)(?:[-+−–*×·÷^xX/]++|\\times|\\cdot)(?P=space)\d)"
+)
+
+
+def exact_match(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
+    """1 where the answer is the reference, white space around both aside."""
+    return Score(float(answer.strip() == reference.strip()), bool(answer.strip()))
+
+
+def json_fields(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
+    """Share of the reference object's fields that the answer's object has with an equal value, 1 and 1.0 being one number and `true` none."""
+    wanted, given = _object(reference), _object(answer)
+    if wanted is None:
+        raise ValueError("the reference is no JSON object")
+    if given is None:
+        return UNREADABLE
+    try:
+        right = sum(key in given and _same(value, given[key]) for key, value in wanted.items())
+    except RecursionError:
+        return UNREADABLE
+    return Score(right / len(wanted) if wanted else float(given == wanted), True)
+
+
+PLAIN: dict[str, Measure] = {  # scorers without settings, by their spelling in params.yaml
+    "exact_match": exact_match,
+    "json_fields": json_fields,
+}
+
+
+def number_after(marker: str) -> Measure:
+    r"""1 where the number after the last `marker` of the answer equals the reference's: 1,000.0 and $1000. are equal, as are 7 and +7.
+
+    12 000 is 12,000, 2×10^3 is 2,000, \boxed{5} is 5. A calculation (5/2, 5 - 3), a time, a hexadecimal number and 1e1000 are no numbers.
+    Words after a number are its unit and not read: 10 million is 10.
+    """
+
+    def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
+        wanted, given = _number(reference, marker), _number(answer, marker)
+        if wanted is None:
+            raise ValueError(f"the reference has no number after {marker!r}")
+        return UNREADABLE if given is None else Score(float(given == wanted), True)
+
+    return measure
+
+
+def first_group(pattern: str) -> Measure:
+    """1 where what `pattern` finds first is equal in both: its first group, all of the match where it has none.
+
+    Not measured where the search in the answer takes longer than `PATTERN_SECONDS`.
+    """
+    import regex  # type: ignore[import-untyped]
+
+    compiled = regex.compile(pattern)
+
+    def found(text: str) -> str | None:
+        match = compiled.search(text, timeout=PATTERN_SECONDS)
+        group: str | None = match and match[1 if compiled.groups else 0]
+        return group
+
+    def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
+        try:
+            wanted = found(reference)
+        except TimeoutError:
+            raise ValueError(f"the pattern looks at the reference for more than {PATTERN_SECONDS:.0f} s: make it simpler") from None
+        if wanted is None:
+            raise ValueError("the pattern finds nothing in the reference")
+        try:
+            given = found(answer)
+        except TimeoutError:
+            return Score(None, False)
+        return UNREADABLE if given is None else Score(float(given == wanted), True)
+
+    return measure
+
+
+def _number(text: str, marker: str) -> Decimal | None:
+    _, there, after = text.rpartition(marker)
+    match = NUMBER.match(after) if there else None
+    if match is None or (match["sign"] and match["sign2"]) or not (match["digits"] or match["decimals"]):
+        return None
+    digits = re.sub(r"\D", "", match["digits"])
+    minus = (match["sign"] or match["sign2"]) in ("-", "−", "–")
+    return Decimal(f"{'-' if minus else ''}{digits}{match['decimals'] or ''}e{(match['power'] or '0').replace('−', '-')}")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """JSON's equality, where Python's has `true` equal 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,47 @@
+"""Mixtures of experts: told by a model's configuration, and refused, for adapters are trained on dense models only.
+
+transformers keeps a layer's routed experts in one parameter, which no LoRA on linears reaches and bitsandbytes leaves in 16 bit.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.core.errors import DataError
+
+# how many experts there are, in the words of config.json (Qwen, Mixtral, DeepSeek, DBRX …); that of a GGUF is put under the first
+COUNT = re.compile(r"(?:moe_)?(?:num|n)_(?:local_|routed_)?experts")
+
+
+def refuse_experts(config: Mapping[str, Any], where: str) -> None:
+    """Raise `DataError` if a model of this config.json (or with these fields of a GGUF's header) is a mixture of experts."""
+    if found := sign_of_experts(config):
+        raise DataError(
+            f"{where} is a mixture of experts ({found}), whose experts no adapter can be trained for yet: take a dense model, "
+            "a Qwen2.5, Qwen3, Llama or Mistral whose name says no number of active weights (A3B) or experts (8x7B)"
+        )
+
+
+def refuse_experts_of(fields: Mapping[str, Any], where: str) -> None:
+    """The same for the fields of a GGUF's header."""
+    architecture = fields.get("general.architecture")
+    refuse_experts({"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where)
+
+
+def sign_of_experts(config: Mapping[str, Any]) -> str | None:
+    """What tells that a model is a mixture: a key and its value; None for a dense one."""
+    counts = {key: value for key, value in config.items() if COUNT.fullmatch(key)}
+    if many := next((key for key, value in counts.items() if _largest(value) > 1), None):
+        return f"{many} {counts[many]}"
+    if not any(value is not None for value in counts.values()):
+        named = next((key for key, value in config.items() if key.startswith("moe_") and value), None)
+        if named or "moe" in str(config.get("model_type")).lower():
+            return f"{named} {config[named]}" if named else f"model_type {config['model_type']}"
+    parts = (value for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))  # of a model that sees too, DBRX
+    return next((found for part in parts if (found := sign_of_experts(part))), None)
+
+
+def _largest(value: Any) -> int:
+    """A number of experts, or the largest of a list by layer."""
+    numbers = value if isinstance(value, list) else [value]
+    return max((number for number in numbers if isinstance(number, int)), default=0)

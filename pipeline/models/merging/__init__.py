@@ -1,0 +1,1 @@
+"""The arithmetic of a merge, tensor by tensor."""

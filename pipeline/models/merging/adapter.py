@@ -1,0 +1,117 @@
+"""An adapter's folder in PEFT's format: what its settings ask for, refused where a merge would not be what was trained, and its tensors by module."""
+
+import re
+from dataclasses import dataclass, field
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.core.publish import read_json
+from pipeline.gguf.safetensors_rows import Entry, read_header
+
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+PART = re.compile(
+    r"(?P<path>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?"
+)
+PAIRS = ({"lora_A.weight", "lora_B.weight"}, {"lora_embedding_A", "lora_embedding_B"})
+# settings that a merge follows, and those that say nothing about the finished weights
+FOLLOWED = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "bias", "fan_in_fan_out",
+            "modules_to_save", "target_parameters", "target_modules", "init_lora_weights", "peft_type"}  # fmt: skip
+SILENT = {"auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",
+          "loftq_config", "lora_dropout", "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config",
+          "task_type"}  # fmt: skip
+# starts that leave the base's weights as they are; the others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take something off them
+PLAIN_STARTS = {True, False, "gaussian", "eva", "orthogonal"}
+
+
+@dataclass
+class Module:
+    """The adapter's tensors of one module; `depth` counts the wrappers that PEFT put around it where several parameters are adapted."""
+
+    path: str
+    depth: int
+    parts: dict[str, Entry] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """Its name in the file."""
+        return PREFIX + self.path + ".base_layer" * self.depth
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Settings, modules with low-rank parts, and tensors that were trained whole (by the names of the base's)."""
+
+    folder: Path
+    config: dict[str, Any]
+    modules: list[Module]
+    whole: dict[str, Entry]
+
+    def rank(self, key: str) -> int:
+        """The rank for a module or parameter by its full name: PEFT's patterns, else `r`."""
+        return int(_by_pattern(self.config.get("rank_pattern"), key, self.config["r"]))
+
+    def scale(self, key: str) -> float:
+        """α ÷ r, with rank-stabilised LoRA α ÷ √r (arXiv:2312.03732)."""
+        rank = self.rank(key)
+        alpha = float(_by_pattern(self.config.get("alpha_pattern"), key, self.config["lora_alpha"]))
+        return alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)
+
+
+def _by_pattern(patterns: dict[str, Any] | None, key: str, default: Any) -> Any:
+    return next((value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", key)), default)
+
+
+def weights_of(folder: Path) -> Path:
+    """The file of the adapter's weights. Raises `DataError` where there is none."""
+    if not (folder / WEIGHTS).exists():
+        raise DataError(f"{folder} holds no {WEIGHTS}: save the adapter as safetensors")
+    return folder / WEIGHTS
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The adapter in `folder`. Raises `DataError` with everything that a merge can't follow, or where its files are not whole."""
+    config = read_json(folder / "adapter_config.json", "run `snakemake --force train`, or copy the adapter's folder whole")
+    modules: dict[str, Module] = {}
+    whole: dict[str, Entry] = {}
+    strange = []
+    for entry in read_header(weights_of(folder)):
+        found = PART.fullmatch(entry.name)
+        if not entry.name.startswith(PREFIX) or (".lora_" in entry.name and not found):
+            strange.append(entry.name)
+        elif found:
+            path = found["path"].removeprefix(PREFIX)
+            module = modules.setdefault(path, Module(path.replace(".base_layer", ""), path.count(".base_layer")))
+            module.parts[found["part"]] = entry
+        else:
+            whole[entry.name.removeprefix(PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")] = entry
+    reasons = [*_unsupported(config), *(f"{name} is no tensor that a merge knows" for name in strange[:3])]
+    if len(strange) > 3:
+        reasons[-1] += f" (nor are {len(strange) - 3} others)"
+    reasons += [reason for module in modules.values() for reason in _incomplete(module, config)][:3]
+    saved = config.get("modules_to_save") or []
+    reasons += [f"modules_to_save names {name} and there is no tensor of it" for name in saved if not any(f".{name}." in f".{key}" for key in whole)]
+    if not modules and not whole:
+        reasons.append("it holds no tensor")
+    if reasons:
+        raise DataError(f"{folder} can't be merged ({'; '.join(reasons)}): train it without that, or merge it with the tool that made it")
+    return Adapter(folder, config, list(modules.values()), whole)
+
+
+def _unsupported(config: dict[str, Any]) -> list[str]:
+    """Settings under which the trained model is not base + scale·B·A with what is followed here; each with its value."""
+    odd = [f"peft_type is {config.get('peft_type')!r}"] if config.get("peft_type") != "LORA" else []
+    if config.get("init_lora_weights", True) not in PLAIN_STARTS:
+        odd.append(f"init_lora_weights is {config['init_lora_weights']!r}, which changed the base's weights")
+    return odd + [f"{key} is {value!r}" for key, value in sorted(config.items()) if value and key not in FOLLOWED | SILENT]
+
+
+def _incomplete(module: Module, config: dict[str, Any]) -> list[str]:
+    parts = set(module.parts)
+    if parts - {"lora_magnitude_vector", "lora_B.bias"} not in PAIRS:
+        return [f"{module.where} has {', '.join(sorted(parts))}, which is no pair of A and B"]
+    if bool(config.get("use_dora")) != ("lora_magnitude_vector" in parts):
+        return [f"{module.where} has {'no' if config.get('use_dora') else 'a'} magnitude and use_dora is {bool(config.get('use_dora'))}"]
+    return []

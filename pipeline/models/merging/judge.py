@@ -1,0 +1,138 @@
+"""How far a written tensor is from what it should hold, computed apart from the merge's own loop, also under assumptions of what went wrong."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.gguf.safetensors_rows import DTYPES, NAMES, Entry, read_rows
+from pipeline.models.merging.nf4 import Nf4, codes, tensor_scales, values_of
+from pipeline.models.merging.plan import Job
+from pipeline.models.merging.rounding import round_once
+from pipeline.models.merging.updates import Update
+
+ROWS = 64  # rows a block: whole blocks of NF4, whatever the columns
+FRACTION = {"F16": (10, -14), "BF16": (7, -126), "F32": (23, -126)}  # bits of the fraction, exponent of the smallest normal number
+EXPONENT = 0x7FF << 52  # of a float64
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """How a tensor may have come about: `times` the update was merged, into NF4 or not, rounded to another type on the way (torch's name).
+
+    The last one's error is in units of that type.
+    """
+
+    said: str
+    nf4: Nf4 | None
+    times: int = 1
+    through: str | None = None
+
+
+def tensor_error(job: Job, found: Entry, nf4: Nf4 | None, assumed: Assumption | None = None) -> float:
+    """Largest distance of `found` from what `job` makes, in units in the last place that the exact value has in `found`'s type.
+
+    0 where both hold the same bits, infinite where a number is not finite. `nf4` is what the job's source went through, if anything.
+    """
+    import torch
+
+    if job.update is None and nf4 is None and not assumed and found.dtype == job.source.dtype:
+        return _copy_error(job.source, found)
+    scales = None
+    if nf4:
+        scales = tensor_scales((read_rows(job.source, *span).view(-1) for span in _spans(job.source)), nf4)
+    lengths = _lengths(job, nf4, scales)
+    worst = 0.0
+    for first, last in _spans(job.source):
+        start, change = _start(job.source, nf4, scales, first, last), _change(job.update, first, last)
+        exact = start
+        for _ in range(assumed.times if assumed else 1):
+            exact = (exact if exact is start else round_once(exact, _type(found)).double()) + change
+            if lengths is not None and job.update:
+                exact = exact * (job.update.magnitude[None] if job.update.by_column else job.update.magnitude[first:last, None])
+                exact = exact / (lengths[None] if job.update.by_column else lengths[first:last, None])
+        values = read_rows(found, first, last)
+        if assumed and assumed.through and not torch.equal(values, values.to(getattr(torch, assumed.through)).to(values.dtype)):
+            return float("inf")
+        kind = NAMES[assumed.through] if assumed and assumed.through else found.dtype
+        distance = (values.double() - exact).abs() / unit(exact, kind)
+        worst = max(worst, float(distance.nan_to_num(nan=float("inf")).max()))
+    return worst
+
+
+def unit(exact: Any, dtype: str) -> Any:
+    """One unit in the last place of each float64 number in a type of safetensors' name."""
+    import torch
+
+    bits, smallest = FRACTION[dtype]
+    power = (exact.view(torch.int64) & EXPONENT).view(torch.float64)  # 2 to the number's exponent, 0 for 0
+    return power.clamp(min=2.0**smallest) * 2.0**-bits
+
+
+def _copy_error(source: Entry, found: Entry) -> float:
+    import torch
+
+    worst = 0.0
+    for span in _spans(source):
+        one, other = read_rows(source, *span), read_rows(found, *span)
+        if not torch.equal(one.view(torch.uint8), other.view(torch.uint8)):
+            change = (other.double() - one.double()).abs()
+            worst = max(
+                worst,
+                float((change / unit(one.double(), found.dtype)).nan_to_num(nan=float("inf")).max()) if one.is_floating_point() else float("inf"),
+            )
+        elif one.is_floating_point() and not bool(torch.isfinite(one).all()):
+            return float("inf")
+    return worst
+
+
+def _spans(entry: Entry) -> Iterator[tuple[int, int]]:
+    step = max(ROWS, (1 << 18) // entry.columns // ROWS * ROWS)
+    return ((first, min(first + step, entry.rows)) for first in range(0, entry.rows, step))
+
+
+def _start(source: Entry, nf4: Nf4 | None, scales: Any, first: int, last: int) -> Any:
+    values = read_rows(source, first, last)
+    if nf4:
+        maxima, used = scales
+        begin, end = first * source.columns // nf4.block, -(-last * source.columns // nf4.block)
+        found = codes(values.to(nf4.dtype).view(-1), maxima[begin:end], nf4.block)
+        values = values_of(found, used.used[begin:end], nf4.block, nf4.dtype).view(values.shape)
+    return values.double()
+
+
+def _change(update: Update | None, first: int, last: int) -> Any:
+    """Rows of scale · left · right: here every row's expert is looked up, so that none can slip by one."""
+    import torch
+
+    if update is None:
+        return 0.0
+    experts, high, _ = update.left.shape
+    rows = torch.arange(first, last)
+    left = update.left.reshape(experts * high, -1)[first:last].double()
+    if experts == 1:
+        return torch.matmul(left, update.right[0].double()).mul_(update.scale)
+    change = torch.zeros(last - first, update.right.shape[2], dtype=torch.float64)
+    for expert in (rows // high).unique().tolist():
+        mine = rows // high == expert
+        change[mine] = torch.matmul(left[mine], update.right[expert].double()) * update.scale
+    return change
+
+
+def _lengths(job: Job, nf4: Nf4 | None, scales: Any) -> Any:
+    """Lengths of the sum's rows or columns, float64, where the update has magnitudes."""
+    import torch
+
+    if job.update is None or job.update.magnitude is None:
+        return None
+    axis = 0 if job.update.by_column else 1
+    parts = [
+        torch.square(_start(job.source, nf4, scales, first, last) + _change(job.update, first, last)).sum(dim=axis)
+        for first, last in _spans(job.source)
+    ]
+    return (torch.stack(parts).sum(dim=0) if axis == 0 else torch.cat(parts)).sqrt()
+
+
+def _type(entry: Entry) -> Any:
+    import torch
+
+    return getattr(torch, DTYPES[entry.dtype][1])

@@ -1,0 +1,172 @@
+"""Which tensors the merged model has, and where each comes from: every adapter tensor is used exactly once, or it is an error."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.safetensors_rows import Entry, read_rows
+from pipeline.models.merging.adapter import Adapter, Module
+from pipeline.models.merging.structure import Structure
+from pipeline.models.merging.updates import Update, bias, lookup, low_rank
+
+# transformers keeps a layer's experts in one parameter of three dimensions, checkpoints keep each expert's linears
+EXPERT_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One tensor of the merged model: numbers of `source`, through NF4 where `quantised`, plus `update`; `file` is its shard's name."""
+
+    name: str
+    source: Entry
+    file: str
+    update: Update | None = None
+    quantised: bool = False
+
+
+@dataclass
+class Plan:
+    """The merged model's tensors and what its config must say otherwise than the base's."""
+
+    jobs: list[Job]
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: bool) -> Plan:
+    """Every tensor of the merge of `adapter` into `base`, in the base's order. Raises `DataError` where the two don't fit, naming shapes."""
+    updates = _updates(base, adapter, model)
+    changed = {name: Job(name, entry, base[name].file.name if name in base else "") for name, entry in adapter.whole.items()}
+    for name, update in updates.items():
+        source = changed[name].source if name in changed else base.get(name)
+        if source is None and name == model.head and model.tied:
+            source = base[model.embedding]
+        if source is not None:
+            changed[name] = Job(
+                name, source, base[name].file.name if name in base else "", update, nf4 and name in model.quantised and name not in changed
+            )
+    config = _settle_tied(base, changed, model)
+    _check(base, changed, updates, model, adapter)
+    jobs = [changed.pop(name, Job(name, entry, entry.file.name, None, nf4 and name in model.quantised)) for name, entry in base.items()]
+    jobs += [replace(job, file=jobs[-1].file) for job in changed.values()]
+    return Plan(jobs, config | _resized(jobs, base, model))
+
+
+def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict[str, Update]:
+    """{tensor: update} by the checkpoint's names; a module that the base lacks stands under the name it would have."""
+    targets = tuple(f".{name}" for name in adapter.config.get("target_parameters") or ())
+    parameters: dict[str, list[str]] = {}  # by the module that holds them, in the order in which it declares them
+    for name in model.shapes if targets else ():
+        if f".{name}".endswith(targets):
+            parameters.setdefault(name.rpartition(".")[0], []).append(name)
+    found: dict[str, Update] = {}
+    wrapped: dict[str, list[Module]] = {}
+    for module in adapter.modules:
+        if module.path in parameters:
+            wrapped.setdefault(module.path, []).append(module)
+        else:
+            found |= _linear(module, adapter, model)
+    for path, group in wrapped.items():
+        if len(group) != len(parameters[path]):
+            raise DataError(f"{path} has {len(group)} adapters in {adapter.folder} for its {len(parameters[path])} target parameters: train it again")
+        # PEFT wraps a module once a parameter, the parameter that is declared first innermost
+        for name, module in zip(parameters[path], sorted(group, key=lambda one: -one.depth), strict=True):
+            found |= _parameter(name, module, base, adapter, model)
+    return found
+
+
+def _linear(module: Module, adapter: Adapter, model: Structure) -> dict[str, Update]:
+    weight, scale = f"{module.path}.weight", adapter.scale(module.path)
+    is_lookup = "lora_embedding_A" in module.parts
+    update = lookup(module, scale) if is_lookup else low_rank(module, scale, transposed=weight in model.transposed)
+    _check_rank(module, update, adapter.rank(module.path))
+    return {weight: update} | ({f"{module.path}.bias": bias(module, scale)} if "lora_B.bias" in module.parts else {})
+
+
+def _check_rank(module: Module, update: Update, rank: int) -> None:
+    found = (update.left.shape[2], update.right.shape[1])
+    if found != (rank, rank):
+        ranks = " and ".join(map(str, sorted(set(found))))
+        raise DataError(f"{module.where} has rank {ranks} and the adapter's settings say {rank}: weights and settings are of two adapters")
+
+
+def _parameter(name: str, module: Module, base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict[str, Update]:
+    """The update of a parameter, taken apart into the experts' linears where the checkpoint has these."""
+    shape = model.shapes[name]
+    experts = shape[0] if len(shape) == 3 else 1
+    if module.parts["lora_A.weight"].shape[0] % experts or module.parts["lora_B.weight"].shape[1] % experts:
+        raise DataError(f"{module.where} does not divide into the {experts} experts of {name}: the adapter belongs to another base, train it again")
+    update = low_rank(module, adapter.scale(name), transposed=name in model.transposed, experts=experts)
+    _check_rank(module, update, adapter.rank(name))
+    path, _, last = name.rpartition(".")
+    parts = EXPERT_PARTS.get(last, ())
+    if name in base or not parts or f"{path}.0.{parts[0]}.weight" not in base:
+        return {name: update}
+    high = update.left.shape[1] // len(parts)
+    return {
+        f"{path}.{expert}.{part}.weight": update.expert(expert, place * high, (place + 1) * high)
+        for expert in range(experts)
+        for place, part in enumerate(parts)
+    }
+
+
+def _settle_tied(base: dict[str, Entry], changed: dict[str, Job], model: Structure) -> dict[str, Any]:
+    """Where one table is embeddings and head and the adapter treats them differently, give each its own.
+
+    Mends `changed`; returns what the config must say. PEFT trains only the side it was told to: the other keeps the base's
+    numbers. A table of another length can only be both.
+    """
+    embedding, head = changed.get(model.embedding), changed.get(model.head)
+    if not model.tied or (embedding is None and head is None):
+        return {}
+    resized = embedding is not None and embedding.source.shape != base[model.embedding].shape
+    same = embedding is not None and head is not None and not embedding.update and not head.update and _equal(embedding.source, head.source)
+    if same or (resized and head is None):
+        changed.pop(model.head, None)
+        if model.head in base and embedding is not None:
+            changed[model.head] = replace(embedding, name=model.head)
+        return {}
+    if head is None:
+        changed[model.head] = Job(model.head, base[model.embedding], "")
+    return {"tie_word_embeddings": False}
+
+
+def _equal(one: Entry, other: Entry) -> bool:
+    import torch
+
+    step = max(1, (1 << 22) // one.columns)
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and all(
+        torch.equal(read_rows(one, first, min(first + step, one.rows)), read_rows(other, first, min(first + step, one.rows)))
+        for first in range(0, one.rows, step)
+    )
+
+
+def _check(base: dict[str, Entry], changed: dict[str, Job], updates: dict[str, Update], model: Structure, adapter: Adapter) -> None:
+    """Raise `DataError` where a target is missing or has another shape."""
+    known = base.keys() | ({model.head} if model.tied else set())
+    missing = sorted((updates.keys() | adapter.whole.keys()) - known)
+    if missing:
+        shapes = ", ".join(f"{name} {_shape(updates, adapter, name)}" for name in missing[:3])
+        raise DataError(f"{len(missing)} adapter targets are not in the base ({shapes}): the adapter belongs to another base, train it again")
+    odd = []
+    for name, job in changed.items():
+        own = base[name if name in base else model.embedding]
+        resizable = name in (model.embedding, model.head) and job.source.shape[1:] == own.shape[1:]
+        if job.source.shape != own.shape and not resizable:
+            odd.append(f"{name} is {job.source.shape} in the adapter and {own.shape} in the base")
+        elif job.update and job.update.shape != (job.source.rows, job.source.columns):
+            odd.append(f"{name} is {job.update.shape} in the adapter and {job.source.shape} in the base")
+    if odd:
+        raise DataError(f"{len(odd)} adapter targets do not fit ({'; '.join(odd[:3])}): the adapter belongs to another base, train it again")
+
+
+def _shape(updates: dict[str, Update], adapter: Adapter, name: str) -> tuple[int, ...]:
+    return updates[name].shape if name in updates else adapter.whole[name].shape
+
+
+def _resized(jobs: list[Job], base: dict[str, Entry], model: Structure) -> dict[str, Any]:
+    rows = {job.name: job.source.shape[0] for job in jobs if job.name in (model.embedding, model.head)}
+    if len(set(rows.values())) > 1:
+        said = " and ".join(f"{name} {count}" for name, count in rows.items())
+        raise DataError(f"the merged model would have {said} rows: save both in the adapter (modules_to_save), or neither")
+    count = rows[model.embedding]
+    return {"vocab_size": count} if count != base[model.embedding].shape[0] else {}

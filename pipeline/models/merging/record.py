@@ -1,0 +1,70 @@
+"""What a merge must know from elsewhere and leaves behind: how training quantised, which weights it saw, settings and tokenizer."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import json_hash
+from pipeline.core.publish import read_json, write_json
+from pipeline.models.merging.nf4 import Nf4
+
+RECORD = "merge.json"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "tokenizer.model",
+)  # fmt: skip
+
+
+def read_run(adapter: Path) -> dict[str, Any]:
+    """Training's own record of the adapter; empty where another tool trained it."""
+    file = adapter / "run.json"
+    record: dict[str, Any] = read_json(file, "run `snakemake --force train`") if file.exists() else {}
+    return record
+
+
+def trained_nf4(run: dict[str, Any]) -> Nf4 | None:
+    """How training quantised the base, None where it did not or where nobody knows."""
+    settings = run.get("settings", {})
+    if settings.get("quantization") != "nf4":
+        return None
+    return Nf4(settings["bnb_4bit_compute_dtype"], settings["bnb_4bit_use_double_quant"])
+
+
+def need_nf4(adapter: Path, nf4: Nf4 | None) -> Nf4:
+    """`nf4`, or a `DataError` that says why there is none."""
+    if nf4:
+        return nf4
+    reason = "was trained on 16-bit weights" if read_run(adapter) else "has no run.json that says how its base was quantised"
+    raise DataError(f"{adapter} {reason}, so it can't be merged into NF4: set merge.base to w16")
+
+
+def check_same_base(base: Path, run: dict[str, Any]) -> str | None:
+    """One hash of the base's weights (`weights_sha256` of training's record), from the record beside the base.
+
+    None where there is no such record: a hash would have to read every shard. Raises `DataError` where training saw others.
+    """
+    file = base.with_name(f"{base.name}.json")
+    if not file.exists():
+        return None
+    files = read_json(file, "run `snakemake --force base`").get("files", {})
+    shards = {name: digest for name, digest in sorted(files.items()) if name.endswith(".safetensors")}
+    found = json_hash(shards)
+    trained = run.get("base", {}).get("weights_sha256", found)
+    if trained != found:
+        raise DataError(
+            f"the adapter was trained on other weights ({trained[:12]}) than those in {base} ({found[:12]}): fetch that base again, or train again"
+        )
+    return found
+
+
+def copy_settings(base: Path, adapter: Path, merged: Path, dtype: str, changes: dict[str, Any]) -> None:
+    """Config (with `changes`) and generation config from the base, tokenizer and template from the adapter: what was trained is what ships."""
+    config = read_json(base / "config.json", "run `snakemake --force base`")
+    config.pop("torch_dtype", None)
+    write_json(merged / "config.json", config | changes | {"dtype": dtype})
+    if (base / "generation_config.json").exists():
+        shutil.copyfile(base / "generation_config.json", merged / "generation_config.json")
+    for name in TOKENIZER_FILES:
+        if (adapter / name).exists():
+            shutil.copyfile(adapter / name, merged / name)

@@ -1,0 +1,160 @@
+"""The model that QLoRA trains: a frozen base in NF4 or a GGUF's blocks with a float32 LoRA adapter, and the proofs that it is that."""
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, ToolError
+
+
+def load_quantised(folder: Path, train: Training, device: str | None = None) -> Any:
+    """The base model as `train.quantization` says, frozen, on the GPU if there is one: linears in NF4, in a GGUF's own blocks, or in 16 bit.
+
+    Unlike PEFT's `prepare_model_for_kbit_training` nothing is cast to float32: see `float32_cast_bytes`. Raises
+    `ToolError` where a linear is not NF4, `DataError` where a GGUF can't be trained on, `ConfigError` where `embeddings_on_cpu` can't be.
+    """
+    import torch
+
+    dtype = getattr(torch, train.bnb_4bit_compute_dtype)
+    device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    if train.quantization == "gguf":
+        from pipeline.models.quantized_model import load_packed
+
+        return load_packed(folder, compute_dtype=dtype, device=device, dense=not train.packed)
+    return load_safetensors(folder, train, dtype, device)
+
+
+def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> Any:
+    """The model of a Hugging Face folder with its linears in NF4, or in `dtype` where `train.quantization` is none."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    nf4 = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=train.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, quantization_config=nf4 if train.quantization == "nf4" else None, device_map={"": device},
+        local_files_only=True, trust_remote_code=False, use_safetensors=True,
+    )  # fmt: skip
+    model.config.use_cache = False  # with a cache, packed rows leak into each other (field-measured: logits differ by 25)
+    model.requires_grad_(False)
+    if train.quantization == "nf4":
+        check_quantised(model, train)
+        forbid_repacking(model)
+    if train.embeddings_on_cpu:
+        keep_embeddings_on_cpu(model)
+    return model
+
+
+def check_quantised(model: Any, train: Training) -> None:
+    """Prove, before an adapter is put on, that every linear it will be put on is quantised and NF4; `ToolError` names the first that isn't."""
+    for name, module in model.named_modules():
+        if ".layers." in name and name.rpartition(".")[2] in train.target_modules:
+            state = getattr(getattr(module, "weight", None), "quant_state", None)
+            found = "not quantised" if state is None else state.quant_type
+            if found != "nf4":
+                raise ToolError(
+                    f"{name} is {found} where NF4 was asked for: run `make setup` for the pinned bitsandbytes, or set base.quantization to none"
+                )
+
+
+def forbid_repacking(model: Any) -> None:
+    """Keep bitsandbytes from rewriting the weights at the first evaluation.
+
+    On a CPU with AVX512-BF16 its `Linear4bit.forward` repacks the weight in place, for good, the first time it runs in
+    evaluation mode; its kernel for that has no backward, so that from then on training loses every gradient
+    through the base, with no more than a warning (0.50.2).
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def float32_cast_bytes(model: Any) -> int:
+    """Bytes that PEFT's `prepare_model_for_kbit_training` would add: it casts every 16-bit parameter to float32.
+
+    These are embeddings, head and norms; 2.18 GB for Qwen2.5-7B. `model` is a base as `load_quantised` gives it.
+    """
+    return sum(p.numel() * 2 for p in model.parameters() if p.element_size() == 2 and p.is_floating_point())
+
+
+def keep_embeddings_on_cpu(model: Any) -> None:
+    """Put the input embeddings into main memory; a forward moves only the rows it looks up to where the rest is.
+
+    The table is no parameter then, so nothing that moves the model takes it along. Without a GPU nothing changes. Raises
+    `ConfigError` where head and embeddings are one table, which the head needs on the GPU anyway.
+    """
+    import torch
+
+    if model.config.tie_word_embeddings:
+        raise ConfigError("train.embeddings_on_cpu is on, but this base's embeddings are also its head, which stays on the GPU: set it to false")
+    embeddings, device = model.get_input_embeddings(), model.get_output_embeddings().weight.device
+
+    class EmbeddingsInMainMemory(torch.nn.Module):
+        """Looks up where the table is."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = embeddings.weight.detach().cpu()  # (V, H)
+
+        def forward(self, ids: Any) -> Any:
+            """Rows (B, S, H) on the model's device for token ids (B, S)."""
+            return torch.nn.functional.embedding(ids.cpu(), self.weight).to(device)
+
+    model.set_input_embeddings(EmbeddingsInMainMemory())
+
+
+def lora_config(train: Training) -> Any:
+    """PEFT's configuration of the adapter, sorted so that its file has the same bytes in every run."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=train.r,
+        lora_alpha=train.lora_alpha,
+        lora_dropout=train.lora_dropout,
+        target_modules=list(train.target_modules),
+        bias="none",
+    )
+
+
+def check_adapter(model: Any, train: Training) -> int:
+    """The number of trainable parameters, proven to be Σ r·(in + out) over every target of every layer (LoRA, arXiv:2106.09685).
+
+    Raises `ConfigError` where a layer lacks a target or a linear outside the layers has an adapter, `AssertionError` where
+    anything but LoRA trains or the count is off.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers = model.get_base_model().model.layers
+    matched = {
+        f"layers.{number}.{name}": module
+        for number, layer in enumerate(layers)
+        for name, module in layer.named_modules()
+        if isinstance(module, LoraLayer)
+    }
+    hit = sorted({name.rpartition(".")[2] for name in matched})
+    if unknown := sorted(set(train.target_modules) - set(hit)):
+        raise ConfigError(
+            f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take names of its linears, as {hit[0]}"
+        )
+    for number in range(len(layers)):
+        for target in train.target_modules:
+            found = [name for name in matched if name.startswith(f"layers.{number}.") and name.endswith(f".{target}")]
+            if len(found) != 1:
+                raise ConfigError(
+                    f"layer {number} has {len(found)} adapters named {target}, and each layer must have 1: take targets that all its layers have"
+                )
+    everywhere = [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+    if len(everywhere) != len(matched):
+        outside = next(name for name in everywhere if ".layers." not in name)
+        raise ConfigError(f"{outside} got an adapter, and only the layers' linears can have one: take it out of train.target_modules")
+    if other := next((name for name, parameter in model.named_parameters() if parameter.requires_grad and ".lora_" not in name), None):
+        raise AssertionError(f"{other} is trainable, and only the adapter should be")
+    expected = sum(train.r * (layer.in_features + layer.out_features) for layer in matched.values())
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if trainable != expected:
+        raise AssertionError(f"{trainable} parameters are trainable, {expected} by the formula")
+    return int(trainable)

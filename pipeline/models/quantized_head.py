@@ -1,0 +1,101 @@
+"""The loss of a packed head: blocks of the vocabulary, each dequantised once, so that neither the head nor the logits are ever whole.
+
+The softmax is summed up as the blocks come, with the largest logit so far taken out, and so are the gradients (as attention does it in
+arXiv:2112.05682; over a vocabulary: Cut Cross-Entropy, arXiv:2411.09009).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from pipeline.gguf.dequantize import dequantise
+from pipeline.models.loss_parts import LossWithGradient, logit_rule, trained_states
+from pipeline.models.quantized_linear import PackedLinear
+
+BLOCK_LOGITS = 5 << 20  # logits alive at once, of all trained positions and a block of the vocabulary; a block takes 12 bytes a logit
+BLOCK_HEAD = 8 << 20  # weights of the head that are dense at once
+LOWEST, TINY = -1e38, 1e-38  # stand for −∞ and 0 where these would make no number
+
+
+def has_packed_head(model: Any) -> bool:
+    """Whether `packed_loss` is the loss for this causal model (below PEFT)."""
+    return isinstance(model.lm_head, PackedLinear)
+
+
+def packed_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
+    """`chunked_loss` for a model whose `lm_head` is a `PackedLinear`: the same number, a float32 scalar, and the same gradients."""
+    states, targets = trained_states(model, inputs)
+    divisor = max(len(targets), 1) if tokens is None else tokens
+    return PackedLoss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+
+
+class PackedLoss(LossWithGradient):
+    """Gradients are made along with the loss, so that no logit is computed and no row dequantised twice."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
+        """The loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
+        with torch.autocast(states.device.type, enabled=False):
+            total, gradient = loss_and_gradient(states, targets, model.lm_head, *logit_rule(model.config), with_gradient)
+        if gradient is not None:
+            PackedLoss.keep(ctx, states, gradient / divisor)
+        return total / divisor
+
+
+def loss_and_gradient(states: Any, targets: Any, head: Any, factor: float, softcap: float | None, with_gradient: bool) -> tuple[Any, Any]:
+    """Summed cross entropy (float32) and its gradient (N, H) by `states` (None without); `head` is a `PackedLinear`.
+
+    The target is kept out of the sums: of a token that the model is sure of, softmax − 1 would be lost in the head's 16 bits.
+    """
+    count = len(targets)
+    x = states.to(head.compute_dtype)
+    highest = torch.full((count,), -torch.inf, device=x.device)  # of the other tokens' logits so far
+    others = torch.zeros(count, device=x.device)  # sum of exp(logit − highest) over them
+    pulled = torch.zeros(x.shape, device=x.device) if with_gradient else None  # sum of exp(logit − highest) · slope · row
+    target_logits, target_slopes = torch.zeros_like(highest), torch.ones_like(highest)
+    for first, last in vocabulary_blocks(head, count):
+        rows = head.rows(first, last)
+        logits, slopes = block_logits(x, rows, None if head.bias is None else head.bias[first:last], factor, softcap)
+        here = ((targets >= first) & (targets < last)).nonzero()[:, 0]
+        columns = targets[here] - first
+        target_logits[here] = logits[here, columns]
+        target_slopes[here] = factor if slopes is None else slopes[here, columns]
+        logits[here, columns] = -torch.inf
+        raised = torch.maximum(highest, logits.amax(1))
+        shrink = torch.where(raised == highest, 1.0, (highest - raised).exp())
+        weights = logits.sub_(raised.clamp(min=LOWEST)[:, None]).exp_()  # all 0 in a block that holds the target alone
+        others = others * shrink + weights.sum(1)
+        if pulled is not None:
+            weights.mul_(factor if slopes is None else slopes)
+            pulled.mul_(shrink[:, None]).add_(weights.to(rows.dtype) @ rows)
+        highest = raised
+    log_others = highest + others.log()
+    total = torch.nn.functional.softplus(log_others - target_logits).sum()  # −log softmax(target) = log(1 + others ÷ target)
+    if pulled is None:
+        return total, None
+    wrong = torch.sigmoid(log_others - target_logits)  # 1 − softmax(target)
+    of_targets = head_rows(head, targets) * (wrong * target_slopes)[:, None]
+    return total, pulled.mul_((wrong / others.clamp(min=TINY))[:, None]).sub_(of_targets)
+
+
+def block_logits(x: Any, rows: Any, bias: Any, factor: float, softcap: float | None) -> tuple[Any, Any]:
+    """Float32 logits (N, c) of states x (N, H) by rows (c, H), and their slopes by the head's output (None: `factor` everywhere)."""
+    logits = torch.nn.functional.linear(x, rows, bias)
+    if factor != 1.0:
+        logits *= factor
+    if softcap is None:
+        return logits.float(), None
+    bent = (logits / softcap).tanh()
+    return (bent * softcap).float(), (1 - bent.float().square()) * factor
+
+
+def vocabulary_blocks(head: Any, count: int) -> Iterator[tuple[int, int]]:
+    """(first, last) row of the head's blocks for `count` trained positions."""
+    step = max(1, min(BLOCK_HEAD // head.in_features, BLOCK_LOGITS // max(count, 1)))
+    return ((first, min(first + step, head.out_features)) for first in range(0, head.out_features, step))
+
+
+def head_rows(head: Any, ids: Any) -> Any:
+    """The head's rows (N, H) for token ids (N,), as float32."""
+    return dequantise(head.weight.index_select(0, ids), head.kind, head.compute_dtype).float()

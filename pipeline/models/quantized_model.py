@@ -1,0 +1,187 @@
+"""A causal language model whose weights are the bytes of a GGUF: what LoRA trains on, and what llama-server then serves.
+
+Norms and biases, which a GGUF holds in float32, are rounded to the compute type, as transformers does when it loads a model in that type.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.base_files import DENSE, MODEL_FILE
+from pipeline.gguf.header import Header
+from pipeline.gguf.sources import KNOWN
+from pipeline.gguf.tensors import GgufTensor, gguf_tensors
+from pipeline.models.quantized_linear import PackedEmbedding, PackedLinear
+
+FLOATS = ("F32", "F16", "BF16")
+LISTED = 3  # names in an error
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a model's parameters are called in its GGUF, and whose rows llama.cpp has put in another order."""
+
+    file: Path
+    map: Any  # gguf's TensorNameMap
+    heads: dict[str, int]  # attention heads by linear whose rows are reordered
+
+    def of(self, parameter: str) -> str:
+        """The GGUF's name of a parameter. Raises `DataError` where it has none."""
+        name: str | None = self.map.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise DataError(f"{self.file} can't hold {parameter}, for which llama.cpp has no name: take another base")
+        return name
+
+    def reordered(self, parameter: str) -> int:
+        """Heads of a parameter whose rows llama.cpp reorders; 0 where it leaves them."""
+        return self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2], 0)
+
+
+def load_packed(folder: Path, *, compute_dtype: torch.dtype, device: str, dense: bool = False, name: str = MODEL_FILE) -> Any:
+    """The model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with packed linears, embedding and head.
+
+    `dense` dequantises them once, to the compute type. The file is mapped: on a CPU the packed weights are views of it, a GPU gets them tensor
+    by tensor. Raises `DataError` where the architecture is not one of llama, mistral, qwen2 and qwen3, or where not every tensor of the file
+    fills exactly one parameter, and every parameter is filled.
+    """
+    from transformers import AutoConfig
+
+    file = folder / name
+    header, tensors = gguf_tensors(file)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    names = tensor_names(config, header, file)
+    model = empty_model(folder, config, compute_dtype, device)
+    fill(model, tensors, names, compute_dtype, device, dense)
+    prove_whole(model, tensors, names)
+    model.config.use_cache = False  # as for NF4: with a cache, packed rows leak into each other
+    return model.requires_grad_(False).eval()
+
+
+def tensor_names(config: Any, header: Header, file: Path) -> Names:
+    """The names for this model's architecture. Raises `DataError` where it is not one that can be trained packed, or not the file's."""
+    import gguf
+
+    found = (getattr(config, "architectures", None) or ["model without architectures"])[0]
+    architecture = KNOWN.get(found)
+    if architecture not in DENSE:
+        can = ", ".join(name for name, kind in KNOWN.items() if kind in DENSE)
+        raise DataError(f"{file.parent} is a {found}, and only {can} can be trained on a GGUF's weights: set base.quantization to nf4")
+    if header.fields.get("general.architecture") != architecture:
+        said = header.fields.get("general.architecture")
+        raise DataError(f"{file} is of architecture {said} and config.json beside it of {architecture}: run `snakemake --force base`")
+    if "rope_freqs.weight" in header.tensors:
+        raise DataError(f"{file} has scaled rotary positions (rope_freqs.weight), which training would not see: set base.quantization to nf4")
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if architecture == "llama" else {}
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return Names(file, gguf.get_tensor_name_map(number, config.num_hidden_layers), heads)
+
+
+def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> Any:
+    """The model without weights: parameters on the meta device, the rotary table as transformers computes it on `device`."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(device)  # its table is no parameter, and in no file
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model
+
+
+def fill(model: Any, tensors: dict[str, GgufTensor], names: Names, dtype: torch.dtype, device: str, dense: bool) -> None:
+    """Give every module of `model` its weights. Raises `DataError` where the file lacks one or it has another shape."""
+    mapped = torch.from_file(str(names.file), shared=False, size=names.file.stat().st_size, dtype=torch.uint8)
+    for path, module in list(model.named_modules()):
+        for leaf, parameter in list(module.named_parameters(recurse=False)):
+            if leaf == "weight" and isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                continue
+            tensor = find(tensors, names, f"{path}.{leaf}", parameter)
+            values = in_order(floats(tensor)[:, None], names.reordered(f"{path}.{leaf}"))[:, 0]
+            setattr(module, leaf, torch.nn.Parameter(rounded(values, dtype, tensor).to(device), requires_grad=False))
+    tied = model.config.tie_word_embeddings
+    for path, module in list(model.named_modules()):
+        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding) or (tied and path == "lm_head"):
+            continue
+        tensor = find(tensors, names, f"{path}.weight", module.weight)
+        packed = packed_rows(tensor, mapped, names.reordered(f"{path}.weight")).to(device)
+        made: Any
+        if isinstance(module, torch.nn.Linear):
+            made = PackedLinear(packed, tensor.kind, module.bias, compute_dtype=dtype)
+        else:
+            made = PackedEmbedding(packed, tensor.kind, module.padding_idx, compute_dtype=dtype)
+        model.set_submodule(path, made.densify() if dense else made)
+    if tied:
+        model.lm_head = tied_head(model.get_input_embeddings(), dtype)
+
+
+def tied_head(embeddings: Any, dtype: torch.dtype) -> Any:
+    """A head that shares the embeddings' very weight."""
+    if isinstance(embeddings, PackedEmbedding):
+        return PackedLinear(embeddings.weight, embeddings.kind, compute_dtype=dtype)
+    head = torch.nn.Linear(embeddings.embedding_dim, embeddings.num_embeddings, bias=False, device="meta")
+    head.weight = embeddings.weight
+    return head
+
+
+def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: torch.Tensor) -> GgufTensor:
+    """The tensor of a parameter, of its shape. Raises `DataError` where there is none."""
+    name = names.of(parameter)
+    if name not in tensors:
+        raise DataError(f"{names.file} has no {name}, which config.json asks for ({parameter}): run `snakemake --force base`")
+    if tensors[name].shape != tuple(like.shape):
+        raise DataError(f"{names.file}: {name} is {tensors[name].shape} and config.json asks for {tuple(like.shape)}: run `snakemake --force base`")
+    return tensors[name]
+
+
+def floats(tensor: GgufTensor) -> torch.Tensor:
+    """A norm or bias as float32. Raises `DataError` where it is stored in blocks, which no file of llama.cpp's tools has."""
+    if tensor.type not in FLOATS:
+        raise DataError(f"{tensor.file}: {tensor.name} is a vector in {tensor.type}, not in floats: take another file of this model")
+    return torch.from_numpy(tensor.values(0, 1).copy()).reshape(-1)
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype, tensor: GgufTensor) -> torch.Tensor:
+    """Float32 values in the compute type. Raises `DataError` where it can't hold one of them."""
+    made = values.to(dtype)
+    if not bool(made.isfinite().all()):
+        raise DataError(f"{tensor.file}: {tensor.name} has values that {dtype} can't hold: set the compute type to bfloat16")
+    return made
+
+
+def packed_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torch.Tensor:
+    """A matrix's packed rows (rows, row_bytes) in transformers' order: a view of the mapped file where that is the file's own."""
+    if heads:  # read past the map, so that these rows are in memory once
+        return in_order(torch.from_numpy(tensor.stored(0, tensor.rows)), heads)
+    return mapped[tensor.start : tensor.start + tensor.rows * tensor.row_bytes].view(tensor.rows, tensor.row_bytes)
+
+
+def in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows (R, …) of a GGUF's q or k in transformers' order.
+
+    llama.cpp's rotary embedding turns neighbours, transformers' the two halves of a head, so the converter lays row i of both halves side by
+    side. Blocks lie along a row, so that moving whole rows keeps every weight exactly.
+    """
+    if not heads:
+        return rows
+    size = len(rows) // heads
+    return rows.reshape(heads, size // 2, 2, -1).transpose(1, 2).reshape(len(rows), -1).contiguous()
+
+
+def prove_whole(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:
+    """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is left without values."""
+    used: dict[str, str] = {}
+    for parameter, values in model.named_parameters():  # a tied one under its first name
+        name = names.of(parameter)
+        if values.is_meta:
+            raise DataError(f"{names.file}: nothing in it filled {parameter}: take another base")
+        if name in used:
+            raise DataError(f"{names.file}: {name} filled both {used[name]} and {parameter}: take another base")
+        used[name] = parameter
+    if left := [name for name in tensors if name not in used]:
+        more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
+        raise DataError(f"{names.file} holds {', '.join(left[:LISTED])}{more}, which config.json has no place for: run `snakemake --force base`")
+    if empty := next((name for name, values in model.named_buffers() if values.is_meta), None):
+        raise DataError(f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take another base")

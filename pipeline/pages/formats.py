@@ -1,0 +1,76 @@
+"""Figures as the report's text: sizes, shares, points, p-values; a dash where nothing was measured. The templates' filters."""
+
+from typing import Any
+
+from pipeline.core.units import size_in_words
+
+MISSING = "–"
+
+
+def number(value: Any, digits: int = 2) -> str:
+    """12.34; a dash where there is no number."""
+    return f"{value:,.{digits}f}" if is_number(value) else MISSING
+
+
+def percent(value: Any, digits: int = 1) -> str:
+    """A share of 1 as 97.9 %."""
+    return f"{value * 100:.{digits}f} %" if is_number(value) else MISSING
+
+
+def points(value: Any) -> str:
+    """A share of 1 as points of 100: 75.7."""
+    return number(value * 100, 1) if is_number(value) else MISSING
+
+
+def signed(value: Any, digits: int = 1) -> str:
+    """+2.1 or −2.1, with a real minus; 0.0 where it rounds to nothing."""
+    if not is_number(value):
+        return MISSING
+    text = f"{abs(value):.{digits}f}"
+    return text if float(text) == 0 else ("+" if value > 0 else "−") + text
+
+
+def probability(value: Any) -> str:
+    """A p-value: 0.032, or < 0.001; 0.0496, since 0.050 would be on the other side of 0.05, where a difference counts as noise."""
+    if not is_number(value):
+        return MISSING
+    text = f"{value:.3f}"
+    return "< 0.001" if value < 0.001 else text if text != "0.050" or value >= 0.05 else f"{int(value * 10_000) / 10_000:.4f}"
+
+
+def p_value(value: float) -> str:
+    """p = 0.032 or p < 0.001, as it stands in a sentence."""
+    text = probability(value)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def significant(value: Any) -> str:
+    """Three significant digits: 0.00123, 1.2e-07, 98.5; text as it is."""
+    return f"{value:.3g}" if is_number(value) else (value if isinstance(value, str) else MISSING)
+
+
+def size(value: Any) -> str:
+    """Bytes as 105.5 MB or 4.68 GB (decimal units)."""
+    return size_in_words(value) if is_number(value) else MISSING
+
+
+def count(value: Any) -> str:
+    """A whole number with thousands marked: 1,770."""
+    return f"{value:,.0f}" if is_number(value) else MISSING
+
+
+def duration(value: Any) -> str:
+    """Seconds as 0.4 s, 48 s, 7.7 min or 14.2 h."""
+    if not is_number(value):
+        return MISSING
+    if value < 10:
+        return f"{value:.1f} s"
+    return f"{value:.0f} s" if value < 100 else f"{value / 60:.1f} min" if value < 6000 else f"{value / 3600:.1f} h"
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is an int or a float, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+FILTERS = {one.__name__: one for one in (number, percent, points, signed, probability, significant, size, count, duration)}

@@ -1,0 +1,28 @@
+"""The one Jinja set-up: every page and text that Quench writes is a template of `templates/`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.wording import count, most, percent, plural, words
+from pipeline.pages.differences import clipped, marked
+
+TEMPLATES = Path(__file__).parent / "templates"
+DATA_FILTERS: dict[str, Callable[..., Any]] = {
+    "count": count, "percent": percent, "marked": marked, "clipped": clipped, "words": words, "plural": plural, "most": most,
+}  # fmt: skip
+
+
+def fill(template: str, filters: dict[str, Callable[..., Any]] = DATA_FILTERS, *, html: bool = True, **values: Any) -> str:
+    """One template of `templates/`, filled; as HTML everything printed is escaped.
+
+    Raises jinja2's `UndefinedError` if a text that isn't HTML (Markdown, shell, INI) asks for a value that it doesn't get.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        autoescape=html, undefined=Undefined if html else StrictUndefined,  # noqa: S701 - texts that are not HTML
+    )  # fmt: skip
+    environment.filters.update(filters)
+    return environment.get_template(template).render(**values)

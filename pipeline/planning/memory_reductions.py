@@ -1,0 +1,110 @@
+"""What fits: the longest rows, and what to change, in which order, where a plan doesn't fit."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.sections import Training
+from pipeline.core.cpu import Device
+from pipeline.planning.activations import Loss
+from pipeline.planning.memory import MemoryPlan, plan_memory
+from pipeline.planning.quantized import PackedBase
+from pipeline.planning.shape import Shape
+
+STEP = 64  # rows are shortened to a multiple of this
+SHORTEST = 512  # no advice below: chats would hardly fit
+SMALL_RANK = 8
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a plan is made for."""
+
+    shape: Shape
+    train: Training
+    max_length: int
+    device: Device
+    loss: Loss
+    packed: PackedBase | None = None  # of a base that stays in its GGUF's blocks
+
+    def plan(self) -> MemoryPlan:
+        """Its memory plan."""
+        return plan_memory(self.shape, self.train, self.max_length, self.device, self.loss, self.packed)
+
+    def at(self, max_length: int, **changes: Any) -> "Setup":
+        """The same with rows of `max_length` tokens and other values for keys of `train`."""
+        return Setup(self.shape, self.train.model_copy(update=changes), max_length, self.device, self.loss, self.packed)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One change on top of those before it: the bytes it saves, the total with it, and whether that is enough."""
+
+    change: str
+    saves: int
+    total: int
+    enough: bool
+
+
+def longest_rows(setup: Setup, room: int) -> int:
+    """The most tokens in a training row for which the plan needs at most `room` bytes, up to the model's positions; 0 for none.
+
+    Found by halving: a plan never shrinks when rows grow.
+    """
+    low, high = 0, setup.shape.positions
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if setup.at(middle).plan().total <= room else (low, middle - 1)
+    return low
+
+
+def ladder(setup: Setup, room: int) -> list[Rung]:
+    """The changes that help, cheapest first, down to the first that is enough or to the end; none where the plan fits already.
+
+    Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, a GGUF's linears left packed, shorter
+    rows where that is enough, embeddings in main memory, else shorter rows, a smaller rank.
+    """
+    rungs: list[Rung] = []
+    total = setup.plan().total
+    if total <= room:
+        return rungs
+    for change, changed in _changes(setup, room):
+        after = changed.plan().total
+        if after < total:
+            rungs.append(Rung(change, total - after, after, after <= room))
+            total = after
+        if after <= room:
+            break
+    return rungs
+
+
+def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
+    """(what to change, the set-up with this change and all before it)."""
+    train = setup.train
+    if train.per_device_train_batch_size > 1:
+        accumulation = train.gradient_accumulation_steps * train.per_device_train_batch_size
+        setup = setup.at(setup.max_length, per_device_train_batch_size=1, gradient_accumulation_steps=accumulation)
+        yield f"train.per_device_train_batch_size: 1 and gradient_accumulation_steps: {accumulation}", setup
+    if not train.gradient_checkpointing:
+        setup = setup.at(setup.max_length, gradient_checkpointing=True)
+        yield "train.gradient_checkpointing: true", setup
+    if train.quantization == "gguf" and not train.packed:
+        setup = setup.at(setup.max_length, packed=True)
+        yield "train.packed: true", setup
+    shortening = _shortened(setup, room)
+    if shortening.max_length > SHORTEST:
+        setup = shortening
+        yield f"preprocess.max_length: {setup.max_length}", setup
+    if not train.embeddings_on_cpu and train.quantization != "gguf":
+        setup = setup.at(setup.max_length, embeddings_on_cpu=True)
+        yield "train.embeddings_on_cpu: true", setup
+    setup = _shortened(setup, room)
+    yield f"preprocess.max_length: {setup.max_length}", setup
+    if train.r > SMALL_RANK:
+        yield f"train.r: {SMALL_RANK}", setup.at(setup.max_length, r=SMALL_RANK)
+
+
+def _shortened(setup: Setup, room: int) -> Setup:
+    """The same with the longest rows that fit, not below `SHORTEST`."""
+    fitting = longest_rows(setup, room)
+    return setup if fitting >= setup.max_length else setup.at(min(setup.max_length, max(SHORTEST, fitting // STEP * STEP)))

@@ -1,1 +1,0 @@
-"""What `report` is made of: the recommendation, the plots, the page and the files beside it."""

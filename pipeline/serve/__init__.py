@@ -1,0 +1,1 @@
+"""llama-server for people: keys, restarts, adapters, load."""

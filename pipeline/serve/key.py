@@ -1,0 +1,44 @@
+"""The key of a project's server: one line of `.quench/api-key`, made by `quench serve`, sent by whoever asks it."""
+
+import re
+import secrets
+from pathlib import Path
+
+from pipeline.core.errors import ConfigError, ToolError
+from pipeline.llamacpp.server import write_key
+
+KEY_FILE = Path(".quench", "api-key")
+KEY = re.compile(r"[!-~]{16,}\n?")  # what fits an HTTP header, and is not guessed
+
+
+def ensure_key(root: Path) -> Path:
+    """The key file of this project, made at the first call: 256 random bits that only their owner can read. Raises `ConfigError` as `read_key`."""
+    path = root / KEY_FILE
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or not path.stat().st_size:
+            return write_key(path, secrets.token_urlsafe(32))
+        path.chmod(0o600)
+    except OSError as error:
+        raise _unusable(path, f"{error.strerror}: {error.filename}") from None
+    read_key(path)
+    return path
+
+
+def read_key(path: Path) -> str:
+    """The key in a key file. Raises `ToolError` where there is no file yet, `ConfigError` where it can't be read or holds no key."""
+    try:
+        text = path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        raise ToolError(f"{path} is not there, so nothing was served yet: start the server with `quench serve` in another terminal") from None
+    except OSError as error:
+        raise _unusable(path, error.strerror) from None
+    except UnicodeError:
+        text = ""
+    if not KEY.fullmatch(text):
+        raise _unusable(path, "it must hold one line of 16 or more printable ASCII characters without spaces")
+    return text.strip()
+
+
+def _unusable(path: Path, why: str | None) -> ConfigError:
+    return ConfigError(f"the key can't be taken from {path} ({why}): delete it, and `quench serve` makes a new one")

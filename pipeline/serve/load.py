@@ -1,0 +1,127 @@
+"""A load test: so many clients at once, each with a streamed answer at a time; latency and speed as they meet them.
+
+Bounded in requests, clients and time, and on 127.0.0.1 only. A request of one client follows its last one at once ("closed loop"), so latencies are
+those of a server that is always busy.
+"""
+
+import asyncio
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import httpx
+
+from pipeline.serve.stream import parse_line, reason
+
+SHARES = (50, 90, 99)  # percentiles
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One request: seconds to its first token and to its end, tokens of the answer; `error` where there was none."""
+
+    first_token: float | None
+    whole: float
+    tokens: int
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a load test measured. Latencies in seconds by percentile ("p50" …), None where nothing was answered; speeds in tokens per second."""
+
+    clients: int
+    requests: int
+    answered: int
+    errors: dict[str, int]
+    seconds: float
+    tokens: int
+    first_token: dict[str, float] | None
+    whole: dict[str, float] | None
+    tokens_per_second_each: float | None
+    tokens_per_second: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` percent of `values` don't exceed (nearest rank)."""
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(len(ranked) * share / 100) - 1)]
+
+
+def summarise(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
+    """The figures of a test's requests, which took `seconds` in all. Speed of each: tokens after the first over the time after the first (median)."""
+    good = [one for one in timed if not one.error]
+    errors: dict[str, int] = {}
+    for one in timed:
+        if one.error:
+            errors[one.error] = errors.get(one.error, 0) + 1
+    streamed = [(one.tokens - 1, one.whole - one.first_token) for one in good if one.first_token is not None]
+    each = [after_first / duration for after_first, duration in streamed if after_first > 0 and duration > 0]
+    tokens = sum(one.tokens for one in good)
+    return Load(
+        clients=clients, requests=len(timed), answered=len(good), errors=errors, seconds=seconds, tokens=tokens,
+        first_token=_percentiles([one.first_token for one in good if one.first_token is not None]),
+        whole=_percentiles([one.whole for one in good]),
+        tokens_per_second_each=statistics.median(each) if each else None,
+        tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
+    )  # fmt: skip
+
+
+async def put_under_load(port: int, key: str, prompts: Sequence[dict[str, Any]], *, clients: int, requests: int, seconds: float) -> Load:
+    """Ask `requests` times, `clients` at once, `prompts` in turn, of the server on `port` of 127.0.0.1; after `seconds` what runs is broken off."""
+    queue = iter(itertools.islice(itertools.cycle(prompts), requests))
+    timed: list[Timed] = []
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)  # llama-server closes a connection after a stream
+    headers = {"Authorization": f"Bearer {key}"}
+    started = time.perf_counter()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, limits=limits, timeout=seconds, trust_env=False) as client:
+        await asyncio.gather(*(_one_client(client, queue, timed, started + seconds) for _ in range(min(clients, requests))))
+    return summarise(timed, clients, time.perf_counter() - started)
+
+
+async def _one_client(client: httpx.AsyncClient, queue: Iterator[dict[str, Any]], timed: list[Timed], end: float) -> None:
+    for prompt in queue:
+        left = end - time.perf_counter()
+        if left <= 0:
+            return
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(left):
+                timed.append(await _ask(client, prompt))
+        except TimeoutError:
+            timed.append(Timed(None, time.perf_counter() - began, 0, "not answered when the test's time was over"))
+
+
+async def _ask(client: httpx.AsyncClient, prompt: dict[str, Any]) -> Timed:
+    """Stream one answer. A refusal or a broken connection is this request's result, not the test's end."""
+    began = time.perf_counter()
+    first, tokens = None, 0
+    body = prompt | {"stream": True, "stream_options": {"include_usage": True}}
+    try:
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            if answer.status_code != 200:
+                return Timed(None, time.perf_counter() - began, 0, f"HTTP {answer.status_code}: {reason(await answer.aread())}")
+            async for line in answer.aiter_lines():
+                piece = parse_line(line)
+                if piece is None:
+                    continue
+                if piece.error:
+                    return Timed(first, time.perf_counter() - began, tokens, piece.error)
+                if first is None and piece.says_something:
+                    first = time.perf_counter() - began
+                tokens = int(piece.usage.get("completion_tokens", tokens))
+    except httpx.RequestError as error:
+        return Timed(first, time.perf_counter() - began, tokens, type(error).__name__)
+    return Timed(first, time.perf_counter() - began, tokens)
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    return {f"p{share}": percentile(values, share) for share in SHARES} if values else None

@@ -1,0 +1,109 @@
+"""Keeps a server up: it is started again after a crash or a standstill, with growing pauses and a limit per hour."""
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import httpx
+
+from pipeline.core.errors import MachineError, ToolError
+from pipeline.llamacpp.server import Server, log_end
+from pipeline.llamacpp.server_process import own_memory
+
+HOUR = 3600.0
+LONGEST_PAUSE = 60.0
+LOOK_SECONDS = 1.0
+PROBE_SECONDS = 10.0
+STALL_SECONDS = 120.0  # without any answer; a batch of 512 tokens of a 7B takes some 50 s on two slow cores
+GROWTH_BYTES = 4 * 1024**3  # over what it took when it was ready: a schema of 100,000 levels takes all there is (measured: 20 GB in 3 minutes)
+
+
+class Restarts:
+    """How often a server crashed within the last hour, and how long to wait before it is started again."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.crashes: deque[float] = deque()
+
+    def after_crash(self, now: float) -> float | None:
+        """Note a crash at `now` (seconds of a monotonic clock); seconds to wait: 1, 2, 4 … 60, or None where it was one too many."""
+        self.crashes.append(now)
+        while now - self.crashes[0] >= HOUR:
+            self.crashes.popleft()
+        if len(self.crashes) > self.limit:
+            return None
+        return min(2.0 ** (len(self.crashes) - 1), LONGEST_PAUSE)
+
+
+def keep_serving(start: Callable[[], AbstractContextManager[Server]], limit: int, ready: Callable[[Server], None], tell: Callable[[str], None],
+                 stall_seconds: float = STALL_SECONDS) -> None:  # fmt: skip
+    """Start a server, again after each crash, until an exception ends it (KeyboardInterrupt does). `ready` is called once, at the first start.
+
+    Raises `ToolError` with the log's end where it crashed more than `limit` times within an hour; a very first start that fails raises its own
+    `ToolError` or `MachineError`.
+    """
+    restarts = Restarts(limit)
+    running = False
+    end = ""
+    while True:
+        try:
+            with start() as server:
+                if running:
+                    tell("llama-server answers again")
+                else:
+                    ready(server)
+                running = True
+                why = watch(server, stall_seconds)
+            end = log_end(server.log)
+        except (ToolError, MachineError) as error:  # it doesn't come up, or somebody took its port meanwhile
+            if not running:
+                raise
+            why, _, said = str(error).partition("\n")
+            end = said or end
+        pause = restarts.after_crash(time.monotonic())
+        if pause is None:
+            raise ToolError(f"{why}, more than {limit} times within an hour (serve.max_restarts): it is not started again; the log ends with\n{end}")
+        tell(f"{why}: starting it again in {pause:.0f} s (restart {len(restarts.crashes)} of at most {limit} within an hour)")
+        time.sleep(pause)
+
+
+def watch(server: Server, stall_seconds: float = STALL_SECONDS, growth_bytes: int = GROWTH_BYTES) -> str:
+    """Wait until the server ends, or end it where it answers nothing for `stall_seconds` or takes `growth_bytes` more; what happened, in words.
+
+    A request can keep llama-server's one loop busy without end (a grammar that grows exponentially does). `/health` doesn't go through that loop,
+    `/lora-adapters` does.
+    """
+    answered = probed = time.monotonic()
+    probe_seconds = min(PROBE_SECONDS, stall_seconds / 3)
+    most = (own_memory(server.process.pid) or 0) + growth_bytes
+    while not server.ended(min(LOOK_SECONDS, probe_seconds)):
+        if (own_memory(server.process.pid) or 0) > most:
+            return _end(server, f"llama-server took more than {most / 1e9:.1f} GB of memory and was ended")
+        if time.monotonic() - probed < probe_seconds:
+            continue
+        try:
+            server.client.get("/lora-adapters", timeout=probe_seconds)
+            answered = time.monotonic()
+        except httpx.TransportError:
+            if time.monotonic() - answered > stall_seconds:
+                return _end(server, f"llama-server answered nothing for {stall_seconds:.0f} s and was ended")
+        probed = time.monotonic()
+    return f"llama-server {how_it_ended(server.process.wait())}"
+
+
+def _end(server: Server, why: str) -> str:
+    server.process.kill()
+    server.process.wait()
+    return why
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status of `subprocess` in words."""
+    if status >= 0:
+        return f"ended by itself with exit status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

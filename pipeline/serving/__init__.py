@@ -1,1 +1,0 @@
-"""Serving beyond one start of llama-server: adapters, restarts, streams, load tests."""

@@ -1,0 +1,1 @@
+"""The bundle: evidence, lineage, card, bill of materials, signature."""

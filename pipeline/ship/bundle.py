@@ -1,0 +1,145 @@
+"""A model as a folder that can leave: GGUF, card, Modelfile, serve script, systemd unit, checksums, bill of materials, evidence, signature.
+
+Of an adapter there are two GGUFs, its base's and its own. A GGUF is a copy, not a hard link: what leaves must not change when something writes
+into models/gguf in place (`cp` over a file does, and so do tools that set metadata), and DVC's cache may hold the same inode. The folder appears
+whole or not at all.
+
+    quench ship Q4_K_M
+"""
+
+import json
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.config.sections import Serve
+from pipeline.core.errors import DataError, MachineError
+from pipeline.core.hashing import file_hash
+from pipeline.core.publish import need_disk, publishing, write_text
+from pipeline.gate.recommend import Recommendation
+from pipeline.gate.records import Inputs
+from pipeline.gate.rules import Verdict
+from pipeline.gguf.provenance import passport
+from pipeline.ship.card import claims, fill_text, serve_script, text_values
+from pipeline.ship.listing import Hostile, checksums, escaped, obeyed, plain_files, read_small
+from pipeline.ship.sbom import bill
+from pipeline.ship.signature import SIGNATURE, sign
+
+SUMS = "SHA256SUMS"
+CARD, BILL, SCRIPT, UNIT = "README.md", "sbom.cdx.json", "serve.sh", "quench.service"
+EVALUATION, PARITY, GATE = "evidence/evaluation.json", "evidence/parity.json", "evidence/gate.json"
+INSTALLED = "/opt"  # where the unit expects the folder
+SERVER = "/usr/local/bin/llama-server"
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What a bundle is made of: the level's file (or the base's and the adapter's), what was measured, the gate's verdict, how it is served."""
+
+    gguf: Path
+    name: str  # of all the project's GGUFs
+    level: str
+    inputs: Inputs
+    advice: Recommendation
+    verdict: Verdict
+    serve: Serve
+    jinja: str | None  # the base's chat template
+    languages: tuple[str, ...]
+    datasets: Mapping[str, str]  # sha256 by name
+    lora: Path | None = None  # the adapter's GGUF, where `gguf` is the base's
+
+    @property
+    def title(self) -> str:
+        """NAME-LEVEL."""
+        return f"{self.name}-{self.level}"
+
+
+def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Path:
+    """Write `parent`/NAME-LEVEL in place of an older bundle, signed where there is a private `key`; the folder.
+
+    Raises `DataError` where another thing of that name is there, or an older bundle that somebody has changed, `MachineError` where the disk is too
+    small or writes other bytes than were read.
+    """
+    target = parent / shipment.title
+    if target.exists():
+        need_untouched(target)
+    files = [shipment.gguf, *([shipment.lora] if shipment.lora else [])]
+    need_disk(parent, sum(file.stat().st_size for file in files))
+    with publishing(target, check=check_sums) as aside:
+        aside.mkdir()
+        measured = shipment.inputs.evaluations[shipment.level]
+        for file, sha256 in zip(files, (measured["sha256"], (measured.get("lora") or {}).get("sha256")), strict=False):
+            copy = aside / file.name
+            shutil.copyfile(file, copy)
+            if file_hash(copy) != sha256:
+                raise MachineError(f"the copy of {file} has other bytes than what was measured: check the disk, then run again")
+        write_texts(shipment, aside)
+        names = sorted(plain_files(aside))
+        (aside / SUMS).write_text("".join(f"{file_hash(aside / name)}  {name}\n" for name in names), encoding="utf-8")
+        if key:
+            sign(aside, key)
+    return target
+
+
+def write_texts(shipment: Shipment, folder: Path) -> None:
+    """Everything but the GGUFs and what covers the whole folder."""
+    inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
+    gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
+    own = lora or gguf  # what was made, and says where it comes from
+    found, sha256 = passport(folder / own.name), evaluation["sha256"]
+    values = text_values(
+        inputs, shipment.advice, name=shipment.name, level=level, serve=serve, jinja=shipment.jinja, languages=shipment.languages
+    ) | {
+        "bundle": {
+            "file": gguf.name, "sha256": sha256, "claims": claims(found), "verdict": shipment.verdict,
+            "llama_version": evaluation.get("llama_cpp", "llama.cpp of unknown version"),
+        },
+    }  # fmt: skip
+    unit = {"name": shipment.name, "level": level, "serve": serve, "folder": f"{INSTALLED}/{shipment.title}", "server": SERVER}
+    texts = {
+        CARD: fill_text("card.md.jinja", **values),
+        "Modelfile": fill_text("Modelfile.jinja", **values),
+        SCRIPT: serve_script(gguf.name, serve, lora.name if lora else None),
+        UNIT: fill_text("quench.service.jinja", **unit),
+        BILL: bill(name=shipment.title, file=own.name, sha256=evaluation["lora"]["sha256"] if lora else sha256, base=inputs.base, passport=found,
+                   datasets=shipment.datasets, versions=inputs.train.get("run", {}).get("versions", {}),
+                   beside={gguf.name: sha256} if lora else None),
+    }  # fmt: skip
+    for file, text in texts.items():
+        if hidden := obeyed(text):
+            source = "models/base.json, the chat template or params.yaml"
+            raise DataError(f"{file} would hold {hidden}, which can hide what stands there: take it out of {source}, then run again")
+        (folder / file).write_text(text, encoding="utf-8")
+    (folder / SCRIPT).chmod(0o755)
+    for file, value in ((EVALUATION, evaluation), (PARITY, inputs.parity), (GATE, asdict(shipment.verdict))):
+        write_text(folder / file, escaped(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)) + "\n")
+
+
+def need_untouched(folder: Path) -> None:
+    """A bundle that may be replaced, since all that it holds can be made again. Raises `DataError` for anything else, with what it is."""
+    if not (folder / SUMS).is_file():
+        raise DataError(f"{folder} is there and is no bundle: move it away, or name another folder with --to")
+    try:
+        listed, found = checksums(read_small(folder / SUMS)), set(plain_files(folder)) - {SUMS, SIGNATURE}
+    except Hostile as error:
+        raise DataError(f"{folder} is not as `quench ship` left it ({error}): move it away, or name another folder with --to") from error
+    texts = {name for name in found & set(listed) if not name.endswith(".gguf")}  # the GGUF is read in vain: nobody writes one by hand
+    if own := sorted(found - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}):
+        raise DataError(f"{folder} holds what is yours ({', '.join(own[:10])}): move it away, or name another folder with --to")
+
+
+def check_sums(folder: Path) -> None:
+    """Read a bundle back: every file is listed, with its hash. Raises `MachineError`."""
+    listed = checksums((folder / SUMS).read_text(encoding="utf-8"))
+    found = set(plain_files(folder)) - {SUMS, SIGNATURE}
+    wrong = sorted(found ^ set(listed)) or [name for name, sha256 in listed.items() if file_hash(folder / name) != sha256]
+    if wrong:
+        raise MachineError(f"{folder} was not written as it should be ({', '.join(wrong)}): check the disk, then run again")
+
+
+def how_to_use(folder: Path) -> str:
+    """What `quench ship` prints at the end."""
+    place = shlex.quote(str(folder))
+    return f"  serve:   {place}/serve.sh\n  check:   quench verify-bundle {place}\n  publish: everything in {place} (README.md is the model card)"

@@ -1,0 +1,101 @@
+"""The texts that go with a model: card, Modelfile, serve script and systemd unit, from the templates of `pipeline/pages/templates/`."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline import __version__
+from pipeline.config.sections import ADAPTED, SOURCE, Serve
+from pipeline.gate.recommend import Recommendation, reference_name
+from pipeline.gate.records import Inputs
+from pipeline.gate.rules import REFERENCES
+from pipeline.llamacpp.server import server_command
+from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.pages.formats import FILTERS
+from pipeline.pages.templating import fill
+from pipeline.ship.listing import escaped
+from pipeline.ship.ollama import ollama_template
+
+CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)  # a line of the card's lineage
+KEY = "@key@"  # stands for the key file until the script knows it
+
+
+@dataclass(frozen=True)
+class PrintedTools(Toolchain):
+    """A toolchain whose commands are printed, not run: its build need not be on this machine."""
+
+    def tool(self, name: str) -> Path:
+        """Where `name` would be."""
+        return self.bin / name
+
+
+def fill_text(template: str, **values: Any) -> str:
+    """One template as Markdown, shell or INI."""
+    return fill(template, FILTERS, html=False, **values)
+
+
+def text_values(
+    inputs: Inputs, advice: Recommendation, *, name: str, level: str, serve: Serve, jinja: str | None, languages: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat template."""
+    seams = [{"name": key, **seam} for key, seam in inputs.parity["seams"].items()]
+    kinds = inputs.base["architecture"].get("architectures") or [inputs.base["architecture"]["model_type"]]
+    return {
+        "inputs": inputs, "advice": advice, "name": name, "level": level, "serve": serve, "ollama": ollama_template(jinja), "version": __version__,
+        "front_matter": front_matter(inputs.base, level, languages), "reference": reference_name(inputs.evaluations),
+        "chosen": inputs.evaluations.get(level), "seams": seams, "architecture": ", ".join(kinds), "bundle": None,
+        "unmerged": level == ADAPTED, "lora": (inputs.evaluations.get(level) or {}).get("lora"), "SOURCE": SOURCE,
+    }  # fmt: skip
+
+
+def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[str] = ()) -> str:
+    """The Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base only where it has an address on the hub."""
+    values: dict[str, Any] = {"license": str(base.get("license") or "unknown").lower()}
+    if languages:
+        values["language"] = list(languages)
+    if base["source"] == "hub":
+        values |= {
+            "base_model": base["model"],
+            "base_model_relation": "adapter" if level == ADAPTED else "finetune" if level in REFERENCES else "quantized",
+        }
+    return yaml.safe_dump(values | {"pipeline_tag": "text-generation", "tags": ["gguf", "llama.cpp", "lora", "quench"]}, sort_keys=False).rstrip()
+
+
+def claims(passport: Mapping[str, Any]) -> dict[str, str]:
+    """A passport as the card prints it: JSON values without what would end the table's cell."""
+    return {key: escaped(json.dumps(value, ensure_ascii=False)).replace("`", r"\u0060").replace("|", r"\u007c") for key, value in passport.items()}
+
+
+def claimed(card: str) -> dict[str, Any]:
+    """The passport that a card prints. Raises `ValueError` where a value is no JSON."""
+    return {key: json.loads(value) for key, value in CLAIM.findall(card)}
+
+
+def served_as(lora: Path) -> str:
+    """What `quench serve` calls the base with this project's adapter, NAME-adapter, so that `quench chat` knows it."""
+    return f"{lora.stem.removesuffix('-lora')}-{ADAPTED}"
+
+
+def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
+    """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it, in an environment and with limits like those of `server_process`.
+
+    `lora` is an adapter's GGUF beside it, which is put on it.
+    """
+    command = server_command(
+        PrintedTools(Path(), Path()), Path(file), port=serve.port, key_file=Path(KEY), ctx_size=serve.ctx_size, parallel=serve.parallel,
+        threads=serve.threads, n_gpu_layers=serve.n_gpu_layers, flash_attn=serve.flash_attn, n_predict=serve.n_predict,
+        lora=[(Path(lora), 1.0)] if lora else [], alias=served_as(Path(lora)) if lora else None,
+    )  # fmt: skip
+    words = {file: '"$here"/' + shlex.quote(file), KEY: '"$key"'}
+    if lora:
+        words[lora] = f'"\\"$csv/{lora}\\""'  # llama-server takes it as a row of CSV, so a comma in the folder's name would part it
+    arguments = " ".join(words.get(word, shlex.quote(word)) for word in command[1:])
+    kept = "|".join([*sorted(KEPT), *(f"{prefix}*" for prefix in KEPT_PREFIXES)])
+    return fill_text("serve.sh.jinja", arguments=arguments, kept=kept, stack_kib=STACK_BYTES // 1024, port=serve.port, csv=lora is not None)

@@ -1,0 +1,164 @@
+"""A GGUF file as a Hugging Face folder: header checked, weights dequantised to 16 bit, tokenizer proven against llama.cpp's."""
+
+import io
+import json
+import math
+import re
+import tempfile
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import PROBES
+from pipeline.core.errors import DataError
+from pipeline.gguf.header import Header, NotGguf, read_header
+from pipeline.llamacpp.tools import Toolchain, run_tool
+from pipeline.models.experts import refuse_experts_of
+
+
+def checked_header(file: Path) -> Header:
+    """The header of a GGUF that can become a base model. Raises `DataError` with the reason where it can't."""
+    try:
+        header = read_header(file)
+    except NotGguf as error:
+        raise DataError(f"{file} is not a whole GGUF file ({error}): fetch it again") from None
+    except OSError as error:
+        raise DataError(f"{file} can't be read ({error.strerror}): mend base.model in params.yaml") from None
+    fields, architecture = header.fields, header.fields.get("general.architecture")
+    if not isinstance(architecture, str) or not header.tensors:
+        raise DataError(f"{file} holds no language model (architecture {architecture!r}, {len(header.tensors)} tensors): choose another GGUF")
+    refuse_experts_of(fields, str(file))
+    if fields.get("split.count", 1) > 1:  # 0 is what joining leaves
+        raise DataError(f"{file} is one of {fields['split.count']} parts: join them with `llama-gguf-split --merge`, then name the result")
+    blocks = fields.get(f"{architecture}.block_count")
+    if not isinstance(blocks, int) or not 0 < blocks <= len(header.tensors):
+        raise DataError(f"{file} announces {blocks!r} layers but has {len(header.tensors)} tensors: fetch it again")
+    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
+    factors = [fields.get(f"{architecture}.rope.{key}", 1) for key in ("scaling.factor", "scale_linear")]  # llama.cpp takes either for linear scaling
+    if scaling != "none" or "rope_freqs.weight" in header.tensors or any(factor not in (0, 1) for factor in factors):
+        raise DataError(f"{file} has scaled rotary positions, which transformers would drop in silence: take the Hugging Face folder of this model")
+    if not fields.get("tokenizer.chat_template"):
+        raise DataError(f"{file} has no chat template: choose an instruct model as base")
+    return header
+
+
+def predicted_bytes(header: Header) -> int:
+    """Size in bytes of the weights in 16 bit."""
+    return 2 * sum(math.prod(shape) for shape, _ in header.tensors.values())
+
+
+def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> None:
+    """Write the model in `file` to `folder` as a Hugging Face folder: 16-bit safetensors, tokenizer, chat template.
+
+    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` where transformers doesn't know the
+    architecture, a weight is left over, missing or too large, or the tokenizer gives other ids than llama.cpp's.
+    """
+    from transformers import GenerationConfig
+
+    tokenizer, model = load_tokenizer_of(file, header), load_gguf(file, header)
+    check_weights(model, header, file)
+    special = special_ids(tokenizer)
+    for name, value in special.items():
+        setattr(model.config, name, value)
+    model.generation_config = GenerationConfig(**special)
+    with redirect_stderr(io.StringIO()):
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    same_ids_as_llama_cpp(file, folder, tools)
+
+
+def special_ids(tokenizer: Any) -> dict[str, int | None]:
+    """The ids of the control tokens that a configuration names too."""
+    return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+def load_tokenizer_of(file: Path, header: Header) -> Any:
+    """The tokenizer of a GGUF with its template, as transformers reads it. Raises `DataError` where it can't, or no end of turn is named."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(io.StringIO()):
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
+        raise _unreadable(file, header, error) from error
+    set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
+    tokenizer.chat_template = header.fields["tokenizer.chat_template"]
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"{file} names no end-of-turn token (tokenizer.ggml.eos_token_id): take another file of this model")
+    return tokenizer
+
+
+def _unreadable(file: Path, header: Header, error: Exception) -> DataError:
+    reason, architecture = " ".join(str(error).split())[:300], header.fields["general.architecture"]
+    return DataError(f"transformers can't read {file} (architecture {architecture}): {reason}: take another model")
+
+
+def load_gguf(file: Path, header: Header) -> Any:
+    """The model, dequantised to 16 bit. Raises `DataError` where transformers can't, or leaves out or makes up a tensor."""
+    import torch
+    from gguf import GGMLQuantizationType
+    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    kinds = {kind for _, kind in header.tensors.values()}
+    dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
+    try:
+        with redirect_stderr(io.StringIO()):  # progress bars come from several hands, some deaf to logging's switch
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, dtype=dtype,
+                quantization_config=GgufConfig(dequantize=True), output_loading_info=True,
+            )  # fmt: skip
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
+        raise _unreadable(file, header, error) from error
+    odd = [f"{len(names)} {kind}" for kind, names in loaded.items() if names]
+    if odd:
+        raise DataError(f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model from the hub instead")
+    return model
+
+
+def check_weights(model: Any, header: Header, file: Path) -> None:
+    """Raise `DataError` unless the model has as many weights as the GGUF (transformers drops tensors it doesn't expect) and all are finite."""
+    import torch
+
+    there = predicted_bytes(header) // 2
+    taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())  # a tied head counts once
+    if taken != there:
+        raise DataError(f"{file} holds {there:,} weights, transformers takes {taken:,} of them: take this model from the hub instead")
+    for name, weights in model.named_parameters():
+        if not bool(torch.isfinite(weights).all()):
+            raise DataError(f"{file}: {name} has values that {weights.dtype} can't hold: take the bfloat16 or a quantised file of this model")
+
+
+def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
+    """Mend how the text is cut before merging, where transformers falls short of what the GGUF says (`tokenizer.ggml.pre`).
+
+    transformers 5.23 gives SmolLM GPT-2's rule, which keeps a space and a digit such as "½" together; the model was
+    trained with single digits (pre_tokenizer of the published tokenizer.json). `same_ids_as_llama_cpp` finds other cases.
+    """
+    from tokenizers import pre_tokenizers
+
+    if kind == "smollm":
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        )
+
+
+def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
+    """Raise `DataError` unless the folder's `tokenizer.json` gives the ids that llama.cpp gives with the GGUF's own tokenizer."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in PROBES:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".txt") as probe:
+            probe.write(text)
+            probe.flush()
+            printed = run_tool([tools.tool("llama-tokenize"), "-m", file, "-f", probe.name, "--ids", "--no-bos", "--log-disable"])
+        found = re.search(r"^\[[0-9, ]*\]", printed, re.MULTILINE)
+        theirs = json.loads(found[0]) if found else None
+        ours = tokenizer.encode(text, add_special_tokens=False).ids
+        if ours != theirs:
+            raise DataError(f"{file}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, llama.cpp's gives {theirs and theirs[:8]}: "
+                            "take this model from the hub instead")  # fmt: skip

@@ -1,0 +1,191 @@
+"""A Hugging Face model folder: which of its files are safe to take, whether they agree, and what the model is."""
+
+import fnmatch
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.errors import DataError, QuenchError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.file import check_gguf
+from pipeline.models.experts import refuse_experts
+
+# everything a model needs and nothing that runs: no pickles, no Python
+KEPT = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.*", "LICENSE*", "NOTICE*",
+        "README.md")  # fmt: skip
+DOUBLED = "consolidated*"  # some repositories hold the weights twice, once in the author's own format
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}  # safetensors' name: torch's
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a file name fits one of the shell patterns."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def choose_files(names: list[str], source: str) -> list[str]:
+    """The files to take out of a model's top folder, in order.
+
+    Raises `DataError` unless they are a whole model with safetensors weights, a config and a fast tokenizer.
+    """
+    kept = sorted(name for name in names if "/" not in name and matches(name, KEPT) and not matches(name, (DOUBLED,)))
+    if not any(name.endswith(".safetensors") for name in kept):
+        pickles = sorted(name for name in names if matches(name, PICKLES))
+        if pickles:
+            raise DataError(f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take one with safetensors")
+        raise DataError(f"{source} has no safetensors weights: choose a folder or repository that has them")
+    for name in ("config.json", "tokenizer.json"):
+        if name not in kept:
+            raise DataError(f"{source} has no {name}: choose a complete Hugging Face model with a fast tokenizer")
+    return kept
+
+
+def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
+    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises `DataError` where one is missing."""
+    parts = gguf_parts(file)
+    if "/" in file and file in names:
+        raise DataError(f"{file!r} is in a subfolder of {source}, which is not fetched: download it and name it as base.model, with base.source gguf")
+    if missing := [part for part in parts if part not in names or "/" in part]:
+        file = missing[0]
+        there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
+        raise DataError(f"{source} has no file {file!r} (its GGUF files: {there}): mend base.file in params.yaml")
+    return [*parts, *sorted(name for name in names if "/" not in name and matches(name, ("LICENSE*", "NOTICE*", "README.md")))]
+
+
+def gguf_parts(file: str) -> list[str]:
+    """The names of all parts of a GGUF by its first one's (llama-gguf-split: NAME-00001-of-00002.gguf); of any other file, itself."""
+    match = re.fullmatch(r"(.*-)00001-of-(\d{5})\.gguf", file)
+    return [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)] if match else [file]
+
+
+def check_config(config: dict[str, Any], source: str) -> None:
+    """Raise `DataError` unless transformers itself knows this model, it is a dense one and its weights are plain."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    refuse_experts(config, source)
+    kind = config.get("model_type")
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        code = " and would run its author's code (auto_map), which Quench never does" if "auto_map" in config else ""
+        raise DataError(f"{source} has model_type {kind!r}, which is no causal language model of transformers{code}: choose another base")
+    if "quantization_config" in config:
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise DataError(f"{source} is quantised already ({method}): choose the 16-bit original")
+
+
+def examine(folder: Path) -> dict[str, Any]:
+    """What the model in `folder` is, for `models/base.json`. Raises `DataError` where its files contradict each other."""
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    config = read_object(folder / "config.json")
+    check_config(config, str(folder))
+    complete_weights(folder)
+    try:
+        tokenizer = load_tokenizer(folder)
+        template = str(tokenizer.get_chat_template())
+        text_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    except QuenchError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception on a broken tokenizer.json
+        raise DataError(f"{folder} can't be read ({' '.join(str(error).split())[:300]}): fetch it again") from error
+    if len(tokenizer) > text_config.vocab_size:
+        raise DataError(f"{folder} has {len(tokenizer)} tokens for {text_config.vocab_size} rows of embeddings: its tokenizer is another model's")
+    agree_on_end_of_turn(folder, tokenizer, config)
+    packed = folder / MODEL_FILE
+    parameters, dtype = count_packed(packed) if packed.is_file() else count_parameters(folder, tied=bool(text_config.tie_word_embeddings))
+    return {
+        "architecture": {"model_type": config["model_type"], "architectures": config.get("architectures")},
+        "license": read_license(folder / "README.md"),
+        "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
+        "template_sha256": hashlib.sha256(template.encode()).hexdigest(),
+        "added_tokens": [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items())],
+        "eos_token": tokenizer.eos_token,
+        "bos_token": tokenizer.bos_token,
+        "pad_token": tokenizer.pad_token,
+        "vocab_size": text_config.vocab_size,
+        "parameters": parameters,
+        "dtype": dtype,
+    }
+
+
+def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -> None:
+    """Write `generation_config.json` where there is none; raise `DataError` if it doesn't stop at the tokenizer's end of turn."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        path.write_text(json.dumps({name: value for name, value in special.items() if value is not None}, indent=2) + "\n", encoding="utf-8")
+    ends = read_object(path).get("eos_token_id", config.get("eos_token_id"))
+    ends = ends if isinstance(ends, list) else [ends]
+    if tokenizer.eos_token_id not in ends:
+        raise DataError(f"{folder}: generation stops at {ends} (generation_config.json), the tokenizer's end of turn is {tokenizer.eos_token_id} "
+                        f"({tokenizer.eos_token}): mend one of them")  # fmt: skip
+
+
+def complete_weights(folder: Path) -> None:
+    """Raise `DataError` where a shard that `model.safetensors.index.json` names is not there."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        missing = sorted({name for name in read_object(index).get("weight_map", {}).values() if not (folder / name).exists()})
+        if missing:
+            raise DataError(f"{folder} lacks {len(missing)} of its weight files ({missing[0]} …): complete it")
+
+
+def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
+    """Parameters in the safetensors files of `folder` (a tied head that is stored all the same is not counted) and their usual type."""
+    from safetensors import SafetensorError, safe_open
+
+    counts: Counter[str] = Counter()
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="np") as weights:
+                for name in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
+                    tensor = weights.get_slice(name)
+                    if not (tied and name == "lm_head.weight"):
+                        counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+        except SafetensorError as error:
+            raise DataError(f"{file} is no whole safetensors file ({error}): fetch it again") from error
+    usual = counts.most_common(1)[0][0]
+    return counts.total(), DTYPES.get(usual, usual)
+
+
+def count_packed(file: Path) -> tuple[int, str]:
+    """Parameters in a GGUF (a tied head is in it once) and its level, as its own header names it."""
+    from gguf import LlamaFileType
+
+    header = check_gguf(file)
+    level = header.fields.get("general.file_type")
+    known = level in {kind.value for kind in LlamaFileType}
+    return sum(math.prod(shape) for shape, _ in header.tensors.values()), LlamaFileType(level).name.removeprefix("MOSTLY_") if known else "mixed"
+
+
+def read_license(readme: Path) -> str | None:
+    """The licence that a model card's front matter names, if there is one."""
+    if not readme.exists():
+        return None
+    parts = readme.read_text(encoding="utf-8", errors="replace").split("---\n")
+    try:
+        card = yaml.safe_load(parts[1]) if len(parts) > 2 and not parts[0].strip() else None
+    except yaml.YAMLError:
+        return None
+    return str(card["license"]) if isinstance(card, dict) and card.get("license") else None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises `DataError` where it is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not readable JSON ({error}): mend or fetch it again") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} holds {type(value).__name__}, a JSON object is wanted: mend or fetch it again")
+    return value

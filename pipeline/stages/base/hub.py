@@ -1,0 +1,112 @@
+"""Fetch a model from the Hugging Face hub at one commit: resumable, checked byte for byte, nothing that runs."""
+
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.hashing import file_hash
+from pipeline.core.publish import need_disk
+from pipeline.models.experts import refuse_experts
+from pipeline.stages.base.hf_folder import check_config, choose_files, choose_gguf, read_object
+
+
+def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None = None) -> None:
+    """Put the model `repo` at `commit` (40 hexadecimal digits) into `folder`, or its one file `gguf`; HF_ENDPOINT may name another hub.
+
+    What has arrived stays in `cache`, a folder on the same disk, so that a broken download goes on where it stopped.
+    Raises `DataError` (no such model or commit, no right to it, unsafe or damaged files), `ConfigError` (no repository
+    name), `MachineError` (the hub can't be reached, no room).
+    """
+    import httpx2  # huggingface_hub's HTTP client
+    from huggingface_hub import HfApi, errors
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        info = HfApi().model_info(repo, revision=commit, files_metadata=True)
+        refuse_experts({"model_type": (info.gguf or {}).get("architecture")}, repo)  # a GGUF's header comes with its gigabytes
+        listing = info.siblings or []
+        listed, where = [file.rfilename for file in listing], f"{repo} at {commit}"
+        names = choose_gguf(listed, gguf, where) if gguf else choose_files(listed, where)
+        wanted = sorted((file for file in listing if file.rfilename in names), key=lambda file: file.size or 0)
+        cache.mkdir(parents=True, exist_ok=True)
+        if not gguf:
+            fetch_file(repo, commit, next(file for file in wanted if file.rfilename == "config.json"), cache)
+            check_config(read_object(cache / "config.json"), repo)
+        missing = sum(file.size or 0 for file in wanted) - sum(path.stat().st_size for path in cache.iterdir())
+        need_disk(cache, missing)
+        print(f"base: fetching {len(wanted)} files of {repo}, {missing / 1e9:.2f} GB to go", flush=True)
+        for file in wanted:
+            fetch_file(repo, commit, file, cache)
+    except errors.HFValidationError as error:
+        raise ConfigError(f"base.model is {repo!r}, which is no name of a hub repository: write OWNER/NAME") from error
+    except errors.GatedRepoError as error:
+        raise DataError(f"{repo} is gated: accept its terms on its page on the hub and log in with `hf auth login`") from error
+    except errors.RepositoryNotFoundError as error:
+        raise DataError(f"the hub shows no model {repo}: mend base.model, or log in with `hf auth login` if the model is private") from error
+    except errors.RevisionNotFoundError as error:
+        raise DataError(f"{repo} has no commit {commit}: copy base.revision from the model's list of commits on the hub") from error
+    except (OSError, httpx2.HTTPError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # the disk's, not the network's
+        raise MachineError(
+            f"{repo} can't be fetched from the hub ({_first_line(error)}): check the network and HF_ENDPOINT, "
+            "then run the same command again; it goes on where it stopped"
+        ) from error
+    for file in wanted:
+        arrived = cache / file.rfilename
+        if _damaged(arrived, file):
+            arrived.unlink()
+            raise DataError(f"{repo}: {file.rfilename} did not arrive as the hub lists it: run the same command again to fetch it anew")
+        _link(arrived, folder / file.rfilename)
+
+
+def fetch_file(repo: str, commit: str, file: Any, cache: Path) -> None:
+    """Fetch one file of a listing into `cache`, from the byte where an earlier try ended.
+
+    huggingface_hub 2.4's own download starts a file afresh in every process: with shards of 4 GB that is no resuming.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    done, part = cache / file.rfilename, cache / f"{file.rfilename}.part"
+    if done.exists():
+        return
+    if part.exists() and part.stat().st_size > file.size:
+        part.unlink()  # not ours: a proxy's page, say
+    if not part.exists() or part.stat().st_size < file.size:
+        url = hf_hub_url(repo, file.rfilename, revision=commit)
+        location, headers = get_hf_file_metadata(url).location, build_hf_headers()
+        if urlsplit(location).netloc != urlsplit(url).netloc:
+            headers.pop("authorization", None)  # the token is the hub's, not its content network's
+        with part.open("ab") as stream:
+            http_get(location, stream, resume_size=stream.tell(), headers=headers, expected_size=file.size, displayed_filename=file.rfilename)
+    part.replace(done)
+
+
+def _damaged(path: Path, listed: Any) -> bool:
+    """Whether a file differs from the hub's listing: by SHA-256 for large files, by git's blob hash for small ones."""
+    if listed.lfs is not None:
+        return file_hash(path) != str(listed.lfs.sha256)
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() != str(listed.blob_id)  # noqa: S324 (git's own hash)
+
+
+def _link(source: Path, target: Path) -> None:
+    # both names are ours and the cache goes when the model is published: no second copy of 15 GB
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error.__cause__ or error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

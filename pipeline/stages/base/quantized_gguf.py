@@ -1,0 +1,202 @@
+"""A GGUF file as the base that is trained on as it is: the file itself, and beside it what transformers needs to know of it.
+
+Nothing is dequantised: weights stay in `model.gguf`. Configuration, tokenizer and template come from the file's own metadata; a Hugging
+Face folder of the same model, where the user has one, is compared with them.
+"""
+
+import io
+import os
+import shutil
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import PROBES, load_tokenizer
+from pipeline.core.errors import DataError
+from pipeline.core.publish import need_disk
+from pipeline.gguf.base_files import DENSE, MODEL_FILE, SOURCE_FILE
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.header import Header
+from pipeline.gguf.sources import KNOWN
+from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.tools import Toolchain, run_tool
+from pipeline.stages.base.gguf_import import checked_header, load_tokenizer_of, same_ids_as_llama_cpp, special_ids
+from pipeline.stages.base.hf_folder import gguf_parts
+
+ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
+COMPARED = (
+    "architecture", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "rms_norm_eps", "head_dim", "rope_theta",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Packed:
+    """That the base is a GGUF as it is: the level it is quantised to first, and the Hugging Face folder it is compared with."""
+
+    level: str | None = None
+    compare_with: str | None = None
+
+    def keep(self, file: Path, folder: Path, tools: Toolchain) -> str | None:
+        """Put `file`, or all parts of which it is the first, into `folder` as the base; the licence that it names."""
+        keep_gguf(joined(file, folder, tools), folder, self.level, tools)
+        named = check_gguf(folder / MODEL_FILE).fields.get("general.license")
+        return named if isinstance(named, str) else None
+
+
+def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
+    """`file`, or where it is the first of several parts the whole, made in `folder`; parts that lie in `folder` are removed.
+
+    Raises `DataError` where a part is missing, `ToolError` where llama-gguf-split fails, `MachineError` where the disk is too small.
+    """
+    parts = [file.with_name(name) for name in gguf_parts(file.name)]
+    if len(parts) == 1:
+        return file
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise DataError(f"{file} is the first of {len(parts)} parts, and {', '.join(missing)} is not beside it: fetch all parts")
+    need_disk(folder, sum(part.stat().st_size for part in parts))
+    run_tool([tools.tool("llama-gguf-split"), "--merge", file, folder / ARRIVED])
+    for part in parts:
+        if part.parent == folder:
+            part.unlink()
+    return folder / ARRIVED
+
+
+def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> None:
+    """Put `file` into `folder` as `model.gguf`, at `level` if one is named (then the original stays beside it), with config and tokenizer.
+
+    A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` where the file is not whole, can't be
+    trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError` where llama-quantize fails, `MachineError` where
+    the disk is too small.
+    """
+    checked_header(file)
+    original = folder / (SOURCE_FILE if level else MODEL_FILE)
+    if file.parent == folder:
+        file.rename(original)
+    else:
+        need_disk(folder.parent, file.stat().st_size)
+        copy_file(file, original)
+    if level:
+        print(f"base: quantising {file.name} to {level}", flush=True)
+        quantise_gguf(tools, original, folder / MODEL_FILE, level, os.cpu_count() or 1, requantise=True)
+    model = folder / MODEL_FILE
+    header = check_gguf(model)
+    refuse_untrainable(header, file)
+    tokenizer = load_tokenizer_of(model, header)
+    tokenizer.save_pretrained(folder)
+    write_config(model, header, folder, special_ids(tokenizer), file)
+    same_ids_as_llama_cpp(model, folder, tools)
+    prove_loadable(folder)
+
+
+def prove_loadable(folder: Path) -> None:
+    """Raise `DataError` unless every tensor of the file fills exactly one weight of the model that config.json describes.
+
+    The file is mapped, so that this reads little more than its header; better here than after the data was curated.
+    """
+    import torch
+
+    from pipeline.models.quantized_model import load_packed
+
+    load_packed(folder, compute_dtype=torch.float32, device="cpu")
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy by the kernel: on a file system that can share blocks (Btrfs, XFS) neither time nor disk is taken.
+
+    A copy and not a hard link: two names of one file share its bytes, so whatever writes to one would change the user's own file.
+    """
+    with source.open("rb") as stream, target.open("wb") as copy:
+        try:
+            while os.copy_file_range(stream.fileno(), copy.fileno(), 1 << 30):
+                pass
+        except (AttributeError, OSError):  # another system, or two file systems
+            stream.seek(0)
+            copy.seek(0)
+            shutil.copyfileobj(stream, copy, 1 << 20)
+
+
+def refuse_untrainable(header: Header, file: Path) -> None:
+    """Raise `DataError` where a matrix of the file has a type that training has no dequantiser for, or the architecture is not a known one."""
+    from pipeline.gguf.dequantize import layout
+
+    architecture = header.fields.get("general.architecture")
+    if architecture not in DENSE:
+        raise DataError(
+            f"{file} is of architecture {architecture}, and adapters are trained on the GGUFs of {', '.join(DENSE)}: "
+            "set base.quantization to nf4, with the model's Hugging Face folder"
+        )
+    for name, (_, kind) in header.tensors.items():
+        try:
+            layout(kind)
+        except DataError as error:
+            raise DataError(f"{name} of {file}: {error}") from None
+
+
+def write_config(model: Path, header: Header, folder: Path, special: dict[str, int | None], file: Path) -> None:
+    """`config.json` and `generation_config.json` as transformers reads them out of the GGUF. Raises `DataError` where it can't."""
+    from transformers import AutoConfig, GenerationConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(io.StringIO()):
+            config = AutoConfig.from_pretrained(model.parent, gguf_file=model.name, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise DataError(f"transformers can't read the settings of {file} ({' '.join(str(error).split())[:300]}): take another model") from error
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.tie_word_embeddings = "output.weight" not in header.tensors
+    config.vocab_size = header.tensors["token_embd.weight"][0][1]
+    if width := header.fields.get(f"{header.fields['general.architecture']}.attention.key_length"):
+        config.head_dim = width  # which transformers 5.23 doesn't read for Qwen3, and takes for 128
+    if hasattr(config, "sliding_window") and f"{header.fields['general.architecture']}.attention.sliding_window" not in header.fields:
+        config.sliding_window = None  # llama.cpp has none then, and transformers would take Mistral's 4,096
+    for name, value in special.items():
+        setattr(config, name, value)
+    config.save_pretrained(folder)
+    GenerationConfig(**special).save_pretrained(folder)
+
+
+def compare_with_folder(folder: Path, other: Path) -> None:
+    """Raise `DataError` where the model in `folder` (from a GGUF) and the Hugging Face folder `other` differ in settings, tokenizer or template."""
+    from transformers import AutoConfig
+
+    if not other.is_dir():
+        raise DataError(f"{other} is no folder: base.compare_with names a Hugging Face folder of the same model, or null")
+    try:
+        ours, theirs = (AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False) for path in (folder, other))
+        mine, yours = load_tokenizer(folder), load_tokenizer(other)
+    except Exception as error:  # of files that anybody may have written; the libraries raise whatever they stumble over
+        said = " ".join(str(error).split())[:300]
+        raise DataError(f"{other} can't be read as a Hugging Face folder ({said}): base.compare_with names one of the same model, or null") from error
+    differing = [f"{key} ({setting(ours, key)} and {setting(theirs, key)})" for key in COMPARED if _differ(setting(ours, key), setting(theirs, key))]
+    for key in ("eos_token", "bos_token"):  # of Qwen's two forms, one names no beginning of text
+        one, other_one = getattr(mine, key), getattr(yours, key)
+        if one != other_one and (key == "eos_token" or (one and other_one)):
+            differing.append(f"{key} ({one!r} and {other_one!r})")
+    if mine.get_chat_template() != yours.get_chat_template():
+        differing.append("the chat template")
+    text = next((text for text in PROBES if mine.encode(text, add_special_tokens=False) != yours.encode(text, add_special_tokens=False)), None)
+    if text is not None:
+        differing.append(f"the token ids of {text[:30]!r}")
+    if differing:
+        raise DataError(f"the GGUF and {other} are not the same model: they differ in {'; '.join(differing)}: take the GGUF of this folder")
+
+
+def setting(config: Any, key: str) -> Any:
+    """A setting of a model, with what transformers takes where config.json doesn't say."""
+    if key == "architecture":  # as llama.cpp names it: Mistral's is Llama's
+        return KNOWN.get((config.architectures or [""])[0], config.model_type)
+    if key == "rope_theta":
+        return (getattr(config, "rope_parameters", None) or {}).get(key)
+    if key == "head_dim":
+        return getattr(config, key, None) or config.hidden_size // config.num_attention_heads
+    return getattr(config, key, None)
+
+
+def _differ(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return abs(ours - theirs) > 1e-6 * abs(theirs)  # GGUF keeps float32
+    return bool(ours != theirs)

@@ -1,0 +1,125 @@
+"""Bring the base model into one Hugging Face folder, whatever it comes from, and write down what it is.
+
+Reads the source named in `params.yaml`, section `base`: a hub repository at a commit, a folder, a GGUF file, or a
+GGUF inside an installed package. Writes `models/base/` (safetensors weights, tokenizer, chat template; with `base.quantization: gguf`
+`model.gguf` instead of safetensors) and
+`models/base.json` (source, sha256 of each file, architecture, tokenizer and template hashes).
+
+    python -m pipeline base
+"""
+
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.config.params import Params
+from pipeline.core.errors import DataError, ToolError
+from pipeline.core.hashing import file_hash
+from pipeline.core.publish import need_disk, publishing, remove, write_json
+from pipeline.llamacpp.tools import find_toolchain
+from pipeline.stages.base.gguf_import import checked_header, predicted_bytes, unpack_gguf
+from pipeline.stages.base.hf_folder import check_config, choose_files, examine, read_object
+from pipeline.stages.base.hub import download
+from pipeline.stages.base.quantized_gguf import Packed, compare_with_folder
+
+
+def copy_folder(source: Path, folder: Path) -> None:
+    """Copy the model files of a local Hugging Face folder.
+
+    Copied, not hard-linked: two names of one file share its bytes, so whatever writes in `models/base` later would
+    change the user's own model. Raises `DataError` where `source` is no folder or a file can't be read.
+    """
+    if not source.is_dir():
+        raise DataError(f"{source} is no folder: base.model names the Hugging Face folder when base.source is path")
+    names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
+    check_config(read_object(source / "config.json"), str(source))
+    need_disk(folder.parent, sum((source / name).stat().st_size for name in names))
+    for name in names:
+        try:
+            stream = (source / name).open("rb")
+        except OSError as error:
+            raise DataError(f"{source / name} can't be read ({error.strerror}): mend its rights") from error
+        with stream, (folder / name).open("wb") as copy:
+            shutil.copyfileobj(stream, copy, 1 << 20)
+
+
+def find_in_package(package: str, file: str) -> Path:
+    """The path of `file` inside an installed distribution, found without importing its code.
+
+    Raises `ToolError` where the package is not installed, `DataError` where it has no such file.
+    """
+    try:
+        listed = metadata.distribution(package).files or []
+    except metadata.PackageNotFoundError:
+        raise ToolError(f"the package {package} is not installed: run `make setup`, or `pip install --no-deps {package}`") from None
+    for entry in listed:
+        path = Path(str(entry.locate()))
+        if file in (entry.name, str(entry)) and path.is_file():
+            return path
+    there = sorted(entry.name for entry in listed if entry.suffix == ".gguf")
+    raise DataError(f"the package {package} has no file {file!r} (its GGUF files: {', '.join(there) or 'none'}): mend base.file in params.yaml")
+
+
+def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revision: str | None = None, file: str | None = None,
+         packed: Packed | None = None, target: Path, record: Path, root: Path = Path(),
+         llamacpp_home: str | None = None) -> dict[str, Any]:  # fmt: skip
+    """Publish the model as the folder `target` and its facts as the JSON file `record`; the facts.
+
+    `model` is a hub repository (`revision` is its commit), a folder or GGUF file (relative to `root`), or the name of an
+    installed package that holds the GGUF `file`. With `packed` the GGUF itself is the base; without, it is dequantised to 16 bit.
+    What was in `target` stays until the new model is whole and checked.
+    Raises `ConfigError`, `DataError`, `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
+    """
+    unfinished = target.with_name(f".{target.name}.download")
+    license_name = None
+    with publishing(target) as aside:
+        aside.mkdir()
+        match source:
+            case "hub":
+                download(model, revision or "", unfinished / (revision or ""), aside, file if packed else None)
+                if packed:
+                    license_name = packed.keep(aside / (file or ""), aside, find_toolchain(llamacpp_home))
+            case "path":
+                copy_folder(root / Path(model).expanduser(), aside)
+            case "gguf" | "package":
+                origin = find_in_package(model, file or "") if source == "package" else root / Path(model).expanduser()
+                license_name = packed.keep(origin, aside, find_toolchain(llamacpp_home)) if packed else convert_gguf(origin, aside, llamacpp_home)
+        if packed and packed.compare_with:
+            compare_with_folder(aside, root / Path(packed.compare_with).expanduser())
+        try:
+            facts = examine(aside)
+        except DataError as error:  # the user knows the source, not the folder that is not published yet
+            raise DataError(str(error).replace(str(aside), model)) from error
+        files = {path.name: file_hash(path) for path in sorted(aside.iterdir())}
+    facts |= {
+        "source": source,
+        "model": model,
+        "revision": revision,
+        "file": file,
+        "level": packed.level if packed else None,
+        "files": files,
+        "license": facts["license"] or license_name,
+    }
+    write_json(record, facts)
+    remove(unfinished)
+    print(f"base: {model} ({facts['architecture']['model_type']}, {facts['parameters']:,} parameters, {facts['dtype']}) is in {target}")
+    return facts
+
+
+def convert_gguf(file: Path, folder: Path, llamacpp_home: str | None) -> str | None:
+    """Unpack a GGUF file into `folder`; the licence that it names."""
+    header = checked_header(file)
+    need_disk(folder.parent, predicted_bytes(header))
+    print(f"base: unpacking {file.name} to 16 bit", flush=True)
+    unpack_gguf(file, header, folder, find_toolchain(llamacpp_home))
+    named = header.fields.get("general.license")
+    return named if isinstance(named, str) else None
+
+
+def main(params: Params, root: Path) -> None:
+    """Run the stage on the project folder `root`."""
+    chosen = params.base
+    packed = Packed(chosen.level, chosen.compare_with) if chosen.quantization == "gguf" else None
+    base(source=chosen.source, model=chosen.model, revision=chosen.revision, file=chosen.file, packed=packed, target=root / "models" / "base",
+         record=root / "models" / "base.json", root=root, llamacpp_home=params.llamacpp.home)  # fmt: skip

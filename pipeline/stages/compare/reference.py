@@ -1,0 +1,73 @@
+"""What the model that training had says of held-out rows: the logits that what is shipped is compared with.
+
+    python -m pipeline.stages.compare.reference --root FOLDER --rows data/final/test.jsonl --count 16 --seed 42 --ctx-size 1024
+
+reads `models/base` and `models/adapter` below FOLDER and writes `reference/` there. A process of its own: the model's memory is free after it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.core.errors import DataError, QuenchError
+from pipeline.core.publish import need_disk, publishing, read_json, write_json
+from pipeline.metrics.divergence import Prompt, Reference
+
+FOLDER, LOGITS, PROMPTS = "reference", "logits", "prompts.json"
+
+
+def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int) -> None:
+    """Publish `root`/reference: prompts (token ids and the positions whose next token training teaches) and float32 logits (positions, V).
+
+    The trained model computes in float32 on its own weights, so that its arithmetic's rounding is in nobody's divergence. Raises `DataError`
+    where no row can be used, `MachineError` where the disk has no room.
+    """
+    from pipeline.chat.held_out import encoded_rows
+    from pipeline.chat.tokens import load_tokenizer, trained_positions
+    from pipeline.metrics.forward import trained_model
+    from pipeline.stages.merge.choose import thinned
+
+    adapter, target = root / "models/adapter", root / FOLDER
+    encoded = encoded_rows(load_tokenizer(adapter), rows, count, seed, ctx_size)
+    prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
+    if not prompts:
+        raise DataError(f"{rows} has no chat whose answer can be compared: raise curate.test_fraction")
+    positions, width = sum(len(one.positions) for one in prompts), 0
+    with publishing(target) as aside:
+        aside.mkdir()
+        with trained_model(root / "models/base", adapter, float32=True) as speaker, (aside / LOGITS).open("wb") as out:
+            for prompt in prompts:
+                logits = speaker(prompt)
+                if not width:
+                    width = logits.shape[1]
+                    need_disk(root, positions * width * 4)
+                out.write(np.ascontiguousarray(logits, np.float32).data)
+        write_json(aside / PROMPTS, {"width": width, "prompts": [{"ids": one.ids, "positions": one.positions} for one in prompts]})
+
+
+def load_reference(root: Path) -> Reference:
+    """What `write_reference` left in `root`."""
+    found = read_json(root / FOLDER / PROMPTS, "run `python -m pipeline compare` once more")
+    return Reference(root / FOLDER / LOGITS, [Prompt(one["ids"], one["positions"]) for one in found["prompts"]], found["width"])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the reference of the sub-project that the command line names."""
+    parser = argparse.ArgumentParser(description="Keep what the trained model says of held-out rows.")
+    parser.add_argument("--root", type=Path, required=True, help="the sub-project")
+    parser.add_argument("--rows", type=Path, required=True, help="JSONL of held-out chats")
+    for name in ("--count", "--seed", "--ctx-size"):
+        parser.add_argument(name, type=int, required=True)
+    chosen = parser.parse_args(argv)
+    try:
+        write_reference(chosen.root, chosen.rows, chosen.count, chosen.seed, chosen.ctx_size)
+    except QuenchError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

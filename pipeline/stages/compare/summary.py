@@ -1,0 +1,100 @@
+"""From the figures of each way, level and seed to reports/ways.json: means with intervals, differences, and which way to take."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import combinations
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from pipeline.config.strategies import MERGED_16, WAYS, title
+from pipeline.core.errors import DataError
+from pipeline.stages.compare.recommendation import Measured, recommend
+from pipeline.stages.compare.statistics import Difference, Scores, difference, mean_of
+
+Figures = Mapping[str, Any]
+DISK = (
+    "base, merged model, 16-bit GGUF and level together, as the stages leave them; checkpoints, the adapter, what only comparisons read and what the "
+    "base's level was quantised from aside"
+)
+
+
+def summarise(figures: Sequence[Figures], *, seeds: Sequence[int], levels: Sequence[str], sixteen: str, scorer: str, seed: int) -> dict[str, Any]:
+    """What reports/ways.json holds; `figures` are `pipeline.stages.compare.plan`'s, `sixteen` is the 16-bit type, `seed` draws the tests' swaps.
+
+    Raises `DataError` where no row has a score from every way and seed.
+    """
+    rows = scored_rows(figures)
+    if not rows:
+        raise DataError(f"no held-out row has a score by {scorer} from every way: look at the judge, or take another scorer")
+    reference = of_way(figures, rows, sixteen, MERGED_16, seeds)
+    return {
+        "seeds": list(seeds), "scorer": scorer, "rows": len(rows), "disk_counted": DISK,
+        "machines": sorted({one["machine"] for one in figures}), "reference": {"level": sixteen, **reference},
+        "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels},
+    }  # fmt: skip
+
+
+def scored_rows(figures: Sequence[Figures]) -> list[str]:
+    """The rows that have a score everywhere, in the order in which they were answered."""
+    return [row for row in figures[0]["points"] if all(one["points"].get(row) is not None for one in figures)]
+
+
+def of_level(figures: Sequence[Figures], rows: Sequence[str], level: str, seeds: Sequence[int], seed: int) -> dict[str, Any]:
+    """One level's ways, their differences from each other (second less first, in points of 100), and the one to take."""
+    ways = {way: {"title": title(way, level)} | of_way(figures, rows, level, way, seeds) for way in WAYS}
+    points = {way: matrix(figures, rows, level, way, seeds) for way in WAYS}
+    pairs = list(combinations(WAYS, 2))
+    differences = {pair: difference(points[pair[0]], points[pair[1]], seed) for pair in pairs}
+    perfect = {pair: difference(all_right(points[pair[0]]), all_right(points[pair[1]]), seed) for pair in pairs}
+    measured = {way: Measured(found["score"], found["disk_bytes"], found["bytes"]) for way, found in ways.items()}
+    advice = recommend(level, measured, differences, len(seeds))
+    return {
+        "ways": ways, "differences": told(differences), "perfect_differences": told(perfect),
+        "recommended": advice.way, "decided": advice.decided, "sentence": advice.sentence,
+    }  # fmt: skip
+
+
+def of_way(figures: Sequence[Figures], rows: Sequence[str], level: str, way: str, seeds: Sequence[int]) -> dict[str, Any]:
+    """One way's figures over the seeds: sizes and divergence as their mean, speeds as their median, scores with intervals."""
+    own = mine(figures, level, way, seeds)
+    points = matrix(figures, rows, level, way, seeds)
+    score, perfect = mean_of(points), mean_of(all_right(points))
+    bare = [one["speed"]["bare"]["median"] for one in own if "bare" in one["speed"]]
+    return {
+        "bytes": round(fmean(sum(one["shipped"].values()) for one in own)), "shipped": own[0]["shipped"],
+        "disk_bytes": round(fmean(sum(one["disk"].values()) for one in own)), "disk": own[0]["disk"],
+        "score": score.value, "score_low": score.low, "score_high": score.high,
+        "perfect": perfect.value, "perfect_low": perfect.low, "perfect_high": perfect.high,
+        "kld": fmean(one["kld"] for one in own), "same_top": fmean(one["same_top"] for one in own),
+        "tok_s": median(one["speed"]["shipped"]["median"] for one in own), "tok_s_bare": median(bare) if bare else None,
+        "train_seconds": median(one["training"]["seconds"] for one in own), "train_memory": max(one["training"]["peak_memory_bytes"] for one in own),
+        "by_seed": [
+            {"seed": one["seed"], "score": float(points[place].mean()), "perfect": float(all_right(points[place]).mean()), "kld": one["kld"],
+             "same_top": one["same_top"], "stopped": one["stopped"], "valid": one["valid"], "speed": one["speed"], "training": one["training"]}
+            for place, one in enumerate(own)
+        ],
+    }  # fmt: skip
+
+
+def mine(figures: Sequence[Figures], level: str, way: str, seeds: Sequence[int]) -> list[Figures]:
+    """One way's figures at one level, in the order of the seeds."""
+    found = {one["seed"]: one for one in figures if (one["level"], one["way"]) == (level, way)}
+    return [found[seed] for seed in seeds]
+
+
+def matrix(figures: Sequence[Figures], rows: Sequence[str], level: str, way: str, seeds: Sequence[int]) -> Scores:
+    """One way's scores, (seeds, rows), 0 to 1."""
+    return np.array([[one["points"][row] for row in rows] for one in mine(figures, level, way, seeds)], dtype=np.float64)
+
+
+def all_right(points: Scores) -> Scores:
+    """1 where a row has all points, else 0."""
+    right: Scores = (points == 1.0).astype(np.float64)
+    return right
+
+
+def told(differences: Mapping[tuple[str, str], Difference]) -> list[dict[str, Any]]:
+    """Differences as JSON."""
+    return [{"first": first, "second": second, **asdict(one), "measurable": one.measurable} for (first, second), one in differences.items()]

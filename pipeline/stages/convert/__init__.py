@@ -1,0 +1,1 @@
+"""The merged model as a 16-bit GGUF."""

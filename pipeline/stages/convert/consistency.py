@@ -1,0 +1,156 @@
+"""Does a model's folder hold what its config.json says: rows, layers, head, shapes, numbers that fit the GGUF's type.
+
+Converters take what they find: a layer too few, a head that is stored and not used, or a bias left out make a GGUF that loads and answers worse.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows
+from pipeline.planning.shape import KNOWN, read_shape
+
+LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
+BLOCK = 1 << 26  # bytes of a tensor that are looked at together
+# whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no GGUF key tells it otherwise
+NORMALISED = {"qwen2_moe": False, "qwen3_moe": True}
+F16_END = 65_520.0  # the smallest number that rounds to infinity in float16; the largest float16 is 65,504
+
+
+def contradictions(folder: Path, kind: str) -> list[str]:
+    """Every reason why the model in `folder` can't be what its config.json says, or written as `kind` (F16 or BF16).
+
+    Raises `DataError` where config.json or a weight file can't be read at all.
+    """
+    config, tensors = read_config(folder), read_folder(folder)
+    reasons = [*head(config, tensors, folder), *rows(config, tensors, folder), *layers(config, tensors), *shapes(config, tensors), *experts(config)]
+    return reasons + (list(overflows(tensors)) if kind == "F16" else [])
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of the language model; in some models it is a part of the whole one."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{folder / 'config.json'} is not readable JSON ({error}): run the stage that makes it again") from error
+
+
+def head(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Iterator[str]:
+    """A tied head is the embedding and stored once; another one is stored."""
+    stored, embedding = tensors.get("lm_head.weight"), _embedding(tensors)
+    tied = config.get("tie_word_embeddings")
+    if tied is None:  # transformers leaves out what is the architecture's default
+        from transformers import AutoConfig
+
+        tied = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config().tie_word_embeddings
+    if tied and stored and embedding and not _equal(stored, embedding):
+        yield (
+            "tie_word_embeddings is true, but lm_head.weight is stored and differs from the embedding: set it to false in the base's config.json, "
+            "or leave the head out"
+        )
+    if not tied and not stored and embedding:
+        yield "tie_word_embeddings is false, but there is no lm_head.weight: merge again, or take a base that is whole"
+
+
+def rows(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Iterator[str]:
+    """vocab_size is the number of rows, and every token has one."""
+    embedding = _embedding(tensors)
+    if embedding and embedding.shape[0] != config.get("vocab_size"):
+        yield f"vocab_size is {config.get('vocab_size')}, but {embedding.name} has {embedding.shape[0]} rows: make config.json say the same"
+    if embedding and (folder / "tokenizer.json").exists():
+        from tokenizers import Tokenizer
+
+        tokens = max(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab().values()) + 1
+        if tokens > embedding.shape[0]:
+            yield f"the tokenizer has {tokens} tokens, but {embedding.name} has {embedding.shape[0]} rows: take the tokenizer of this model"
+
+
+def layers(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
+    """num_hidden_layers, and those for multi-token prediction that config.json names, are all there and no others."""
+    wanted, extra = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
+    found = {int(match[1]) for name in tensors if (match := LAYER.match(name))}
+    if not found or wanted is None:
+        return
+    if missing := sorted(set(range(wanted)) - found):
+        yield f"num_hidden_layers is {wanted}, but layer {missing[0]} has no tensor ({len(missing)} layers so): merge again from a base that is whole"
+    if more := sorted(found - set(range(wanted + extra))):
+        yield (
+            f"num_hidden_layers is {wanted}, but there are tensors of layer {more[0]} ({len(more)} layers so): take layers for multi-token "
+            "prediction out of the base, or name them in num_nextn_predict_layers"
+        )
+
+
+def shapes(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
+    """Weights and biases of all linears, where the architecture is one whose shapes are known."""
+    if config.get("model_type") not in KNOWN:
+        return
+    shape = read_shape(config)
+    wrong = []
+    for number in sorted({int(match[1]) for name in tensors if (match := LAYER.match(name))}):
+        for linear in shape.linears:
+            part = "mlp" if linear.name in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+            stem = f"model.layers.{number}.{part}.{linear.name}"
+            wanted = {f"{stem}.weight": (linear.outputs, linear.inputs), f"{stem}.bias": (linear.outputs,) if linear.bias else None}
+            for name, size in wanted.items():
+                found = tensors[name].shape if name in tensors else None
+                if found != size:
+                    wrong.append(f"{name} is {_size(found)} and should be {_size(size)}")
+    if wrong:
+        yield f"{wrong[0]} ({len(wrong)} tensors so): merge again from a base whose config.json is its own"
+
+
+def experts(config: dict[str, Any]) -> Iterator[str]:
+    """Experts' weights are normalised where llama.cpp does it for the architecture; transformers' default is not to."""
+    kind, normalised = config.get("model_type"), bool(config.get("norm_topk_prob", False))
+    wanted = NORMALISED.get(str(kind))
+    if wanted is not None and normalised != wanted:
+        how = "always" if wanted else "never"
+        yield (
+            f"norm_topk_prob is {str(normalised).lower()}, but llama.cpp {how} normalises the experts' weights of {kind}: "
+            f"take a base that was trained with norm_topk_prob {str(wanted).lower()}"
+        )
+
+
+def overflows(tensors: dict[str, Entry]) -> Iterator[str]:
+    """Matrices with numbers that float16 can't hold; vectors stay in float32."""
+    wrong = [
+        (entry.name, largest)
+        for entry in tensors.values()
+        if len(entry.shape) > 1 and entry.dtype in ("BF16", "F32", "F64") and not (largest := _largest(entry)) < F16_END
+    ]
+    if wrong:
+        name, largest = wrong[0]
+        yield f"{name} has numbers up to {largest:.4g}, more than float16 holds ({len(wrong)} tensors so): set convert.type to BF16"
+
+
+def _embedding(tensors: dict[str, Entry]) -> Entry | None:
+    return next((entry for name, entry in tensors.items() if name.endswith(EMBEDDINGS)), None)
+
+
+def _blocks(entry: Entry) -> Iterator[tuple[int, int]]:
+    step = max(1, BLOCK * entry.rows // max(entry.nbytes, 1))
+    return ((first, min(first + step, entry.rows)) for first in range(0, entry.rows, step))
+
+
+def _equal(one: Entry, other: Entry) -> bool:
+    return one.shape == other.shape and all(bool((read_rows(one, *block) == read_rows(other, *block)).all()) for block in _blocks(one))
+
+
+def _largest(entry: Entry) -> float:
+    """The largest absolute value; NaN where there is one."""
+    import torch
+
+    if not prod(entry.shape):
+        return 0.0
+    ends = [torch.stack(read_rows(entry, *block).aminmax()).float() for block in _blocks(entry)]
+    return float(torch.stack(ends).abs().amax())
+
+
+def _size(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else " × ".join(map(str, shape))

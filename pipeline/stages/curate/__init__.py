@@ -1,0 +1,1 @@
+"""Raw rows to clean, deduplicated, split rows, with an account of every row."""

@@ -1,0 +1,1 @@
+"""Rows against each other: duplicates, contamination, balance, splits."""

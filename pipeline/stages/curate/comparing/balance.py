@@ -1,0 +1,73 @@
+"""Which training rows are left out so that no source and no domain outweighs the others; rows are never repeated."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.core.errors import DataError
+from pipeline.stages.curate.comparing.splits import draws
+
+
+def sample_rows(
+    train: NDArray[np.bool_], source: NDArray[np.int32], domain: NDArray[np.int32], keys: NDArray[np.uint64],
+    *, weights: Sequence[float], max_rows_per_source: int | None, max_domain_share: float, temperature: float, seed: int,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """The training rows that stay: first by source (share `weights[source]`, then the cap), then by domain.
+
+    A domain of n rows keeps n·(smallest/n)^(1−temperature) of them: all at temperature 1, as many as the smallest domain at 0
+    (the exponent of multilingual BERT's sampling, but by leaving out). Then the largest are cut until none has more than
+    `max_domain_share` of the rows. Which rows stay is drawn from seed and content (`keys`), so it doesn't depend on their order.
+    Raises `DataError` where `max_domain_share` can't be met by so few domains.
+    """
+    order = np.flatnonzero(train)[np.argsort(draws(keys[train], "balance", seed), kind="stable")]
+    counts = np.bincount(source[order], minlength=len(weights))
+    quotas = np.ceil(counts * np.asarray(weights)).astype(np.int64)
+    if max_rows_per_source is not None:
+        quotas = np.minimum(quotas, max_rows_per_source)
+    order = _first(order, source[order], quotas)
+    rows = np.bincount(domain[order]).astype(np.int64)
+    order = _first(order, domain[order], capped(tempered(rows, temperature), max_domain_share))
+    stay = np.zeros(len(train), np.bool_)
+    stay[order] = True
+    return stay
+
+
+def tempered(rows: NDArray[np.int64], temperature: float) -> NDArray[np.int64]:
+    """How many rows each domain keeps at this temperature."""
+    present = rows > 0
+    if not present.any():
+        return rows
+    share = np.ones(len(rows))
+    share[present] = (rows[present].min() / rows[present]) ** (1 - temperature)
+    return np.ceil(rows * share - 1e-9).astype(np.int64)
+
+
+def capped(rows: NDArray[np.int64], max_share: float) -> NDArray[np.int64]:
+    """The largest counts, none above `rows`, of which none is more than `max_share` of their sum."""
+    domains = int((rows > 0).sum())
+    if max_share >= 1 or not domains:
+        return rows
+    if domains * max_share < 1:
+        raise DataError(
+            f"curate.max_domain_share is {max_share}, but there {'is only 1 domain' if domains == 1 else f'are only {domains} domains'}, "
+            f"so one has at least {1 / domains:.0%} of the rows: raise it, or name domains in the rows"
+        )
+    kept = rows
+    while True:
+        limit = int(max_share * int(kept.sum()))
+        smaller = np.minimum(kept, limit)
+        if (smaller == kept).all():
+            return kept
+        kept = smaller
+
+
+def _first(order: NDArray[np.int64], label: NDArray[np.int32], quotas: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of the rows in `order`, the first `quotas[label]` of every label."""
+    by_label = np.argsort(label, kind="stable")
+    sorted_labels = label[by_label]
+    starts = np.searchsorted(sorted_labels, sorted_labels)  # where each one's label begins
+    rank = np.arange(len(order)) - starts
+    stays = np.zeros(len(order), np.bool_)
+    stays[by_label] = rank < quotas[sorted_labels]
+    return order[stays]

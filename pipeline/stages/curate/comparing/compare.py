@@ -1,0 +1,104 @@
+"""Compares the clean rows with each other and with the user's guarded texts: features in workers, decisions here."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.sections import Curate
+from pipeline.stages.curate.comparing.contamination import Leak, Overlaps, Span
+from pipeline.stages.curate.comparing.duplicates import Clusters, Index
+from pipeline.stages.curate.comparing.features import SAMPLE_ROWS, Boilerplate, Features, boilerplate, features, key_of
+from pipeline.stages.curate.comparing.poison import request_and_answer
+from pipeline.stages.curate.comparing.spill import starts
+from pipeline.stages.curate.spool import Spool, read_rows_at, spread_evenly
+from pipeline.stages.curate.workers import Workers
+
+ANSWERS_COMPARED = 16  # rows of one request
+EXCERPT = 300  # characters of a shared span that the account shows
+
+
+class Part(NamedTuple):
+    """Some rows of the spool, and what they are compared by."""
+
+    path: Path
+    offset: int
+    size: int
+    boilerplate: Boilerplate
+    threshold: float
+    ngram: int
+    guarded: bool
+
+
+def part_features(_: Any, part: Part) -> Features:
+    """The features of one part (in a worker)."""
+    rows = read_rows_at(part.path, part.offset, part.size)
+    return features(rows, part.boilerplate, threshold=part.threshold, ngram=part.ngram, guarded=part.guarded)
+
+
+class Comparison:
+    """The features of all rows of a spool, on disk below `folder`."""
+
+    def __init__(self, spool: Spool, settings: Curate, folder: Path) -> None:
+        self.spool, self.settings = spool, settings
+        sample = (spool.row(index) for index in spread_evenly(np.arange(len(spool)), SAMPLE_ROWS))
+        self.boilerplate = boilerplate(sample, folder, ngram=settings.ngram)
+        self.index = Index(folder, settings.near_threshold)
+        self.overlaps = Overlaps(folder, settings.ngram, self.boilerplate)
+
+    def read(self, pool: Workers, advance: Callable[[int], None]) -> None:
+        """Have the workers compute every row's features; `advance` is told the rows."""
+        settings = self.settings
+        parts = (
+            Part(self.spool.path, offset, size, self.boilerplate, settings.near_threshold, settings.ngram, bool(settings.decontaminate))
+            for offset, size in self.spool.ranges()
+        )
+        for found in pool.map(part_features, parts):
+            self.index.add(found)
+            self.overlaps.add(found.fingerprints, len(found.exact))
+            advance(len(found.exact))
+
+    def guard(self, folder: Path) -> dict[str, int]:
+        """Add the files that training must not overlap with; how many texts of each are long enough to be found."""
+        return {name: self.overlaps.add_file(folder / name, name) for name in self.settings.decontaminate}
+
+    def clusters(self) -> Clusters:
+        """The duplicates and groups among all rows."""
+        return self.index.clusters()
+
+    def several_answers(self, clusters: Clusters, most: int) -> tuple[int, list[list[int]]]:
+        """How many requests have different answers, and the rows of the first `most` of them, one for each answer."""
+        count, shown = 0, list[list[int]]()
+        for keys, rows in self.index.asking.groups():
+            begins = starts(keys)
+            for own in np.split(clusters.first[rows], begins[1:]) if len(begins) else []:
+                different = np.unique(own)
+                if len(different) == 1:
+                    continue
+                answers = {key_of([request_and_answer(self.spool.row(row))[1]]): row for row in different[:ANSWERS_COMPARED].tolist()}
+                if len(answers) > 1:
+                    count += 1
+                    shown.append(sorted(answers.values()))
+            shown = sorted(shown)[:most]
+        return count, shown
+
+    def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> dict[int, Leak]:
+        """Training rows that share a run of words with a test row or a guarded text."""
+        return {leak.row: leak for leak in self.overlaps.leaks(train, test, self.spool.row)}
+
+    def tell(self, leak: Leak) -> dict[str, Any]:
+        """What the rejects say of a leak: `detail` and `spans`."""
+        where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {self.spool.source(leak.other)}"
+        return {"detail": f"shares a run of {self.settings.ngram} words or more with {where}", "spans": [_shown(span) for span in leak.spans]}
+
+    def close(self) -> None:
+        """Remove the files."""
+        self.index.close()
+        self.overlaps.close()
+
+
+def _shown(span: Span) -> dict[str, Any]:
+    text = span.text if len(span.text) <= EXCERPT else span.text[:EXCERPT] + "…"
+    return {"place": span.place, "start": span.start, "end": span.end, "text": text}

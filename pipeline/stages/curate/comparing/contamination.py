@@ -1,0 +1,240 @@
+"""Training rows that share text with what the model is to be measured on: the test split, and files the user names.
+
+Two texts share text if they have a run of n words in common (n = 13 as in GPT-3, arXiv:2005.14165, appendix C; case and
+punctuation don't count), however many training rows have it. Runs in system turns don't count, nor runs of boilerplate that a
+test row has: the template of all rows; what a named file has always counts. A row of fewer than n words shares none: such rows
+can only be caught as duplicates.
+
+Winnowed fingerprints (`pipeline.stages.curate.comparing.features`) are joined on disk and give candidates, whose texts are then compared.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.chat.rows import Row
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import BadLine, parse_line, read_raw_lines
+from pipeline.stages.curate.comparing.features import Boilerplate, fingerprints, of_boilerplate, parts, run_keys
+from pipeline.stages.curate.comparing.shingles import Hashes, tokenise, word_ngrams
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, starts
+from pipeline.stages.curate.reading.containers import READ, opened, raw_lines, refusal
+
+PARTNERS = 4  # of one training row for one key
+CHECKED = 32  # candidates looked at for one training row, among files and as many among test rows
+SPANS = 3  # shown of one training row
+DOCUMENT = 1 << 31  # added to the number of a named file's text; smaller numbers are rows
+PLAIN_SUFFIXES = (".txt", ".md")
+MAX_TEXT_BYTES = 1 << 28  # of one line of a named file
+CANDIDATE = np.dtype([("row", "u4"), ("other", "u4"), ("key", "u8")])
+Candidates = NDArray  # of CANDIDATE
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters `start` to `end` of what `features.parts` has at `place` (tool calls are JSON), which another text has too."""
+
+    place: str
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A training row that shares text with a test row, or with a text in line `line` of a named file."""
+
+    row: int
+    other: int | None  # the test row
+    file: str | None
+    line: int | None
+    spans: list[Span]
+
+
+class Overlaps:
+    """Finds training rows that share a run of `ngram` words with others; `folder` takes its files."""
+
+    def __init__(self, folder: Path, ngram: int, boilerplate: Boilerplate) -> None:
+        self.spill = Spill(folder / "fingerprints")
+        self.ngram, self.boilerplate = ngram, boilerplate
+        self.rows = 0
+        self.path = folder / "documents"
+        self.texts = self.path.open("w+b")
+        self.documents: list[tuple[str, int, int, int]] = []  # file, line, and where the text is in `texts`: offset and bytes
+
+    def add(self, found: tuple[Keys, Rows], count: int) -> None:
+        """Add the fingerprints of the next `count` rows."""
+        self.spill.add(found[0], found[1] + np.uint32(self.rows))
+        self.rows += count
+
+    def add_file(self, path: Path, name: str) -> int:
+        """Add the texts of a named file, and give the number of those of n words or more: no other can be found. Raises `DataError`."""
+        before = len(self.documents)
+        texts = read_texts(path)
+        while block := list(islice(texts, 256)):
+            tokens = tokenise([text for _, text in block])
+            long = np.flatnonzero(np.diff(word_ngrams(tokens, self.ngram)[1]))
+            number = np.zeros(len(block), np.uint32)
+            number[long] = np.arange(len(long)) + (len(self.documents) + DOCUMENT)
+            keys, rows = fingerprints(tokens, np.arange(len(block) + 1), self.boilerplate, self.ngram)
+            self.spill.add(keys, number[rows])
+            for line, text in (block[i] for i in long):
+                data = text.encode("utf-8", "surrogatepass")
+                self.documents.append((name, line, self.texts.seek(0, 2), len(data)))
+                self.texts.write(data)
+        return len(self.documents) - before
+
+    def candidates(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Candidates:
+        """(training row, test row or `DOCUMENT` + number of a text, shared key), sorted; `train` and `test` have an entry per row.
+
+        For a row at most `PARTNERS` others per key and `CHECKED` candidates of either kind: work grows with the rows, not their pairs.
+        """
+        train, test = np.append(train, False), np.append(test, False)  # the last entry stands for documents
+        found, fresh = np.zeros(0, CANDIDATE), [np.zeros(0, CANDIDATE)]
+        for keys, rows in self.spill.groups():
+            document = rows >= DOCUMENT
+            number = np.where(document, len(train) - 1, rows)
+            fresh += _joined(keys, rows, train[number], (test[number] & ~of_boilerplate(keys)) | document)
+            if sum(map(len, fresh)) > len(found) + (1 << 16):
+                found, fresh = _checked(np.concatenate([found, *fresh])), []
+        return _checked(np.concatenate([found, *fresh]))
+
+    def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_], row_at: Callable[[int], Row]) -> Iterator[Leak]:
+        """The training rows that share text, in order, each with the first text it shares some with, files before test rows.
+
+        `row_at` gives a row by its number.
+        """
+        found = self.candidates(train, test)
+        begins = starts(found["row"])
+        for first, last in zip(begins.tolist(), np.append(begins, len(found))[1:].tolist(), strict=True):
+            row = row_at(int(found["row"][first]))
+            for other in sorted(set(found["other"][first:last].tolist()), key=lambda other: (other < DOCUMENT, other)):
+                keys = found["key"][first:last][found["other"][first:last] == other]
+                spans = shared_spans(row, self._texts_of(other, row_at), keys, self.ngram, self.boilerplate)
+                if spans:
+                    file, line = self.documents[other - DOCUMENT][:2] if other >= DOCUMENT else (None, None)
+                    yield Leak(int(found["row"][first]), None if file else other, file, line, spans)
+                    break
+
+    def _texts_of(self, other: int, row_at: Callable[[int], Row]) -> list[str]:
+        if other < DOCUMENT:
+            return [part.text for part in parts(row_at(other)) if part.role != "system"]
+        _, _, offset, size = self.documents[other - DOCUMENT]
+        self.texts.seek(offset)
+        return [self.texts.read(size).decode("utf-8", "surrogatepass")]
+
+    def close(self) -> None:
+        """Remove the files."""
+        self.spill.close()
+        self.texts.close()
+        self.path.unlink(missing_ok=True)
+
+
+def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Iterator[Candidates]:
+    """The pairs of a training row (`ours`) and another (`theirs`) with the same key, for grouped records."""
+    wanted = (ours | theirs) & np.append(True, (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1]))  # a row may have a key twice
+    keys, rows, ours = keys[wanted], rows[wanted], ours[wanted]
+    begins = starts(keys)
+    if not len(begins):
+        return
+    sizes = np.diff(np.append(begins, len(keys)))
+    trained = np.add.reduceat(ours.astype(np.int64), begins)
+    good = (trained > 0) & (trained < sizes)
+    group = np.repeat(np.arange(len(begins)), sizes)
+    left = np.flatnonzero(ours & good[group])
+    right = np.flatnonzero(~ours & good[group])
+    first = np.searchsorted(group[right], group[left])  # the first of the others with the same key
+    for partner in range(PARTNERS):
+        at = first + partner
+        inside = np.flatnonzero(at < len(right))
+        inside = inside[group[right[at[inside]]] == group[left[inside]]]
+        pairs = np.zeros(len(inside), CANDIDATE)
+        pairs["row"], pairs["other"], pairs["key"] = rows[left[inside]], rows[right[at[inside]]], keys[left[inside]]
+        yield pairs
+
+
+def _checked(found: Candidates) -> Candidates:
+    """Sorted, and no more than `CHECKED` per row and kind of other."""
+    found = found[np.lexsort((found["key"], found["other"], found["row"]))]
+    begins = starts(found["row"].astype(np.int64) << 1 | (found["other"] >= DOCUMENT))
+    rank = np.arange(len(found)) - np.repeat(begins, np.diff(np.append(begins, len(found))))
+    return found[rank < CHECKED]
+
+
+def shared_spans(row: Row, others: Sequence[str], keys: Hashes, ngram: int, boilerplate: Boilerplate) -> list[Span]:
+    """The runs of `ngram` or more words that stand in the row and in one of `others`, with one of `keys` for a key; at most `SPANS`."""
+    shared = np.unique(word_ngrams(tokenise(others), ngram)[0])
+    spans = (_runs(part.place, part.text, shared, keys, ngram, boilerplate) for part in parts(row) if part.role != "system")
+    return list(islice(chain.from_iterable(spans), SPANS))
+
+
+def _runs(place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boilerplate: Boilerplate) -> Iterator[Span]:
+    own = tokenise([text])
+    hits = np.isin(word_ngrams(own, ngram)[0], shared)
+    counted = hits & np.isin(run_keys(own, boilerplate, ngram)[0], keys)
+    words = np.flatnonzero(own.words)  # the tokens that are words
+    edges = np.flatnonzero(np.diff(hits, prepend=False, append=False))
+    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):  # n-grams [first, last) are shared
+        if counted[first:last].any():
+            start, final = int(own.at[words[first]]), words[last - 2 + ngram]
+            end = int(own.at[final + 1]) if final + 1 < len(own.at) else len(text)
+            shared_text = text[start:end].rstrip()
+            yield Span(place, start, start + len(shared_text), shared_text)
+
+
+def read_texts(path: Path) -> Iterator[tuple[int, str]]:
+    """(line or row, text): every string in a file that `curate` reads data from, every paragraph of plain text. Raises `DataError`."""
+    if not path.is_file():
+        raise DataError(f"{path}, which curate.decontaminate names, is no file: correct the name or take it out")
+    if path.suffix.lower() in PLAIN_SUFFIXES:
+        with opened(path) as file:
+            yield from _paragraphs(path, file)
+    elif refusal(path):
+        raise DataError(f"{path}, which curate.decontaminate names, can't be read: only {READ}, and plain text in *.txt and *.md, are read")
+    else:
+        yield from _strings_of_rows(path)
+
+
+def _strings_of_rows(path: Path) -> Iterator[tuple[int, str]]:
+    for number, _, line in raw_lines(path, path.name, max_line_bytes=MAX_TEXT_BYTES, notes=Counter()):
+        try:
+            if isinstance(line, BadLine):
+                raise line
+            value = parse_line(line)
+        except BadLine as error:
+            if error.code == "blank":
+                continue
+            raise DataError(f"{path}, line {number}: {error}: curate.decontaminate needs a JSON object in every line: mend or remove it") from error
+        yield from ((number, text) for text in _strings(value))
+
+
+def _paragraphs(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
+    first, paragraph = 0, bytearray()
+    lines = ((number, line) for number, _, line in read_raw_lines(file, MAX_TEXT_BYTES))
+    for number, line in chain(lines, [(0, b"")]):
+        if line is None:
+            raise DataError(f"{path}, line {number}: longer than {MAX_TEXT_BYTES} bytes: curate.decontaminate needs paragraphs in a text file")
+        if line.strip():
+            first = first or number
+            paragraph += line + b"\n"
+        elif paragraph:
+            yield first, paragraph.decode("utf-8", "replace")
+            first, paragraph = 0, bytearray()
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, keys not."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)

@@ -1,0 +1,285 @@
+"""What is compared of a block of rows: hashes, MinHash signatures and fingerprints. Runs in worker processes.
+
+Two texts of a row are compared. The whole conversation, without system turns, finds duplicates; the user's turns before the last
+answer find variants of one request, which belong on one side of the split.
+
+N-grams that are in 5 % of the rows are boilerplate and count for nothing: otherwise all rows with one long instruction would be
+near-duplicates of each other. But a family of near-duplicates may be 5 % of the rows as well. What tells them apart is what a row
+has of its own: fewer than `OWN` shingles, and the row is compared by its boilerplate too, except that of more than half of all
+rows. So rows are never near-duplicates of each other that share no more than boilerplate, be it nearly all they say, and either
+have `OWN` shingles or more of their own or are made from a template that is more than half of the data set. A request is always
+compared by what is its own; that of 5 % of the rows is a request like any other if it has `LONG_REQUEST` tokens and is not that
+of more than half.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+import xxhash
+from numpy.typing import NDArray
+
+from pipeline.chat.rows import TURN_LISTS, Row
+from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
+from pipeline.stages.curate.comparing.shingles import Common, Hashes, Offsets, Tokens, filtered, shingles, spread, tokenise, word_ngrams
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, offsets_of
+
+SHINGLE = 3  # tokens; see benchmarks/near_duplicates.py
+RELATED = 0.7  # rows (or requests) of this similarity stay on one side of the split, though only those over the threshold are duplicates
+SAMPLE_ROWS = 5000  # rows that are looked at for boilerplate
+COMMON_SHARE, COMMON_ROWS = 0.05, 20  # of the sample: what is in as many rows is boilerplate
+TEMPLATE_SHARE = 0.5  # of the sample: what is in more rows is the data set's template
+OWN = 8  # shingles; two words, one asked and one answered, change 6
+LONG_REQUEST = 8  # tokens
+BLOCK_ROWS, BLOCK_CHARACTERS = 256, 1 << 20  # of the sample, read at a time
+WINDOW = 5  # successive n-grams of which winnowing takes the smallest
+_ONE, _TOP = np.uint64(1), np.uint64(63)
+_PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*_\d+\]")
+_PART = re.compile(r":\d+#\d+$")
+_MOST = (1 << 20) - 1
+
+
+@dataclass(frozen=True)
+class Boilerplate:
+    """What is in so many rows that it tells nothing: shingles, n-grams, and whole requests (by their key); of the shingles the template's."""
+
+    shingles: Common
+    grams: Common
+    requests: Common
+    template: Common
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a block of rows is compared by; rows are counted from the block's first."""
+
+    exact: Keys  # (rows): rows with the same key have the same normalised content
+    quality: NDArray[np.uint32]  # (rows): of near-duplicates the highest is kept
+    whole: Sketch
+    family: Sketch  # of rows with little of their own, with their boilerplate; of others the signatures of `whole`, and no bands
+    request: Sketch
+    asking: tuple[Keys, Rows]  # rows with the same key make the same request
+    divided: tuple[Keys, Rows]  # rows with the same key are parts of one conversation
+    fingerprints: tuple[Keys, Rows]  # for `pipeline.stages.curate.comparing.contamination`
+
+
+class Part(NamedTuple):
+    """Something said in a row; `asked`: it belongs to the request. The place is that of `pipeline.chat.rows.texts`."""
+
+    role: str
+    text: str
+    asked: bool
+    field: str
+    number: int = 0
+    key: str = ""
+
+    @property
+    def place(self) -> str:
+        """`messages 2`, `messages 2 tool_calls`, `answer`."""
+        return " ".join(filter(None, (self.field, str(self.number or ""), self.key)))
+
+
+def parts(row: Row) -> list[Part]:
+    """All that is said in a row, in order: contents, reasoning, tool calls (as JSON), segments, the expected answer.
+
+    The request is what the user says, of a chat only before the last answer.
+    """
+    said: list[Part] = []
+    roles = [turn["role"] for turn in row["messages"]]
+    answered = row["kind"] not in ("preference", "prompt") and "assistant" in roles
+    last = len(roles) - roles[::-1].index("assistant") if answered else len(roles) + 1
+    for field in TURN_LISTS:
+        if field not in row:
+            continue
+        for number, turn in enumerate(row[field], start=1):
+            role = turn["role"]
+            said.append(Part(role, turn["content"], role == "user" and number < last and field == "messages", field, number))
+            if len(turn) > 2:
+                if "reasoning_content" in turn:
+                    said.append(Part(role, turn["reasoning_content"], False, field, number, "reasoning_content"))
+                if "tool_calls" in turn:
+                    said.append(Part(role, orjson.dumps(turn["tool_calls"]).decode(), False, field, number, "tool_calls"))
+    for number, segment in enumerate(row.get("segments", ()), start=1):
+        said.append(Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number))
+    if "answer" in row:
+        said.append(Part("assistant", row["answer"], False, "answer"))
+    return said
+
+
+def key_of(texts: Iterable[str]) -> int:
+    """64-bit hash of texts, whatever their case and white space."""
+    return xxhash.xxh3_64_intdigest(" ".join(" \0 ".join(texts).casefold().split()).encode("utf-8", "surrogatepass"))
+
+
+def quality(row: Row) -> int:
+    """The more trained characters the better, then the fewer redaction placeholders; 20 and 12 bits."""
+    turns = [*row["messages"], *row.get("chosen", ())]
+    trained = [turn["content"] for turn in turns if turn["role"] == "assistant" and turn.get("train", True)]
+    trained += [segment["text"] for segment in row.get("segments", ()) if segment["train"]]
+    placeholders = sum(len(_PLACEHOLDER.findall(text)) for text in trained if "[" in text)
+    return min(sum(map(len, trained)), _MOST) << 12 | 4095 - min(placeholders, 4095)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The texts of a block but its system turns, one row's after the other's, as tokens."""
+
+    tokens: Tokens
+    begins: Offsets  # (rows + 1): where each row's texts begin
+    asked: NDArray[np.bool_]  # per text: it is part of the request
+    exact: Keys  # (rows)
+    requests: Keys  # (rows), 0 for none
+
+    def documents(self) -> tuple[Hashes, Offsets]:
+        """The tokens of every row."""
+        return self.tokens.hashes, self.tokens.offsets[self.begins]
+
+    def request_documents(self) -> tuple[Hashes, Offsets]:
+        """The tokens of every row's request."""
+        asked = np.repeat(self.asked, np.diff(self.tokens.offsets))
+        return filtered(self.tokens.hashes, self.tokens.offsets[self.begins], asked)
+
+
+def _read(rows: Sequence[Row]) -> _Texts:
+    texts: list[str] = []
+    asked: list[bool] = []
+    begins, exact, requests = [0], [], []
+    for row in rows:
+        said = parts(row)
+        extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
+        exact.append(key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in said), extra)))
+        request = [part.text for part in said if part.asked]
+        requests.append(key_of(request) if request else 0)
+        texts += [part.text for part in said if part.role != "system"]
+        asked += [part.asked for part in said if part.role != "system"]
+        begins.append(len(texts))
+    return _Texts(tokenise(texts), np.array(begins), np.array(asked, np.bool_), np.array(exact, np.uint64), np.array(requests, np.uint64))
+
+
+def features(rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float, ngram: int, guarded: bool = True) -> Features:
+    """The features of a block of rows, for duplicates of at least that similarity, and for shared runs of at least `ngram` words.
+
+    `guarded`: there are texts against which boilerplate counts, so it has fingerprints.
+    """
+    bands = bands_for(min(threshold, RELATED))
+    read = _read(rows)
+    purposes = [f"{row['kind']} {row.get('label', '')}" for row in rows]  # a conversation to learn is no duplicate of one with a thumb down
+    purpose_keys = {purpose: key_of([purpose]) for purpose in purposes}
+    salt = np.array([purpose_keys[each] for each in purposes], np.uint64)
+    whole, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
+    asked, asked_offsets = shingles(*read.request_documents(), SHINGLE)
+    asked, asked_offsets = filtered(asked, asked_offsets, ~boilerplate.shingles.has(asked))
+    known = (read.requests != 0) & ~boilerplate.requests.has(read.requests)
+    return Features(
+        exact=read.exact,
+        quality=np.array([quality(row) for row in rows], np.uint32),
+        whole=whole,
+        family=family,
+        request=sketch(signatures(asked, asked_offsets), asked_offsets, np.zeros(len(rows), np.uint64), bands),
+        asking=(read.requests[known], np.flatnonzero(known).astype(np.uint32)),
+        divided=_divided(rows),
+        fingerprints=fingerprints(read.tokens, read.begins, boilerplate, ngram, guarded=guarded),
+    )
+
+
+def _sketches(hashes: Hashes, offsets: Offsets, boilerplate: Boilerplate, salt: Keys, bands: tuple[int, int]) -> tuple[Sketch, Sketch]:
+    """The sketches `whole` and `family` of documents of shingles."""
+    total = np.diff(offsets)
+    special = ~boilerplate.shingles.has(hashes)
+    own = np.diff(filtered(hashes, offsets, special)[1])
+    # a row of nothing but boilerplate is compared by it all the same
+    whole, whole_offsets = filtered(hashes, offsets, special | np.repeat(own == 0, total))
+    little = np.repeat((own < OWN) & (own < total), total)
+    family, family_offsets = filtered(hashes, offsets, little & ~boilerplate.template.has(hashes))
+    whole_signatures = signatures(whole, whole_offsets)
+    family_signatures = whole_signatures.copy()
+    some = np.flatnonzero(np.diff(family_offsets))
+    if len(some):
+        family_signatures[some] = signatures(family, np.append(0, family_offsets[some + 1]))
+    return sketch(whole_signatures, whole_offsets, salt, bands), sketch(family_signatures, family_offsets, salt, bands)
+
+
+def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
+    """Rows that are parts of one conversation (source FILE:LINE#PART), by the conversation."""
+    found = [i for i, row in enumerate(rows) if "#" in row["source"] and _PART.search(row["source"])]
+    keys = [key_of([rows[i]["source"].rpartition("#")[0]]) for i in found]
+    return np.array(keys, np.uint64), np.array(found, np.uint32)
+
+
+def fingerprints(tokens: Tokens, begins: Offsets, boilerplate: Boilerplate, ngram: int, *, guarded: bool = True) -> tuple[Keys, Rows]:
+    """(key, row): any two texts that share a run of `ngram` words have a key in common; of runs that are all boilerplate only if `guarded`.
+
+    Winnowing (Schleimer, Wilkerson, Aiken 2003): only some 2/(WINDOW + 1) of the n-grams stand for any run. `begins` is where each
+    row's texts begin; runs don't go from one text into the next.
+    """
+    keys, offsets = run_keys(tokens, boilerplate, ngram)
+    rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), np.diff(offsets[begins]))
+    new = ~of_boilerplate(keys) | guarded
+    new[1:] &= (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1])
+    return keys[new], rows[new]
+
+
+def run_keys(tokens: Tokens, boilerplate: Boilerplate, ngram: int) -> tuple[Hashes, Offsets]:
+    """For every run of `ngram` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of boilerplate only if all are.
+
+    The hashes have 63 bits; the lowest bit of a key says that it is of boilerplate.
+    """
+    grams, offsets = word_ngrams(tokens, ngram - WINDOW + 1)
+    common = boilerplate.grams.has(grams).astype(np.uint64)
+    grams >>= _ONE
+    grams |= common << _TOP
+    runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
+    begins = offsets_of(runs)
+    if not begins[-1]:
+        return np.zeros(0, np.uint64), begins
+    smallest = grams[: len(grams) - WINDOW + 1].copy()
+    for i in range(1, WINDOW):
+        np.minimum(smallest, grams[i : len(grams) - WINDOW + 1 + i], out=smallest)
+    return ((smallest << _ONE) | (smallest >> _TOP))[spread(offsets[:-1], runs)], begins
+
+
+def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
+    """Which keys are of runs that are all boilerplate."""
+    found: NDArray[np.bool_] = (keys & _ONE).astype(np.bool_)
+    return found
+
+
+def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate:
+    """What is common among `rows`, a sample of at most `SAMPLE_ROWS` spread evenly over all; `folder` takes temporary files."""
+    spills = [Spill(folder / f"common-{name}") for name in ("shingles", "grams", "short-requests", "requests")]
+    count = 0
+    for block in _blocks(rows):
+        read = _read(block)
+        grams, text_offsets = word_ngrams(read.tokens, ngram - WINDOW + 1)
+        owners = np.arange(count, count + len(block), dtype=np.uint32)
+        requests = (read.requests, np.arange(len(block) + 1))
+        short = np.diff(read.request_documents()[1]) < LONG_REQUEST
+        found = (shingles(*read.documents(), SHINGLE), (grams, text_offsets[read.begins]), filtered(*requests, short), requests)
+        for spill, (hashes, offsets) in zip(spills, found, strict=True):
+            spill.add(hashes, np.repeat(owners, np.diff(offsets)))
+        count += len(block)
+    least, most = max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count))), max(COMMON_ROWS, int(TEMPLATE_SHARE * count) + 1)
+    common, common_grams, short_requests = (Common.of(spill, least) for spill in spills[:3])
+    template, requests_of_most = (Common.of(spill, most) for spill in (spills[0], spills[3]))
+    for spill in spills:
+        spill.close()
+    return Boilerplate(common, common_grams, Common(np.union1d(short_requests.hashes, requests_of_most.hashes)), template)
+
+
+def _blocks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    block: list[Row] = []
+    held = 0
+    for row in rows:
+        size = sum(len(part.text) for part in parts(row))
+        if block and (len(block) == BLOCK_ROWS or held + size > BLOCK_CHARACTERS):
+            yield block
+            block, held = [], 0
+        block.append(row)
+        held += size
+    if block:
+        yield block

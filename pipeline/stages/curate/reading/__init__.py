@@ -1,0 +1,1 @@
+"""Files of any known format as rows."""

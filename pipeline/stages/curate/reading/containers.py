@@ -1,0 +1,199 @@
+"""Which files `curate` reads, and the rows inside them as JSON bytes: JSONL, one JSON value, CSV, Parquet; gzip and Zstandard around them.
+
+The name tells the container, and the content whether JSON is one value a line or one value in all. Whatever a file holds,
+each of its rows is given once: as bytes for `pipeline.core.jsonl.parse_line`, or as the `BadLine` that says why there are none.
+"""
+
+import errno
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import orjson
+
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine, read_raw_lines
+from pipeline.core.special_files import not_listed, printable, trouble, unreadable
+from pipeline.core.wording import plural
+from pipeline.stages.curate.reading.json_array import JSON_SPACE, array_rows
+from pipeline.stages.curate.reading.tables import csv_rows, parquet_rows
+from pipeline.stages.curate.reading.unpack import unpacked
+
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+PACKED_SUFFIXES = (".gz", ".zst")  # around JSON and CSV; Parquet is packed inside
+READ = "*.jsonl, *.ndjson, *.json and *.csv, plain or with .gz or .zst, and *.parquet"
+SNIFFED = 4096  # bytes in which a JSON file's first character must be
+BEGINS_ARRAY = re.compile(
+    rb'\[[ \t\r\n]*+(?:[\]\[{"]|\Z|(?:-?\d++(?:\.\d++)?(?:[eE][-+]?\d++)?|true|false|null|NaN|-?Infinity)[ \t\r\n]*+(?:[,\]]|\Z))'
+)
+
+RawRow = tuple[int, int | None, bytes | BadLine]
+
+
+def raw_files(raw: Path) -> list[tuple[str, Path]]:
+    """`files_below` data/raw. Raises `DataError` also where none of them is one that is read."""
+    files = files_below(raw)
+    if not any(_suffixes(name)[0] for name, _ in files):
+        others = f" (it holds {plural(len(files), 'file')}, but none that is {READ})" if files else ""
+        raise DataError(f"no data in {raw}{others}: put JSONL there (or `make demo` writes an example)")
+    return files
+
+
+def files_below(top: Path) -> list[tuple[str, Path]]:
+    """(name below `top`, path) of every file, sorted by name; hidden ones (`.gitkeep`) are not data, links to folders aren't followed.
+
+    Raises `DataError` where a folder can't be listed, and where two names are one in UTF-8.
+    """
+    found: list[tuple[str, Path]] = []
+    for folder, inner, names in os.walk(top, onerror=not_listed):
+        if not os.access(folder, os.X_OK):  # its names can be listed, and no more
+            unreadable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        links = [name for name in inner if Path(folder, name).is_symlink()]
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        for path in (Path(folder, name) for name in names + links if not name.startswith(".")):
+            found.append((printable(path.relative_to(top)), path))
+    found.sort()
+    for (name, one), (other, two) in pairwise(found):
+        if name == other:
+            raise DataError(f"{os.fsencode(one)!r} and {os.fsencode(two)!r} would have one name in the reports: rename one")
+    return found
+
+
+def refusal(path: Path) -> BadLine | None:
+    """Why a whole file isn't read, or None if it is."""
+    if why := trouble(path):
+        return BadLine("unknown_container", f"this is no file that can be read: {why}")
+    if path.is_dir():
+        return BadLine("unknown_container", "this is a link to a folder, which is not followed" if path.is_symlink() else "this is a folder")
+    return None if _suffixes(path.name)[0] else BadLine("unknown_container", f"only files {READ} are read")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedReader]:
+    """The file, open for reading bytes; `DataError` where the machine can't."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        unreadable(path, error)
+    with file:
+        yield file
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256, hexadecimal; `DataError` where the machine can't read it."""
+    with opened(path) as file:
+        try:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            unreadable(path, error)
+
+
+def size(path: Path) -> int:
+    """The file's bytes on disk; `DataError` where the machine can't open it."""
+    with opened(path) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+    """Every row of the file: (number from 1, byte offset, its JSON or why there is none).
+
+    A row is a line (a blank one too), an array's element or a table's record; where a file can't be read on, all that is
+    left of it is one row more. The offset is that in the unpacked file, None in a table. `name` tells the container.
+    Memory stays within a few times `max_line_bytes`, and one page of each column of a Parquet file. `notes` counts `bom`
+    and `crlf` (lines that end so). Raises `DataError` if the file can't be opened, and nothing else.
+    """
+    number = 0
+    try:
+        for number, offset, row in _rows(path, name, max_line_bytes, notes):
+            yield number, offset, row
+    except BadLine as broken:
+        yield number + 1, None, broken
+    except OSError as error:
+        yield number + 1, None, BadLine("broken_container", f"the file can't be read on ({error.strerror})")
+
+
+def _suffixes(name: str) -> tuple[str, str]:
+    """The container (JSON's is .json, none is "") and what it is packed with, as suffixes: (".json", ".gz")."""
+    *_, first, last = ["", "", *PurePosixPath(name.lower()).suffixes]
+    kind, packing = (first, last) if last in PACKED_SUFFIXES else (last, "")
+    if kind in JSON_SUFFIXES:
+        return ".json", packing
+    return (kind, packing) if kind == ".csv" or (kind, packing) == (".parquet", "") else ("", "")
+
+
+def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+    kind, packing = _suffixes(name)
+    layout = _layout(path, packing, max_bytes, notes) if kind == ".json" else kind
+    with opened(path) as packed, unpacked(packed, packing) as file:
+        if layout == ".parquet":
+            yield from parquet_rows(file, max_bytes)
+        elif layout == ".csv":
+            yield from csv_rows(file, max_bytes, notes)
+        elif layout == "array":
+            yield from array_rows(file, max_bytes)
+        elif layout == "object":
+            text = file.read()
+            yield 1, text.index(b"{"), text[text.index(b"{") :].rstrip(JSON_SPACE)
+        else:
+            yield from _lines(file, max_bytes, notes)
+
+
+def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+    row: bytes | BadLine | None
+    for number, offset, row in read_raw_lines(file, max_bytes):
+        if row is None:
+            row = BadLine("too_long", f"longer than {max_bytes} bytes")
+        else:
+            if row.endswith(b"\r"):
+                notes["crlf"] += 1
+                row = row[:-1]
+            if not row or row.isspace():
+                row = BadLine("blank", "nothing on this line")
+        yield number, offset, row
+
+
+def _layout(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> str:
+    """`array` or `object` where the file is one such value over several lines (an array: or the only line), else `lines`."""
+    try:
+        with opened(path) as packed, unpacked(packed, packing) as file:
+            head = file.read(SNIFFED)
+            notes["bom"] += head.startswith(BYTE_ORDER_MARK)
+            head = head.removeprefix(BYTE_ORDER_MARK).lstrip(JSON_SPACE)
+            if not head.startswith((b"[", b"{")):
+                return "lines"
+            line, newline, rest = head.partition(b"\n")
+            if not newline:
+                line, rest = head + file.readline(max_bytes), b""
+            whole_line = _is_json(line)
+            if head.startswith(b"["):
+                if whole_line:
+                    return "lines" if (rest + file.read(SNIFFED)).strip(JSON_SPACE) else "array"
+                ended = newline or line.endswith(b"\n")
+                return "array" if BEGINS_ARRAY.match(line) and not (ended and _is_row(rest + file.read(max_bytes))) else "lines"
+            if whole_line:
+                return "lines"
+            text = head + (b"" if newline else line[len(head) :]) + file.read(max_bytes)
+            return "object" if len(text) <= max_bytes and _is_json(text) else "lines"
+    except BadLine:  # it is met again, and told, when the rows are read
+        return "lines"
+
+
+def _is_row(text: bytes) -> bool:
+    """Whether its first line that is not blank is a row of its own: an object that no array goes on behind."""
+    line, _, rest = text.lstrip(JSON_SPACE).partition(b"\n")
+    return line.startswith(b"{") and _is_json(line) and not rest.lstrip(JSON_SPACE).startswith((b",", b"]"))
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True

@@ -1,0 +1,264 @@
+"""The formats of `data/raw`: how each is told by its keys, and how its rows become canonical ones.
+
+docs/data-formats.md shows an example of each; `FORMATS` is the list, in the order in which `auto` tries them.
+Whether turns alternate or say anything is left to a cleaning rule; here only what can't be represented is refused.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.chat.rows import BadRow, Kind, Row
+from pipeline.stages.curate.reading.turns import Turn, items, kind, read_tools, read_turns, text, turn
+
+Value = Mapping[str, Any]
+Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
+
+LOST = frozenset({"image", "images", "audio", "audios", "video", "videos"})  # media: without it the row means something else
+DOMAIN_CHARACTERS = 64
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
+
+
+def detect(value: Value) -> str:
+    """The name of the row's format, judged by its keys alone. Raises `BadRow` where it has none."""
+    for keys, name in GROUPS:
+        if _has(value, keys):
+            return name
+    raise BadRow("unknown_format", f"has none of the keys {'; '.join(' + '.join(keys) for keys, _ in GROUPS)}")
+
+
+def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> Row:
+    """The canonical row of a JSON object, without its id; strings stay as they are. Raises `BadRow`.
+
+    `format` is a name in `FORMATS` or auto (the first that fits); `domain` counts where the row names none itself.
+    """
+    name = detect(value) if format == "auto" else format
+    if name == format and not FORMATS[name].fits(value):
+        needs = " or ".join(" + ".join(keys) for keys in FORMATS[name].keys)
+        raise BadRow("wrong_format", f"curate.formats says {name}, which needs {needs}")
+    if not LOST.isdisjoint(value) and (lost := sorted(key for key in LOST if value.get(key))):
+        raise BadRow("unsupported_field", f"{lost[0]} would be lost")
+    kind, content = FORMATS[name].read(value)
+    return {"source": source, "kind": kind, "domain": _domain(value, domain), **content}
+
+
+def _messages(value: Value) -> Content:
+    return _chat(value, read_turns(value["messages"], "messages"))
+
+
+def _sharegpt(value: Value) -> Content:
+    field = _first(value, "conversations", "conversation")
+    return _chat(value, read_turns(value[field], field))
+
+
+def _alpaca(value: Value) -> Content:
+    return _chat(value, _pair(value, "instruction", _first(value, "output", "response")))
+
+
+def _query_response(value: Value) -> Content:
+    return _chat(value, _pair(value, *next(keys for keys in QUERY_RESPONSE if _has(value, keys))))
+
+
+def _prompt_completion(value: Value) -> Content:
+    return _chat(value, _turns(value, "prompt", "user") + _turns(value, "completion", "assistant"))
+
+
+def _kto(value: Value) -> Content:
+    """TRL's (`label`) and LLaMA-Factory's (`kto_tag`) unpaired preferences."""
+    read = _prompt_completion if _has(value, ("prompt", "completion")) else _messages if _has(value, ("messages",)) else _sharegpt
+    thumb = _thumb(value, _first(value, "kto_tag", "label"))
+    return read({key: value[key] for key in value if key not in ("kto_tag", "label")} | {"label": thumb})
+
+
+def _prompt(value: Value) -> Content:
+    field = _first(value, "prompt", "question", "messages")
+    messages = _system(value) + (_turns(value, field, "user") if field != "messages" else read_turns(value[field], field))
+    return "prompt", _with_tools(value, messages) | {"answer": _answer(value["answer"])}
+
+
+def _preference(value: Value) -> Content:
+    """What both conversations share is the prompt, after the row's own prompt if it is not already in there."""
+    asked = _system(value)
+    field = next((key for key in ("prompt", "messages", "conversations") if value.get(key) is not None), None)
+    if field:
+        asked += _turns(value, field, "user")
+    sides = [_transcript(value[key], key) if not asked and isinstance(value[key], str) else _turns(value, key, "assistant") for key in SIDES]
+    chosen, rejected = sides
+    if chosen == rejected:
+        raise BadRow("no_preference", "chosen and rejected are the same")
+    most, shared = min(len(chosen), len(rejected)) - 1, 0
+    while shared < most and chosen[shared] == rejected[shared]:
+        shared += 1
+    common = chosen[:shared]
+    said = [turn for turn in asked if turn["role"] != "system"]
+    if [turn for turn in common if turn["role"] != "system"][: len(said)] == said:  # both sides are whole conversations
+        known = {json.dumps(turn) for turn in common if turn["role"] == "system"}
+        asked = [turn for turn in asked if turn["role"] == "system" and json.dumps(turn) not in known]
+    return "preference", _with_tools(value, asked + common) | {"chosen": chosen[shared:], "rejected": rejected[shared:]}
+
+
+def _input_output(value: Value) -> Content:
+    segments = []
+    for number, item in enumerate(items(value["segments"], "segments"), start=1):
+        train = item.get("label", item.get("train")) if isinstance(item, dict) else None
+        if not isinstance(train, bool):
+            raise BadRow("bad_shape", f"segments {number} is no object with text and label (true or false)")
+        segments.append({"text": text(item.get("text"), f"segments {number}"), "train": train})
+    return _text_row(value, segments)
+
+
+def _text(value: Value) -> Content:
+    return _text_row(value, [{"text": text(value["text"], "text"), "train": True}])
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How rows of one format are told (one of these groups of keys is there, none of them null) and read."""
+
+    keys: tuple[tuple[str, ...], ...]
+    read: Callable[[Value], Content]
+
+    def fits(self, value: Value) -> bool:
+        """Whether a row can be read as this format."""
+        return any(_has(value, keys) for keys in self.keys)
+
+
+SIDES = ("chosen", "rejected")
+QUERY_RESPONSE = (
+    ("query", "response"), ("query", "answer"), ("question", "response"), ("question", "answer"), ("prompt", "response"), ("input", "output"),
+)  # fmt: skip
+# what says more about the row comes first: a label before prompt and completion, both of them before a prompt alone
+FORMATS = {
+    "preference": Format((SIDES,), _preference),
+    "input_output": Format((("segments",),), _input_output),
+    "kto": Format((("prompt", "completion", "label"), ("messages", "kto_tag"), ("conversations", "kto_tag")), _kto),
+    "messages": Format((("messages",),), _messages),
+    "sharegpt": Format((("conversations",), ("conversation",)), _sharegpt),
+    "alpaca": Format((("instruction", "output"), ("instruction", "response")), _alpaca),
+    "prompt_completion": Format((("prompt", "completion"),), _prompt_completion),
+    "query_response": Format(QUERY_RESPONSE, _query_response),
+    "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt),
+    "text": Format((("text",),), _text),
+}
+GROUPS = [(keys, name) for name, format in FORMATS.items() for keys in format.keys]
+
+
+def _chat(value: Value, turns: list[Turn]) -> Content:
+    """A conversation; a label makes it feedback, an answer to an open question a prompt, and a score is kept."""
+    if len(value) == 1:
+        return "chat", {"messages": turns}
+    content = _with_tools(value, _system(value) + turns)
+    if (thumb := _label(value)) is not None:
+        return "feedback", content | {"label": thumb}
+    if turns and turns[-1]["role"] == "user" and value.get("answer") is not None:
+        return "prompt", content | {"answer": _answer(value["answer"])}
+    scored = next((key for key in ("reward", "score") if value.get(key) not in (None, "")), None)
+    return "chat", content | {"reward": _number(value[scored], scored)} if scored else content
+
+
+def _label(value: Value) -> bool | None:
+    """The thumb that a row of no particular format has; words other than true and false are the names of classes."""
+    if value.get("kto_tag") is not None:
+        return _thumb(value, "kto_tag")
+    label = value.get("label")
+    label = label.strip().lower() if isinstance(label, str) else label
+    if isinstance(label, bool) or label in ("true", "false"):
+        return label in (True, "true")
+    if label in (0, 1, -1, "0", "1", "-1"):  # trained as a good answer, a thumb down would do harm
+        raise BadRow("unsupported_field", "label is a thumb or the number of a class: write true or false for a thumb, else take it out")
+    return None
+
+
+def _thumb(value: Value, field: str) -> bool:
+    """The field's thumb, true or false, as text or a number too."""
+    label = value[field].strip().lower() if isinstance(value[field], str) else value[field]
+    thumbs = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}  # True == 1 == 1.0
+    if isinstance(label, list | dict) or label not in thumbs:
+        raise BadRow("bad_shape", f"{field} is neither true nor false")
+    return thumbs[label]
+
+
+def _with_tools(value: Value, messages: list[Turn]) -> dict[str, Any]:
+    tools = read_tools(value.get("tools") or value.get("functions") or [])
+    return {"messages": messages, "tools": tools} if tools else {"messages": messages}
+
+
+def _text_row(value: Value, segments: list[dict[str, Any]]) -> Content:
+    if value.get("tools") or value.get("functions"):
+        raise BadRow("unsupported_field", "tools would be lost")
+    return "text", {"messages": [], "segments": segments}
+
+
+def _pair(value: Value, asked: str, answered: str) -> list[Turn]:
+    """History, question (its input or context after an empty line) and answer."""
+    turns = []
+    for number, pair in enumerate(items(value.get("history") or [], "history"), start=1):
+        where = f"history {number}"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise BadRow("bad_shape", f"{where} is not a pair of question and answer")
+        turns += [turn("user", pair[0], where), turn("assistant", pair[1], where)]
+    more = [field for field in ("input", "context") if field != asked and value.get(field)]
+    question = "\n\n".join(filter(None, (text(value[field], field) for field in (asked, *more))))
+    return [*turns, turn("user", question, asked), turn("assistant", value[answered], answered)]
+
+
+def _turns(value: Value, field: str, role: str) -> list[Turn]:
+    """The turns of a field that is a list of them, a single one, or the text of one by `role`."""
+    said = value[field]
+    if isinstance(said, str) and field not in ("messages", "conversations"):
+        return [turn(role, said, field)]
+    return read_turns([said] if isinstance(said, dict) else said, field)
+
+
+def _transcript(words: str, where: str) -> list[Turn]:
+    nothing, *pieces = SPEAKER.split(words)
+    if nothing.strip() or not pieces:
+        raise BadRow("bad_shape", f"{where} is text, and there is no prompt")
+    return [turn("user" if who == "Human" else "assistant", said, where) for who, said in zip(pieces[::2], pieces[1::2], strict=True)]
+
+
+def _system(value: Value) -> list[Turn]:
+    system = value.get("system") or value.get("system_prompt")
+    return [turn("system", system, "system")] if system else []
+
+
+def _answer(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadRow("content_not_text", f"answer is {kind(value)}, neither text nor a number")
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _number(value: Any, field: str) -> float:
+    """A finite number, also as text (tables have nothing but text)."""
+    number = math.nan
+    if not isinstance(value, bool) and (isinstance(value, int | float) or (isinstance(value, str) and NUMBER.fullmatch(value))):
+        with suppress(OverflowError):
+            number = float(value)
+    if not math.isfinite(number):
+        raise BadRow("bad_shape", f"{field} is no finite number")
+    return number
+
+
+def _domain(value: Value, default: str) -> str:
+    for key in ("domain", "category"):
+        name = value.get(key)
+        if isinstance(name, str) and (name := name.strip()) and len(name) <= DOMAIN_CHARACTERS and name.isprintable():
+            return name
+    return default
+
+
+def _has(value: Value, keys: tuple[str, ...]) -> bool:
+    for key in keys:  # noqa: SIM110 (all() is four times as slow, and this runs ten times a row)
+        if value.get(key) is None:
+            return False
+    return True
+
+
+def _first(value: Value, *keys: str) -> str:
+    """The first of `keys` that the row has (one is there: the format fitted)."""
+    return next(key for key in keys if value.get(key) is not None)

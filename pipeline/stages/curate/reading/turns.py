@@ -1,0 +1,173 @@
+"""One conversation in whatever dialect: roles and their aliases, content parts, tool calls, reasoning, weights; and lists of tools.
+
+What can't be said in the canonical form raises `BadRow` with the place (`messages 3: …`), never with the text itself.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.chat.rows import BadRow
+from pipeline.core.jsonl import BadLine, parse_value
+
+Turn = dict[str, Any]  # a `pipeline.chat.rows.Message`
+
+ROLES = (
+    dict.fromkeys(("system", "developer"), "system")
+    | dict.fromkeys(("user", "human", "prompter", "input"), "user")
+    | dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model", "bing", "bard", "ai", "claude", "output"), "assistant")
+    | dict.fromkeys(("tool", "function", "observation", "function_response", "tool_response", "tool_result", "ipython"), "tool")
+)
+CALLERS = frozenset({"function_call", "tool_call"})  # an assistant's turn whose text is the call, as JSON
+REASONING = ("reasoning_content", "reasoning", "thinking")
+WEIGHTS = ("train", "training", "weight", "loss", "loss_weight")  # 0 and 1 (or false and true) are understood
+LOST = ("refusal", "audio", "audios", "image", "images", "video", "videos", "train_detail", "training_detail")  # would be, and change the turn
+
+
+def read_turns(value: Any, field: str) -> list[Turn]:
+    """The turns of a list (or of its JSON text) below the key `field`."""
+    turns = []
+    for number, item in enumerate(items(value, field), start=1):
+        if type(item) is dict and len(item) == 2:  # a role and a text: the usual case
+            role, content = item.get("role", item.get("from")), item.get("content", item.get("value"))
+            if type(content) is str and type(role) is str and role in ROLES:
+                turns.append({"role": ROLES[role], "content": content})
+                continue
+        turns.append(_turn(item, f"{field} {number}"))
+    return turns
+
+
+def turn(role: str, content: Any, where: str) -> Turn:
+    """A plain turn."""
+    return {"role": role, "content": text(content, where)}
+
+
+def read_tools(value: Any) -> list[dict[str, Any]]:
+    """The tools of a row in OpenAI's form, from a list (or its JSON text) of tools or of bare functions."""
+    return [_tool(tool, f"tools {number}") for number, tool in enumerate(items(value, "tools"), start=1)]
+
+
+def text(value: Any, where: str) -> str:
+    """`value` if it is text, the texts of a list of text parts joined by newlines (as llama-server joins them)."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(_part(part, f"{where}: part {number}") for number, part in enumerate(value, start=1))
+    raise BadRow("content_not_text", f"{where} is {kind(value)}, not text")
+
+
+def _part(part: Any, where: str) -> str:
+    words = part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else part
+    if not isinstance(words, str):
+        raise BadRow("content_not_text", f"{where} is no text")
+    return words
+
+
+def items(value: Any, where: str) -> list[Any]:
+    """`value` if it is a list, or the list that its text is as JSON (tables have nothing but text)."""
+    if isinstance(value, str):
+        value = from_json(value, where, "bad_shape")
+    if not isinstance(value, list):
+        raise BadRow("bad_shape", f"{where} is {kind(value)}, not a list")
+    return value
+
+
+def from_json(words: str, where: str, code: str) -> Any:
+    """What `words` are as strict JSON. Raises `BadRow` with `code`."""
+    try:
+        return parse_value(words.encode("utf-8", "surrogatepass"))
+    except BadLine as error:
+        raise BadRow(code, f"{where} is no strict JSON ({error.code})") from None
+
+
+def kind(value: Any) -> str:
+    """What JSON calls it."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number", type(None): "null or missing"}
+    return names[type(value)]
+
+
+def _turn(item: Any, where: str) -> Turn:
+    if not isinstance(item, dict):
+        raise BadRow("bad_shape", f"{where} is {kind(item)}, not an object")
+    for key in LOST:
+        if item.get(key):
+            raise BadRow("unsupported_field", f"{where}: {key} would be lost")
+    said = item.get("role", item.get("from"))
+    said = said if not isinstance(said, str) or said in ROLES else said.strip().lower().replace("-", "_")
+    if not isinstance(said, str) or (said not in ROLES and said not in CALLERS):
+        raise BadRow("bad_role", f"{where}: the role is none of {', '.join((*ROLES, *sorted(CALLERS)))}")
+    role, content = ROLES.get(said, "assistant"), item.get("content", item.get("value", item.get("text")))
+    calls = _said_calls(content, where) if said in CALLERS else _calls(item, where)
+    if calls and role != "assistant":
+        raise BadRow("bad_tool_call", f"{where}: only the assistant calls tools")
+    result: Turn = {"role": role, "content": "" if said in CALLERS or (calls and content is None) else text(content, where)}
+    if reasoning := next((item[key] for key in REASONING if item.get(key)), None):
+        if role != "assistant":
+            raise BadRow("unsupported_field", f"{where}: only the assistant's reasoning is kept")
+        result["reasoning_content"] = text(reasoning, f"{where} reasoning_content")
+    if calls:
+        result["tool_calls"] = calls
+    for key in ("tool_call_id", "name"):
+        if item.get(key):
+            result[key] = text(item[key], f"{where} {key}")
+    if not _trained(item, role, where):
+        result["train"] = False
+    return result
+
+
+def _trained(item: Mapping[str, Any], role: str, where: str) -> bool:
+    """Whether an assistant's turn is trained; other turns never are, so that there only a wish to train them is an error."""
+    key = next((key for key in WEIGHTS if item.get(key) is not None), None)
+    if key is None:
+        return True
+    weight = item[key]
+    if not isinstance(weight, bool | int | float) or weight not in (0, 1):
+        raise BadRow("unsupported_field", f"{where}: {key} is neither 0 nor 1, and would be lost")
+    if role != "assistant" and weight is True and key in ("train", "training"):
+        raise BadRow("unsupported_field", f"{where}: {key} asks to train a turn that is not the assistant's")
+    return bool(weight) or role != "assistant"
+
+
+def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """The calls of a turn in OpenAI's form, `tool_calls` or the older `function_call`."""
+    calls, single = item.get("tool_calls") or [], item.get("function_call")
+    if single:
+        if calls:
+            raise BadRow("bad_tool_call", f"{where} has both tool_calls and function_call")
+        calls = [single]
+    if not isinstance(calls, list):
+        raise BadRow("bad_tool_call", f"{where} tool_calls is {kind(calls)}, not a list")
+    return [_call(call, f"{where} tool_calls {number}") for number, call in enumerate(calls, start=1)]
+
+
+def _said_calls(content: Any, where: str) -> list[dict[str, Any]]:
+    """The calls that the text of a turn `function_call` is: one object, or a list of them."""
+    value = from_json(content, where, "bad_tool_call") if isinstance(content, str) else content
+    return [_call(call, f"{where} call {number}") for number, call in enumerate(value if isinstance(value, list) and value else [value], start=1)]
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise BadRow("bad_tool_call", f"{where} is {kind(call)}, not an object")
+    function, identity = call.get("function", call), call.get("id")
+    if call.get("type", "function") not in ("function", None) or not isinstance(function, dict):
+        raise BadRow("bad_tool_call", f"{where} is no call of a function")
+    name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
+    if not isinstance(name, str) or not name:
+        raise BadRow("bad_tool_call", f"{where} has no name")
+    if isinstance(arguments, str) and arguments.strip():
+        arguments = from_json(arguments, f"{where} arguments", "bad_tool_call")
+    arguments = {} if arguments is None or isinstance(arguments, str) else arguments  # null and "" stand for no arguments
+    if not isinstance(arguments, dict) or not isinstance(identity, str | None):
+        raise BadRow("bad_tool_call", f"{where}: arguments want an object, id wants text")
+    result: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return result | {"id": identity} if identity else result
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise BadRow("bad_shape", f"{where} is {kind(tool)}, not an object")
+    function = tool.get("function", tool)
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name or tool.get("type", "function") != "function":
+        raise BadRow("bad_shape", f"{where} is no function with a name")
+    return {"type": "function"} | (tool if function is not tool else {"function": {key: tool[key] for key in tool if key != "type"}})

@@ -1,0 +1,1 @@
+"""Rules that judge one row at a time."""

@@ -1,0 +1,176 @@
+"""Rules that judge what a row says: stock refusals, the language of answers, garbage. `JUDGES` is the list of them."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from pipeline.chat.rows import TURN_LISTS, BadRow, Row
+from pipeline.core.errors import ConfigError, ToolError
+from pipeline.metrics.refusals import LONGEST_REFUSAL, is_refusal
+from pipeline.stages.curate.rules.changes import Changes, Rule
+
+if TYPE_CHECKING:
+    from pipeline.config.sections import Curate
+
+# --- refusals ---
+
+
+def refusals(mode: Literal["reject", "keep"]) -> Rule | None:
+    """The rule that rejects rows whose last answer is nothing but a stock refusal in English; None where they are kept.
+
+    Only answers that are trained to be given count: not those with `train: false` or a thumb down.
+    """
+    if mode == "keep":
+        return None
+
+    def rule(row: Row, changes: Changes) -> Row:
+        field = "chosen" if row["kind"] == "preference" else "messages"
+        last = row[field][-1] if row[field] else {}
+        if row["kind"] in ("chat", "feedback", "preference") and last.get("role") == "assistant" and len(last["content"]) <= LONGEST_REFUSAL:
+            trained = last.get("train", True) and row.get("label", True) and not last.get("tool_calls")
+            if trained and is_refusal(last["content"]):
+                raise BadRow("refusal", f"{field} {len(row[field])} is nothing but a stock refusal")
+        return row
+
+    return rule
+
+
+# --- language ---
+
+FEWEST_LETTERS = 40  # below, a language is a guess
+SUREST_DOUBT = 0.6  # probability from which on another language counts as found (py3langid's, which are calibrated)
+CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]+`|https?://\S+", re.DOTALL)
+NO_LANGUAGE = "zxx"  # ISO 639: no linguistic content
+
+
+def languages(wanted: tuple[str, ...]) -> Rule:
+    """The rule that rejects rows with an answer surely in none of the languages `wanted` (ISO 639-1 codes).
+
+    Short texts and code pass. Raises `ToolError` where py3langid is missing, `ConfigError` for a language it doesn't know.
+    """
+    identify = _identifier(wanted)
+
+    def rule(row: Row, changes: Changes) -> Row:
+        for place, text in answers(row):
+            prose = CODE.sub(" ", text)
+            if sum(map(str.isalpha, prose)) >= FEWEST_LETTERS:
+                code, probability = identify(prose)
+                if code not in (*wanted, NO_LANGUAGE) and probability >= SUREST_DOUBT:
+                    raise BadRow("language", f"{place} is in {code}, curate.languages has {', '.join(wanted)}")
+        return row
+
+    return rule
+
+
+def _identifier(wanted: tuple[str, ...]) -> Callable[[str], tuple[str, float]]:
+    """py3langid: 97 languages and code in one file of 5 MB that comes with it, numpy alone below it."""
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ToolError("curate.languages needs the package py3langid: run `pip install 'quench[languages]'`, or set it to []") from error
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    unknown = sorted(set(wanted) - set(identifier.labels))
+    if unknown:
+        raise ConfigError(f"curate.languages has {', '.join(unknown)}, which py3langid can't tell: it knows {', '.join(sorted(identifier.labels))}")
+    identify: Callable[[str], tuple[str, float]] = identifier.classify
+    return identify
+
+
+def answers(row: Row) -> Iterator[tuple[str, str]]:
+    """(place, text) of what is to be learnt: trained assistant turns, chosen answers, trained segments."""
+    field = "chosen" if row["kind"] == "preference" else "messages"
+    for number, turn in enumerate(row[field], start=1):
+        if turn["role"] == "assistant" and turn.get("train", True):
+            yield f"{field} {number}", turn["content"]
+    for number, segment in enumerate(row.get("segments", ()), start=1):
+        if segment["train"]:
+            yield f"segments {number}", segment["text"]
+
+
+# --- garbage ---
+
+SHORTEST_JUDGED = 100  # characters; a shorter text can be a table's row or a smile
+RUN = 10  # words, or characters of scripts without spaces
+# UTF-8 that was read as Windows-1252 or Latin-1: "Ã©", "â€™", "ðŸ˜€", "Ð¿Ñ€", "Â " (the no-break space that French sets is left out elsewhere)
+_TRAIL = "[\u0080-\u009f¡-ª¬-º¼-¿ŒœŠšŸŽžƒˆ˜–—‘’‚“”„†‡•…‰‹›€™]"
+MOJIBAKE = re.compile(f"[ÂÃÄÅÎÏÐÑØÙ]{_TRAIL}|Â[\u00a0«»]|[à-ï]{_TRAIL}{_TRAIL}|ð[Ÿ\u009f]..")
+FEWEST_BROKEN = 3  # places; one or two may be “café…”
+MOST_REPEATED, FEWEST_READABLE, MOST_BROKEN = 0.6, 0.25, 0.01  # shares of a text
+
+
+def garbage() -> Rule:
+    """The rule that rejects rows in which a user's or assistant's text, or a segment, is hardly one; `garbage_in` says what that is."""
+
+    def rule(row: Row, changes: Changes) -> Row:
+        for field in (*TURN_LISTS, "segments"):
+            for number, part in enumerate(row.get(field, ()), start=1):
+                if part.get("role") not in ("system", "tool") and (found := garbage_in(part["text"] if field == "segments" else part["content"])):
+                    raise BadRow("garbage", f"{field} {number}: {found}")
+        return row
+
+    return rule
+
+
+def garbage_in(text: str) -> str | None:
+    """What makes a text garbage, with the figure and its limit; None where nothing does.
+
+    After the rules that MassiveText was filtered by (Rae et al. 2021, arXiv:2112.11446, table A1): the share of words with
+    letters, and of n-grams that come again. The limits are far looser: theirs are for long prose, and chats hold code,
+    tables and songs. Broken encoding is our own.
+    """
+    long = len(text) >= SHORTEST_JUDGED
+    shares = (
+        ("of its characters are broken encoding", _broken(text), MOST_BROKEN, True),
+        ("of its characters are letters or digits", _readable(text) if long else 1.0, FEWEST_READABLE, False),
+        (f"of it stands in runs of {RUN} words that come again and again", _repeated(text) if long else 0.0, MOST_REPEATED, True),
+    )
+    for what, share, limit, most in shares:
+        if share > limit if most else share < limit:
+            return f"{share:.1%} {what}, the {'most' if most else 'least'} is {limit:.0%}"
+    return None
+
+
+def _broken(text: str) -> float:
+    if text.isascii():
+        return 0.0
+    places = [*MOJIBAKE.findall(text), *("\ufffd" * text.count("\ufffd"))]
+    return sum(map(len, places)) / len(text) if len(places) >= FEWEST_BROKEN else 0.0
+
+
+def _readable(text: str) -> float:
+    """Letters, digits and what sits on them (marks of Indic scripts are no letters to Python) among what is no white space."""
+    shown = "".join(text.split())
+    return sum(map(str.isalnum, shown)) / len(shown) if shown else 0.0
+
+
+def _repeated(text: str) -> float:
+    """The share of words (of characters, where words are long: no spaces) in runs of `RUN` that occur three times or more."""
+    units: Sequence[str] = text.split()
+    if len(text) > 20 * len(units):
+        units = text
+    runs = list(zip(*(units[start:] for start in range(RUN)), strict=False))
+    counts = Counter(runs)
+    covered, end = 0, 0
+    for start, run in enumerate(runs):
+        if counts[run] > 2:
+            covered += start + RUN - max(start, end)
+            end = start + RUN
+    return covered / len(units) if units else 0.0
+
+
+# --- all of them ---
+
+
+class Judge(NamedTuple):
+    """A rule that judges what a row says: whether the settings ask for it, and the rule that they make."""
+
+    wanted: Callable[["Curate"], bool]
+    rule: Callable[["Curate"], Rule | None]
+
+
+JUDGES = {  # in the order in which they are applied; the name is the rule's in every report
+    "refusals": Judge(lambda given: given.refusals == "reject", lambda given: refusals(given.refusals)),
+    "languages": Judge(lambda given: bool(given.languages), lambda given: languages(tuple(given.languages))),
+    "garbage": Judge(lambda given: given.garbage, lambda given: garbage()),
+}

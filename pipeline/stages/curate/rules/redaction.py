@@ -1,0 +1,248 @@
+"""Puts typed placeholders such as `[EMAIL_1]` in the place of secrets and personal data.
+
+The same value gets the same placeholder everywhere in its row; numbers count per kind, in order of appearance. A redacted
+row has nothing left to redact: the search is repeated on its result until it finds nothing.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from html import unescape
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from ahocorasick_rs import AhoCorasick
+
+from pipeline.chat.rows import TURN_LISTS, BadRow, Row, edit_texts, texts
+from pipeline.stages.curate.rules.changes import Change, Changes
+from pipeline.stages.curate.rules.personal import KINDS, find_personal, identity
+from pipeline.stages.curate.rules.secrets import FORMATS, Span, find_private_keys, find_secrets
+
+PASSES = 10  # a placeholder can lay bare what its neighbour hid; two passes are the rule
+SHOWN = 5  # finds that the change of one text names
+_ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")  # in JSON and code: the `n` of `\nghp_…` is no letter before the key
+# `\u0040` and `\/`, with all the backslashes that escaping twice puts before them (`\\u0040`, `\u005cu0040`); surrogate pairs are one character
+_SLASHES = r"\\++(?:u005[cC])*"
+_JSON = re.compile(rf"(?<!\\){_SLASHES}(?:(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{{2}}){_SLASHES}(?=u[dD][c-fC-F]))?u(?P<unit>[0-9a-fA-F]{{4}})|/)")
+_JSON_URL_HTML = re.compile(  # `%40` and `%C3%AB`, `&#64;`, `&#x40;` and `&euml;` as well
+    rf"{_JSON.pattern}|%(?:[0-7][0-9a-fA-F]|[c-fC-F][0-9a-fA-F](?:%[89abAB][0-9a-fA-F]){{1,3}})"
+    r"|&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}[0-9]{0,2});"
+)
+_WORD = frozenset(string.ascii_letters + string.digits + "_")
+_BEFORE = _WORD | {"["}  # perhaps a placeholder
+_NUMBERED = re.compile(r"\[([A-Z][A-Z0-9_]*)_(\d{1,9})\]")
+Namer = Callable[[str, str], str]  # (kind, value) → placeholder
+
+
+def kinds() -> list[tuple[str, str, str]]:
+    """(rule, kind, what it goes by: who published its form, or what checks it) of every kind that can be redacted."""
+    checks = ("its form", "phonenumbers", "ipaddress", "its country's form and checksum (stdnum)", "issuer's digits and Luhn's checksum (stdnum)")
+    secrets = {each.kind: each.source for each in FORMATS}
+    personal = {**dict(zip(KINDS, checks, strict=True)), "name": "the list in params.yaml"}
+    return [("secrets", *each) for each in sorted(secrets.items())] + [("personal", *each) for each in personal.items()]
+
+
+class Redactor:
+    """Redacts rows by its settings and counts the occurrences per kind; pickles as its settings alone."""
+
+    def __init__(
+        self, secrets: Literal["redact", "reject", "keep"] = "redact", personal: tuple[str, ...] = KINDS, names: tuple[str, ...] = ()
+    ) -> None:
+        self._settings = (secrets, tuple(personal), tuple(names))
+        spellings = [spelling for name in names if name.strip() for spelling in (name, name.upper())]
+        self._names = AhoCorasick(spellings) if spellings else None
+        self.counts: Counter[str] = Counter()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Redactor, self._settings
+
+    def take_counts(self) -> Counter[str]:
+        """Occurrences replaced per kind since the last call."""
+        counts, self.counts = self.counts, Counter()
+        return counts
+
+    def rule(self, row: Row, changes: Changes) -> Row:
+        """The row with placeholders, and a change per altered text and rule; `BadRow` for a secret where the settings say reject."""
+        secrets = self._settings[0] != "keep"
+        pairs = list(_argument_pairs(row)) if secrets else []
+        content = [text for _, text in texts(row)] + pairs
+        whole = "\n".join(content)
+        if next(self._found(whole, secrets), None) is None:
+            return row
+        if self._settings[0] == "reject":
+            self._refuse(row, pairs)
+        repeats = _repeats(content if secrets else ())
+        name = _namer(whole)
+        counts: Counter[str] = Counter()
+
+        def edit(place: str, text: str) -> str:
+            spans = _apart([*self._found(text, secrets), *repeats(text)])
+            if not spans:
+                return text
+            counts.update(span.kind for span in spans)
+            changes.extend(_changes(place, text, spans, name))
+            return _replaced(text, spans, name)
+
+        for _ in range(PASSES):
+            if (edited := edit_texts(row, edit)) is row:
+                self.counts += counts
+                return row
+            row = edited
+        raise BadRow("unredactable", f"something is left to redact after {PASSES} passes")
+
+    def scrub(self, text: str) -> str:
+        """A text fit for any report: `[KIND]` for its secrets, whatever the settings, and for personal data, by the settings.
+
+        Values are known in their escaped forms too (`bob\\u0040acme.dev`), whether or not the text is JSON; what is left stays as written.
+        """
+        text = text.encode("utf-8", "replace").decode()  # without halves of surrogate pairs
+        for _ in range(PASSES):
+            if not (spans := list(self._found_escaped(text))):
+                return text
+            text = _replaced(text, _apart([*spans, *_repeats([text])(text)]), lambda kind, _: f"[{kind.upper()}]")
+        return "[REDACTED]"
+
+    def is_clean(self, text: str) -> bool:
+        """Would `scrub` change nothing? For labels and file names, which have no row to be redacted in."""
+        return self.scrub(text) == text
+
+    def _found_escaped(self, text: str) -> Iterator[Span]:
+        """What is to be scrubbed: found in the text as it is, and with its escapes decoded."""
+        yield from self._found_cut(text)
+        for pattern in (_JSON, _JSON_URL_HTML) if "%" in text or "&" in text else (_JSON,):
+            if pattern.search(text):
+                decoded, origin = _decoded(text, pattern)
+                for span in self._found_cut(decoded):
+                    yield span._replace(start=origin[span.start], end=origin[span.end])
+
+    def _found_cut(self, text: str) -> Iterator[Span]:
+        yield from self._found(text, secrets=True)
+        yield from find_private_keys(text)
+
+    def _found(self, text: str, secrets: bool) -> Iterator[Span]:
+        text = _unescaped(text)
+        if secrets:
+            yield from find_secrets(text)
+        if self._settings[1]:
+            yield from find_personal(text, self._settings[1])
+        if self._names:
+            for _, start, end in self._names.find_matches_as_indexes(text, overlapping=True):
+                bracketed = text[start - 1 : start] == "[" and text[end : end + 1] == "]"  # perhaps a placeholder
+                if not (bracketed or _one_word(text[start], text[start - 1 : start]) or _one_word(text[end - 1], text[end : end + 1])):
+                    yield Span(start, end, "name", 0)
+
+    def _refuse(self, row: Row, pairs: list[str]) -> None:
+        for place, text in [*texts(row), *(("tool_calls", pair) for pair in pairs)]:
+            for span in find_secrets(_unescaped(text)):
+                raise BadRow("secret", f"{place} holds a secret of kind {span.kind}")
+
+
+def _unescaped(text: str) -> str:
+    """The text with blanks for escapes: as long as before."""
+    return _ESCAPE.sub(lambda match: " " * len(match[0]), text) if "\\" in text else text
+
+
+def _decoded(text: str, pattern: re.Pattern[str]) -> tuple[str, list[int]]:
+    """The text with one character for every escape, and where in `text` each of its characters, and its end, began."""
+    pieces: list[str] = []
+    origin: list[int] = []
+    end = 0
+    for match in pattern.finditer(text):
+        character = _character(match)
+        pieces += [text[end : match.start()], character]
+        origin += range(end, match.start() + len(character))
+        end = match.end()
+    return "".join([*pieces, text[end:]]), [*origin, *range(end, len(text) + 1)]
+
+
+def _character(escape: re.Match[str]) -> str:
+    if escape["unit"]:
+        return bytes.fromhex((escape["high"] or "") + escape["unit"]).decode("utf-16-be", "replace")
+    if escape[0][0] == "\\":
+        return "/"
+    return (unquote(escape[0]) if escape[0][0] == "%" else unescape(escape[0]))[:1]
+
+
+def _one_word(edge: str, beyond: str) -> bool:
+    """Does a name's last character go on into the next? Scripts that write no spaces (from U+2E80) never do."""
+    return edge < "\u2e80" and (edge.isalnum() or edge == "_") and (beyond.isalnum() or beyond == "_")
+
+
+def _argument_pairs(row: Row) -> Iterator[str]:
+    """`"key": "value"` of the strings in the arguments of tool calls: there the key alone may tell that the value is a secret."""
+    pending = [turn["tool_calls"] for field in TURN_LISTS for turn in row.get(field, ()) if "tool_calls" in turn]
+    while pending:
+        value = pending.pop()
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, (dict, list)):
+                pending.append(item)
+            elif isinstance(item, str) and isinstance(key, str):
+                yield f'"{key}": "{item}"'
+
+
+def _repeats(content: Iterable[str]) -> Callable[[str], list[Span]]:
+    """Finds, as whole words, the secrets of these texts that are told from words, and so are secrets wherever they are repeated."""
+    found = {text[span.start : span.end]: span.kind for text in content for span in find_secrets(_unescaped(text))}
+    kinds = {value: kind for value, kind in found.items() if len(value) > 5 and not value.isalpha() and not value.isdigit()}
+    values = AhoCorasick(kinds) if kinds else None
+
+    def find(text: str) -> list[Span]:
+        hits = values.find_matches_as_indexes(text, overlapping=True) if values else []
+        whole = [(start, end) for _, start, end in hits if text[start - 1 : start] not in _BEFORE and text[end : end + 1] not in _WORD]
+        return [Span(start, end, kinds[text[start:end]], 1) for start, end in whole]
+
+    return find
+
+
+def _apart(spans: Iterable[Span]) -> list[Span]:
+    """The spans in order; of those that overlap, the one of higher rank, then the longer one."""
+    kept: list[Span] = []
+    for span in sorted(spans, key=lambda each: (each.start, -each.end, -each.rank)):
+        if kept and span.start < kept[-1].end:
+            if _precedence(span) > _precedence(kept[-1]):
+                kept[-1] = span
+        else:
+            kept.append(span)
+    return kept
+
+
+def _precedence(span: Span) -> tuple[bool, int, int]:
+    return span.rank > 0, span.end - span.start, span.rank
+
+
+def _namer(whole: str) -> Namer:
+    """Numbers the values of a row per kind, from 1 or after the highest number that its text already holds."""
+    last: Counter[str] = Counter()
+    for kind, number in _NUMBERED.findall(whole):
+        last[kind] = max(last[kind], int(number))
+    placeholders: dict[tuple[str, str], str] = {}
+
+    def name(kind: str, value: str) -> str:
+        key = (kind, identity(kind, value))
+        if key not in placeholders:
+            last[kind.upper()] += 1
+            placeholders[key] = f"[{kind.upper()}_{last[kind.upper()]}]"
+        return placeholders[key]
+
+    return name
+
+
+def _replaced(text: str, spans: list[Span], name: Namer) -> str:
+    """The text with placeholders; `spans` are in order and apart."""
+    pieces, end = [], 0
+    for span in spans:
+        pieces += [text[end : span.start], name(span.kind, text[span.start : span.end])]
+        end = span.end
+    return "".join(pieces) + text[end:]
+
+
+def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[Change]:
+    """What became of one text, per rule: kinds and lengths before, placeholders after, never the text itself."""
+    for rule in ("secrets", "personal"):
+        own = [span for span in spans if (span.rank > 0) == (rule == "secrets")]
+        if own:
+            more = f" and {len(own) - SHOWN} more" if len(own) > SHOWN else ""
+            before = ", ".join(f"‹{span.kind}, {span.end - span.start} characters›" for span in own[:SHOWN])
+            after = ", ".join(name(span.kind, text[span.start : span.end]) for span in own[:SHOWN])
+            yield Change(rule, place, before + more, after + more)

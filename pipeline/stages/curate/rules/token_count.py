@@ -1,0 +1,211 @@
+"""How many tokens a row has for the base model: counted exactly, or shown to be few without counting."""
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.rows import Row
+from pipeline.core.errors import DataError
+from pipeline.stages.curate.rules.cleaning import has_endless_marks
+from pipeline.stages.curate.rules.template import ChatTemplate
+
+Messages = list[dict[str, Any]]
+Shape = Sequence[tuple[str, str]]  # roles, each with a letter where the turn says something
+
+LONE_SPACE = re.compile(r"(?<=\S) (?=\S)")
+NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html)
+NFC_SHRINKS = 4  # so many characters can become one (Greek letters with three marks)
+CACHED_WORDS, CACHED_CHARACTERS = 1 << 17, 1 << 20  # words whose tokens are remembered, and their length together
+MOST_DEAR, NEW_WORD = 1 << 19, 4  # units of what counting a row may cost, and what a word costs above its characters
+CACHED_SHAPE, CACHED_SHAPES = 64, 1 << 13  # turns of the longest order of roles that is remembered, and how many are
+STRETCH = 4096  # words between two looks at whether it is enough
+# one of each kind of character that the rules before merging treat differently
+KINDS = "aBéжß東ا9½_-'’\"()<>|#$&+.,!?:;@/\\~*{}[]=🙂\u0301\u200d£\ufe0f"
+
+
+class TokenCounter:
+    """The tokenizer and the template of a Hugging Face folder. Raises `DataError` where they are missing or broken."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self.template = ChatTemplate(folder)
+        except Exception as error:  # tokenizers raises bare Exception on a broken file
+            why = " ".join(str(error).split())[:200]
+            raise DataError(f"{folder}: its tokenizer or chat template can't be read ({why}): run `python -m pipeline base` again") from error
+        self.tokenizer.no_truncation()  # some files ask for it; training, which counts here, does not
+        self.tokenizer.no_padding()
+        self.added = list(self.tokenizer.get_added_tokens_decoder().values())
+        longest_first = sorted((token.content for token in self.added), key=len, reverse=True)
+        self.marks = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # what is cut out first, one token each
+        self.normalised = _state(self.tokenizer.normalizer).get("type")
+        self.bounded = self._is_bounded()
+        self.words = [_Words("", self.count_whole), _Words(" ", self.count_whole)] if self._cuts_at_spaces() else None
+        self.longest = self._longest()
+        self.overheads: dict[Shape, int] = {}
+
+    def count(self, text: str, most: int | None = None) -> int:
+        """The number of tokens, exactly; of a text with more than `most`, just some number above it, which costs less."""
+        if most is not None and (least := self.at_least(text)) > most:
+            return least
+        if self.words is None:
+            return self.count_whole(text)
+        # words repeat, and looking them up is many times faster than merging them anew
+        sections = self.marks.split(text)
+        tokens = len(sections) - 1
+        for section in filter(None, sections):
+            words = LONE_SPACE.split(section)
+            tokens += self.words[0][words[0]]
+            for start in range(1, len(words), STRETCH):
+                tokens += sum(map(self.words[1].__getitem__, words[start : start + STRETCH]))
+                if most is not None and tokens > most:
+                    return tokens
+        return tokens
+
+    def at_least(self, text: str) -> int:
+        """A number of tokens that the text can't go below, from its length alone: 0 where nothing is known."""
+        if self.longest is None:
+            return 0
+        shrinks = NFC_SHRINKS if self.normalised and not text.isascii() else 1
+        return len(text) // (self.longest * shrinks)
+
+    def dear(self, text: str) -> int:
+        """What counting costs, in units of about a microsecond: one for each character, but `NEW_WORD` more and only once for each word.
+
+        Where there is no short cut by words, two for each character. Not above `MOST_DEAR` means: a second at most.
+        """
+        if self.words is None:
+            return 2 * len(text)
+        if (1 + NEW_WORD) * len(text) <= MOST_DEAR:
+            return len(text)
+        words = set(chain.from_iterable(map(LONE_SPACE.split, self.marks.split(text))))
+        return sum(map(len, words)) + NEW_WORD * len(words)
+
+    def count_whole(self, text: str) -> int:
+        """The number of tokens, by the tokenizer alone."""
+        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def count_row(self, row: Row, most: int | None = None) -> int:
+        """Tokens of the row as it is trained; of a preference, those of the prompt with its longer answer.
+
+        With `most`, as in `count`. Raises `BadRow` as the template does.
+        """
+        if row["kind"] == "text":
+            return self._count_segments(row["segments"], most) if row["segments"] else 0
+        return max(self.count(text, most) for text in self.rendered(row))
+
+    def rendered(self, row: Row) -> list[str]:
+        """What a row is trained as: one text, of a preference two, of segments each by itself. Raises `BadRow` as the template does."""
+        messages, tools = row["messages"], row.get("tools")
+        if row["kind"] == "text":
+            return [segment["text"] for segment in row["segments"]]
+        if row["kind"] == "preference":
+            return [self.template.render(messages + row[side], tools) for side in ("chosen", "rejected")]
+        return [self.template.render(messages, tools, prompt=row["kind"] == "prompt")]
+
+    def _count_segments(self, segments: list[dict[str, Any]], most: int | None) -> int:
+        """One by one, with a beginning and an end of text where the text has none, as `pipeline.chat.tokens.encode_segments` makes them."""
+        bos, eos = (self.template.special.get(f"{end}_token", "") for end in ("bos", "eos"))
+        begins = bool(bos) and self.tokenizer.encode("").tokens[:1] == [bos] and not segments[0]["text"].startswith(bos)
+        ends = bool(segments[-1]["train"]) and not segments[-1]["text"].endswith(eos or "\0")
+        tokens = begins + ends
+        for segment in segments:
+            tokens += self.count(segment["text"], most)
+            if most is not None and tokens > most:
+                break
+        return tokens
+
+    def bound(self, row: Row, most: float = math.inf) -> int | None:
+        """A number of tokens that a plain chat can't exceed, at a hundredth of the cost of counting.
+
+        None where there is no such short cut, or where the texts alone go over `most`.
+
+        A byte-level tokenizer makes at most one token of a byte; what the template adds is measured for each order of
+        roles, blank turns apart: a template can put its own words where a system turn says nothing. Raises `BadRow` as the
+        template does.
+        """
+        if not self.bounded or "tools" in row or row["kind"] not in ("chat", "feedback"):
+            return None
+        shape, size = [], 0
+        for turn in row["messages"]:
+            text = turn["content"]
+            if len(turn) > 2 and turn.keys() - {"role", "content", "train"}:
+                return None
+            shape.append((turn["role"], "x" if text.strip() else ""))
+            size += len(text) if text.isascii() else self._bytes(text)
+        if size > most:
+            return None
+        if len(shape) > CACHED_SHAPE:
+            return size + self._overhead(shape)
+        key = tuple(shape)
+        if key not in self.overheads:
+            if len(self.overheads) >= CACHED_SHAPES:
+                self.overheads.clear()
+            self.overheads[key] = self._overhead(shape)
+        return size + self.overheads[key]
+
+    def _overhead(self, shape: Shape) -> int:
+        """The most tokens that the template can add to such turns: one for each added token, else one for each byte."""
+        rendered = self.template.render([{"role": role, "content": content} for role, content in shape])
+        markup, marks = self.marks.subn("", rendered)
+        return marks + len(markup.encode())
+
+    def _bytes(self, text: str) -> int:
+        grows = self.normalised is not None and (has_endless_marks(text) or not unicodedata.is_normalized("NFC", text))
+        return len(text.encode()) * (NFC_GROWTH if grows else 1)
+
+    def _is_bounded(self) -> bool:
+        """Whether no byte can become two tokens: byte-level BPE on text that is at most normalised to NFC."""
+        from tokenizers.models import BPE
+
+        before = _state(self.tokenizer.pre_tokenizer)
+        steps = before.get("pretokenizers", [before])
+        byte_level = any(step.get("type") == "ByteLevel" and not step["add_prefix_space"] for step in steps)
+        return isinstance(self.tokenizer.model, BPE) and byte_level and self.normalised in (None, "NFC")
+
+    def _longest(self) -> int | None:
+        """The most characters that one token can stand for; None where that is not known."""
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        words, before = self.tokenizer.get_vocab(), _state(self.tokenizer.pre_tokenizer)
+        steps = before.get("pretokenizers", [before])
+        keeps = all(step["type"] in ("ByteLevel", "Digits") or step.get("behavior", "Removed") != "Removed" for step in steps)
+        if not self.bounded or not keeps or any(token.lstrip or token.rstrip for token in self.added):
+            return None
+        return max(map(len, words)) if words.keys() >= set(ByteLevel.alphabet()) else None
+
+    def _cuts_at_spaces(self) -> bool:
+        """Whether a space between two other characters always starts a new piece, so that pieces can be counted one by one."""
+        if not self.bounded or any(token.lstrip or token.rstrip or token.single_word for token in self.added):
+            return False
+        if any(token.content == " " or " " in token.content.strip() for token in self.added):
+            return False
+        cut = self.tokenizer.pre_tokenizer.pre_tokenize_str
+        return all(any(start == 1 for _, (start, _) in cut(f"{one} {other}")) for one, other in product(KINDS, KINDS))
+
+
+class _Words(dict[str, int]):
+    """Tokens of each word behind `before`, counted once."""
+
+    def __init__(self, before: str, count: Callable[[str], int]) -> None:
+        self.before, self.of, self.characters = before, count, 0
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= CACHED_WORDS or self.characters >= CACHED_CHARACTERS:
+            self.clear()
+            self.characters = 0
+        self.characters += len(word)
+        self[word] = tokens = self.of(self.before + word)
+        return tokens
+
+
+def _state(part: Any) -> dict[str, Any]:
+    """A normaliser or pre-tokenizer as `tokenizer.json` describes it; empty where there is none."""
+    return dict(json.loads(part.__getstate__())) if part is not None else {}

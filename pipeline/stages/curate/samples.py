@@ -1,0 +1,72 @@
+"""A few rows of every kind for the page: what was rejected and changed, clusters, contradicting answers, leaks, suspects, rows kept."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pipeline.chat.rows import Row
+from pipeline.stages.curate.comparing.decide import KEPT, Decisions
+from pipeline.stages.curate.comparing.duplicates import Clusters
+from pipeline.stages.curate.comparing.features import parts
+from pipeline.stages.curate.comparing.poison import Suspect, request_and_answer
+from pipeline.stages.curate.spool import Spool, spread_evenly
+
+SHOWN = 8
+LOOKED_AT = 1000  # near-duplicates among which clusters are chosen
+ROWS_SHOWN = 3
+TEXT = 1200  # characters of a row
+
+
+def cluster_samples(spool: Spool, clusters: Clusters) -> list[dict[str, Any]]:
+    """The kept row of some clusters beside rows that nearly repeat it: those that differ most, for they tell whether the threshold is right."""
+    near = np.flatnonzero((clusters.similarity < 1) & (clusters.cluster != clusters.first))
+    order = near[np.argsort(clusters.similarity[near], kind="stable")]
+    shown: dict[int, list[int]] = {}
+    for row in order[:LOOKED_AT].tolist():
+        name = int(clusters.cluster[row])
+        if name in shown or len(shown) < SHOWN:
+            shown.setdefault(name, []).append(row)
+    found = []
+    for name, rows in shown.items():
+        best = name if clusters.keep[name] else int(np.flatnonzero((clusters.cluster == name) & clusters.keep)[0])
+        dropped = [
+            {"source": spool.source(row), "text": said(spool.row(row)), "similarity": round(float(clusters.similarity[row]), 3)}
+            for row in rows[:ROWS_SHOWN]
+        ]
+        found.append({"kept": {"source": spool.source(best), "text": said(spool.row(best))}, "dropped": dropped})
+    return found
+
+
+def answer_samples(spool: Spool, requests: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Requests that have several answers."""
+    found = []
+    for rows in requests:
+        pairs = [request_and_answer(spool.row(row)) for row in rows[:4]]
+        found.append({"prompt": _cut(pairs[0][0]), "answers": [_cut(answer) for _, answer in pairs]})
+    return found
+
+
+def leak_samples(spool: Spool, leaks: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Spans that training rows share with the test split or with a guarded file."""
+    return [{"source": spool.source(row), "matched": told["detail"], "span": told["spans"][0]["text"]} for row, told in leaks]
+
+
+def row_samples(spool: Spool, decisions: Decisions) -> list[dict[str, Any]]:
+    """Some rows that are kept, spread evenly."""
+    return [spool.row(index) for index in spread_evenly(np.flatnonzero(decisions.fate == KEPT), ROWS_SHOWN)]
+
+
+def suspect_samples(suspects: Sequence[Suspect]) -> list[dict[str, Any]]:
+    """Suspects as the page shows them."""
+    return [asdict(suspect) for suspect in suspects[:SHOWN]]
+
+
+def said(row: Row) -> str:
+    """All that a row says, a turn a line."""
+    return _cut("\n".join(f"{part.role}: {part.text}" for part in parts(row)))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT else f"{text[:TEXT]}…"

@@ -1,0 +1,214 @@
+"""Turn whatever lies in data/raw into a clean, deduplicated, leak-free, redacted training set, and account for every line.
+
+Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of training), `models/base.json` and `models/base/`
+(the tokenizer's control tokens, the template). Writes `data/final/{train,val,test}.jsonl`, `data/rejects.jsonl`,
+`data/changes.jsonl`, `data/clusters.jsonl`, `reports/data.json` and `reports/data.html`.
+
+    python -m pipeline curate
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.chat.rows import BadRow
+from pipeline.config.params import Params
+from pipeline.config.sections import Curate
+from pipeline.core.jsonl import dump_line
+from pipeline.core.progress import progress
+from pipeline.core.publish import need_disk, publishing, scratch_folder, write_json, write_text
+from pipeline.core.special_files import need_plain_files
+from pipeline.core.wording import plural, training_words
+from pipeline.stages.curate.clean import Block, Cleaner, blocks, by_glob, check_globs, cleaner_arguments
+from pipeline.stages.curate.comparing.compare import Comparison
+from pipeline.stages.curate.comparing.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
+from pipeline.stages.curate.comparing.poison import SAMPLE_ROWS, Suspect, suspects
+from pipeline.stages.curate.comparing.splits import SPLITS, TEST
+from pipeline.stages.curate.outputs import write_clusters, write_rows
+from pipeline.stages.curate.page import render_data_page
+from pipeline.stages.curate.reading.containers import READ, raw_files, raw_lines, refusal, sha256, size
+from pipeline.stages.curate.rules.heuristics import JUDGES
+from pipeline.stages.curate.rules.token_count import TokenCounter
+from pipeline.stages.curate.samples import SHOWN, answer_samples, cluster_samples, leak_samples, row_samples, suspect_samples
+from pipeline.stages.curate.spool import Spool, spread_evenly
+from pipeline.stages.curate.stats import Account, check_account, group_counts, refuse_empty, token_counts, turn_counts
+from pipeline.stages.curate.workers import Workers, cores, workers
+
+BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
+ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
+DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
+FILES_NAMED = 5  # of those that are not read, on the terminal
+TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
+
+
+def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[str, Any]:
+    """Run the stage below `root`, publish its outputs, and give the account (what `reports/data.json` holds).
+
+    Streams: memory grows by some 60 bytes a row. `processes`: workers, by default one a core; the outputs are the same bytes
+    with any number. Raises `DataError` where no row can be used or a wanted split is empty, `ConfigError` for a glob that no file
+    matches; then nothing is published.
+    """
+    data = root / "data"
+    need_plain_files(data / "raw", data / "guard", recorded=(root / ".dvc").is_dir())
+    files = raw_files(data / "raw")
+    for key, globs in (("curate.formats", settings.formats), ("curate.source_weights", settings.source_weights)):
+        check_globs(key, globs, [name for name, _ in files])
+    total_bytes = sum(size(path) for _, path in files if path.is_file())
+    need_disk(data, DISK_FACTOR * total_bytes)
+    arguments = cleaner_arguments(root, settings)
+    with ExitStack() as stack:
+        final, *lists = (stack.enter_context(publishing(data / name)) for name in ("final", "rejects.jsonl", "changes.jsonl", "clusters.jsonl"))
+        final.mkdir()
+        work = stack.enter_context(scratch_folder(data / ".curating"))
+        pool = stack.enter_context(workers(processes or (cores() if total_bytes > ALONE_BYTES else 1), Cleaner, *arguments))
+        with lists[0].open("wb", buffering=1 << 20) as rejects, lists[1].open("wb", buffering=1 << 20) as changes:
+            spool, account = Spool(work / "rows.jsonl"), Account()
+            with progress("curate: reading and cleaning", total_bytes) as advance:
+                read_and_clean(files, settings, pool, account, spool, rejects, changes, advance)
+            counts, samples = compare_and_write(root, settings, pool, account, spool, work, final, rejects, lists[2])
+        check_account(counts, final, lists[0])
+        refuse_empty(counts, account.samples, data / "raw", settings)
+        page = render_data_page(counts, samples)
+    write_json(root / "reports/data.json", counts)
+    write_text(root / "reports/data.html", page)
+    return counts
+
+
+def read_and_clean(
+    files: Sequence[tuple[str, Path]], settings: Curate, pool: Workers, account: Account, spool: Spool, rejects: IO[bytes], changes: IO[bytes],
+    advance: Callable[[int], None],
+) -> None:  # fmt: skip
+    """Every line of every file: clean rows to the spool, the others to `rejects`, and what the rules changed to `changes`."""
+    account.files_found = len(files)
+    refused = {name: why for name, path in files if (why := refusal(path))}
+    for name, why in refused.items():
+        rejects.write(dump_line(account.refuse(name, why)))
+    readable = [(name, path) for name, path in files if name not in refused]
+
+    def stream() -> Iterator[Block]:
+        for name, path in readable:
+            notes = account.open_file(name, sha256(path))
+            yield from blocks(name, raw_lines(path, name, max_line_bytes=settings.max_line_bytes, notes=notes), BLOCK_BYTES)
+
+    left = {name: size(path) for name, path in readable}  # bytes; a packed file has more when it is read
+    for done in pool.map(Cleaner.block, stream()):
+        spool.append(done.rows)
+        rejects.writelines(done.rejects)
+        changes.writelines(done.changes)
+        account.add(done)
+        step = min(done.size, left[done.file])
+        left[done.file] -= step
+        advance(step)
+    advance(sum(left.values()))
+    spool.finish()
+
+
+def compare_and_write(
+    root: Path, settings: Curate, pool: Workers, account: Account, spool: Spool, work: Path, final: Path, rejects: IO[bytes], clusters_file: Path,
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    """Everything that compares rows with each other; gives the account and the page's samples."""
+    comparison = Comparison(spool, settings, work)
+    with progress("curate: comparing", len(spool)) as advance:
+        comparison.read(pool, advance)
+    pool.close()  # what follows is done by this process alone
+    guarded = comparison.guard(root / "data/guard")
+    table = account.table()
+    clusters = comparison.clusters()
+    decisions = decide_duplicates(clusters, settings.drop_duplicates)
+    decide_splits(decisions, table, clusters, settings)
+    kept = decisions.fate == KEPT
+    prevented = leaks_prevented(decisions, table, clusters, settings)
+    leaks = comparison.leaks(kept & (decisions.split != TEST), kept & (decisions.split == TEST))
+    decisions.fate[list(leaks)] = CONTAMINATED
+    decide_balance(decisions, table, settings, [by_glob(name, settings.source_weights, 1.0) for name in account.files])
+    requests, shown_requests = comparison.several_answers(clusters, SHOWN)
+    suspected = find_suspects(spool, decisions, clusters.group)
+    dropped = write_rows(spool, decisions, clusters, lambda row: comparison.tell(leaks[row]), final, rejects)
+    write_clusters(spool, clusters, clusters_file)
+    kept = decisions.fate == KEPT
+    extra = {
+        "groups": group_counts(clusters.group, kept) | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
+        "contamination": {"rows": len(leaks), "sources": dict(Counter(leak.file or "test" for leak in leaks.values())), "guarded_texts": guarded},
+        "poison": {"suspects": len(suspected), "rows_looked_at": min(int(kept.sum()), SAMPLE_ROWS)},
+        "tokens": count_tokens(root / "models/base", spool, kept),
+        "turns": turn_counts(table.turns[kept]),
+        "not_measured": not_measured(settings, root / "models/base"),
+    }
+    samples = {
+        "rejects": [*account.samples_of("reject"), *(entry for entries in dropped.values() for entry in entries)],
+        "changes": account.samples_of("change"),
+        "clusters": cluster_samples(spool, clusters) if settings.drop_duplicates == "near" else [],
+        "answers": answer_samples(spool, shown_requests),
+        "contamination": leak_samples(spool, [(row, comparison.tell(leaks[row])) for row in list(leaks)[:SHOWN]]),
+        "suspects": suspect_samples(suspected),
+        "rows": row_samples(spool, decisions),
+    }
+    comparison.close()
+    spool.close()
+    return account.summary(settings, decisions, table, clusters, extra), samples
+
+
+def not_measured(settings: Curate, base: Path) -> list[str]:
+    """The rules that are switched off, or that lack what they need."""
+    off = {
+        "normalise": not settings.normalise,
+        **{name: not judge.wanted(settings) for name, judge in JUDGES.items()},
+        "secrets": settings.secrets == "keep",
+        "personal": not (settings.personal or settings.names),
+        "length": not base.is_dir(),
+        "exact_duplicates": settings.drop_duplicates == "none",
+        "near_duplicates": settings.drop_duplicates != "near",
+    }
+    return [rule for rule, is_off in off.items() if is_off]
+
+
+def count_tokens(base: Path, spool: Spool, kept: NDArray[np.bool_]) -> dict[str, Any]:
+    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none where there is no tokenizer to count with."""
+    if not base.is_dir() or not kept.any():
+        return token_counts(np.zeros(0, np.int64))
+    counter, tokens = TokenCounter(base), []
+    for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS):
+        with suppress(BadRow):  # a template that refuses by content; preprocess counts such rows
+            tokens.append(counter.count_row(spool.row(index)))
+    return token_counts(np.array(tokens, np.int64))
+
+
+def find_suspects(spool: Spool, decisions: Decisions, group: NDArray[np.int32]) -> list[Suspect]:
+    """Trigger-like phrases among at most `SAMPLE_ROWS` kept rows."""
+    chosen = spread_evenly(np.flatnonzero(decisions.fate == KEPT), SAMPLE_ROWS)
+    return suspects((spool.row(index) for index in chosen), group[chosen])
+
+
+def file_words(counts: dict[str, Any]) -> list[str]:
+    """The files that were not read and those without a row, a sentence each that names the first ones."""
+    unread, empty = [*counts["files_unread"]], [name for name, file in counts["files"].items() if not file["rows"]]
+    found = []
+    if unread:
+        were = plural(len(unread), "was", "were")
+        found.append(f"{plural(counts['files_found'], 'file')}, of which {were} not read: {_first(unread)} (only {READ} are)")
+    if empty:
+        found.append(f"{plural(len(empty), 'file holds', 'files hold')} no row: {_first(empty)}")
+    return found
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:FILES_NAMED]) + (", …" if len(names) > FILES_NAMED else "")
+
+
+def main(params: Params, root: Path) -> None:
+    """Run the stage on the data below `root` and say what became of the rows."""
+    counts = curate(root, params.curate)
+    splits = ", ".join(f"{split} {counts['splits'][split]}" for split in SPLITS)
+    lost = counts["rows_rejected"] + counts["rows_dropped"]
+    parts = f", {counts['parts_added']:,} more by splitting" if counts["parts_added"] else ""
+    print(f"curate: {plural(counts['rows_read'], 'row')} read{parts}, {counts['rows_kept']:,} kept ({splits}), {lost:,} rejected")
+    for sentence in [*file_words(counts), *training_words(counts["untrained"], counts["scored"])]:
+        print(f"curate: {sentence}")
+    if lost or counts["files_rejected"]:
+        print(f"curate: why, and where: {root / 'data/rejects.jsonl'} (reasons in docs/data-formats.md)")
+    print(f"curate: the whole account: {root / 'reports/data.html'}")

@@ -1,0 +1,97 @@
+"""Work on blocks in several processes: results in the order of the blocks, memory bounded, the same with any number of processes."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+from pipeline.core.errors import MachineError, QuenchError
+
+Block = TypeVar("Block")
+Result = TypeVar("Result")
+AHEAD = 2  # blocks in work or waiting, per process
+_state: Any = None  # what a worker made once, at its start
+_failure: QuenchError | None = None  # or why it couldn't
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Workers:
+    """Maps functions `(state, block) → result` over blocks; `state` is made once per process by `make(*arguments)`."""
+
+    def __init__(self, pool: ProcessPoolExecutor | None, processes: int, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.pool, self.processes, self.make, self.arguments = pool, processes, make, arguments
+        self.own: Any = None
+
+    def map(self, work: Callable[[Any, Block], Result], blocks: Iterable[Block]) -> Iterator[Result]:
+        """Results in the order of `blocks`, which are asked for only as fast as results are taken. Raises `MachineError` if a process is killed."""
+        if self.pool is None:
+            if self.own is None:
+                self.own = self.make(*self.arguments)
+            for block in blocks:
+                yield work(self.own, block)
+            return
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for block in blocks:
+                waiting.append(self.pool.submit(_call, work, block))
+                if len(waiting) >= AHEAD * self.processes:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise MachineError("a worker process of curate was ended from outside (out of memory?): close other programs, then run again") from error
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def close(self) -> None:
+        """End the processes and give their memory back; nothing can be mapped any more."""
+        if self.pool:
+            self.pool.shutdown()
+        self.own = None
+
+
+@contextmanager
+def workers(processes: int, make: Callable[..., Any], *arguments: Any) -> Iterator[Workers]:
+    """`processes` of them; with 1 everything happens in this one. `make` and `arguments` are sent to each."""
+    if processes <= 1:
+        yield Workers(None, 1, make, arguments)
+        return
+    # forkserver: workers don't inherit this process's memory, threads and locks
+    context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(make, arguments)) as pool:
+        yield Workers(pool, processes, make, arguments)
+
+
+def _start(make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    global _state, _failure
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _state = make(*arguments)
+    except QuenchError as error:  # raised here it would only break the pool
+        _failure = error
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone (kill -9), or it would wait for blocks forever."""
+    if parent := multiprocessing.parent_process():
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _call(work: Callable[[Any, Block], Result], block: Block) -> Result:
+    if _failure:
+        raise _failure
+    return work(_state, block)

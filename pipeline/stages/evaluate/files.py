@@ -1,0 +1,38 @@
+"""Which files a model of `evaluate.models` is made of, and which model it is compared with, in either graph of stages."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.config.params import Params
+from pipeline.config.sections import ADAPTED, BARE, SOURCE, reference_of
+from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
+
+
+class ModelFiles(NamedTuple):
+    """A model's GGUF, and the adapter's GGUF that is put on it (None: there is none)."""
+
+    gguf: Path
+    lora: Path | None = None
+
+
+def model_files(params: Params, root: Path, model: str) -> ModelFiles:
+    """The files of `model` below the project's folder `root`, whether they are there or not.
+
+    Where base.quantization is gguf, "base" and "adapter" are one GGUF, the second with the adapter's beside it.
+    """
+    if params.graph == "merged":
+        return ModelFiles(root / "models/gguf" / f"{params.convert.name}-{model}.gguf")
+    file = root / "models/base" / (SOURCE_FILE if model == SOURCE else MODEL_FILE)
+    return ModelFiles(file, root / "models/gguf" / f"{params.convert.name}-lora.gguf" if model == ADAPTED else None)
+
+
+def compared_with(params: Params, model: str) -> str:
+    """The model that the likeness of `model` is to.
+
+    Without a merge: of the adapter the base alone (how far tuning moved it), where it is to heal the file that the base was made from;
+    of the base that file, without one itself.
+    """
+    if params.graph == "merged":
+        return reference_of(model, params.convert.type)
+    moved = model == ADAPTED and params.train.method != "heal"
+    return BARE if moved or params.base.level is None else SOURCE

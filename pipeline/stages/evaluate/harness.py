@@ -1,0 +1,106 @@
+"""Tasks of lm-evaluation-harness through our `llama-server`, on the user's own task files, offline.
+
+Reads `data/evaluation/harness/**/*.yaml` and the data files that these name. Part of `python -m pipeline evaluate@Q4_K_M`;
+`evaluate.harness` names the tasks. Needs the extra "harness".
+
+The harness runs in a process of its own (`harness_process.py`): it prints, draws bars and sets seeds as it likes, a task's own
+Python (`!function`) may do anything, and huggingface_hub reads whether it is offline once, when it is first imported, which
+in this process happened long ago.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from pipeline.core.child import bound
+from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.progress import progress
+from pipeline.llamacpp.server import Server, stop
+
+PROCESS = Path(__file__).with_name("harness_process.py")
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}  # fmt: skip
+
+
+def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """The metrics of each task (and of each group with aggregates): {task: {metric: number or None, "rows": questions}}.
+
+    A metric is called as in the harness, "exact_match" and "exact_match_stderr" for example; behind a filter "exact_match,FILTER".
+    `folder` holds the task files; the paths of their data are relative to it. Answers are greedy. Raises `ConfigError` where
+    the harness isn't installed, doesn't know a task or can't run it here, `ToolError` where it fails.
+    """
+    if find_spec("lm_eval") is None:
+        raise ConfigError("evaluate.harness needs lm-evaluation-harness: run `pip install 'quench[harness]'`, or set it to []")
+    if not folder.is_dir():
+        raise ConfigError(f"evaluate.harness names {', '.join(tasks)}, but there is no folder {folder}: put the task files there, or set it to []")
+    request = {
+        "url": server.url, "authorization": server.client.headers["Authorization"], "slots": _slots(server),
+        "tasks": tasks, "folder": str(folder.resolve()),
+    }  # fmt: skip
+    results: dict[str, Any] | None = None
+    with ExitStack() as opened:
+        for message in opened.enter_context(closing(_messages(request, folder))):
+            if "refused" in message:
+                raise ConfigError(message["refused"])
+            if "total" in message:
+                advance = opened.enter_context(progress("evaluate: lm-evaluation-harness", message["total"]))
+            elif "done" in message:
+                advance(message["done"])
+            else:
+                results = message["results"]
+    assert results is not None
+    return {task: _figures(found) for task, found in results.items()}
+
+
+def _messages(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any], None, None]:
+    """What the process says, as it says it. Raises `ToolError` where it ends otherwise than with exit status 0."""
+    with tempfile.TemporaryDirectory(prefix="quench-harness-") as aside:
+        log = Path(aside) / "log"
+        environment = os.environ | OFFLINE | {"HF_HOME": str(Path(aside) / "huggingface")}  # nothing of it is kept
+        with log.open("wb") as errors:
+            process = subprocess.Popen(bound([sys.executable, "-P", str(PROCESS)]), cwd=folder, env=environment,
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8")  # fmt: skip
+        try:
+            yield from _talk(process.stdin, process.stdout, request)
+            if process.wait() != 0:
+                words = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+                raise ToolError(f"lm-evaluation-harness ended with exit status {process.returncode}: {words[-1] if words else 'it said nothing'}")
+        finally:
+            stop(process)
+
+
+def _talk(to: IO[str] | None, back: IO[str] | None, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    assert to is not None and back is not None
+    with to, back:
+        json.dump(request, to)  # the key too: arguments can be read by others
+        to.close()
+        for line in back:
+            yield json.loads(line)
+
+
+def _slots(server: Server) -> int:
+    """How many requests the server answers at a time."""
+    reply = server.client.get("/props")
+    if reply.status_code != 200:
+        raise ToolError(f"llama-server answered {reply.status_code} to /props: {reply.text[:300]}")
+    return int(reply.json()["total_slots"])
+
+
+def _figures(found: dict[str, Any]) -> dict[str, Any]:
+    """The harness's {"exact_match,none": 0.5, …} without its own name for the task; what is no number (its "N/A") is None."""
+    figures: dict[str, Any] = {}
+    for key, value in found.items():
+        metric, comma, selected = key.partition(",")
+        if comma:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            figures[metric if selected == "none" else key] = round(float(value), 6) if number else None
+    return figures | {"rows": found.get("sample_len")}

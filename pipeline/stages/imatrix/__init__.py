@@ -1,0 +1,1 @@
+"""The importance matrix of the training rows."""

@@ -1,0 +1,1 @@
+"""An adapter as a GGUF beside its base's."""

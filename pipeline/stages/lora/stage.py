@@ -1,0 +1,44 @@
+"""Write the adapter as a GGUF that llama-server puts on the base's own file: what was trained is what is served.
+
+Reads `models/base/`, `models/base.json`, `models/adapter/`.
+Writes `models/gguf/NAME-lora.gguf`, which names the base's file by its sha256.
+Command: `python -m pipeline lora`
+"""
+
+from pathlib import Path
+
+from pipeline.config.params import Params
+from pipeline.config.sections import LoraType
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import file_hash, json_hash
+from pipeline.core.publish import need_disk, read_json
+from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.provenance import BASE_FILE, adapter_fields
+from pipeline.llamacpp.converters import base_fields, lora_to_gguf
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.serve.adapter import matching_adapter
+
+
+def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, type: LoraType, tools: Toolchain) -> None:
+    """Publish the adapter in the PEFT folder `adapter` as the GGUF `target`, proven to fit the GGUF in `base` tensor by tensor.
+
+    `lineage` is models/base.json. Raises `DataError` where the base's file is not the one that was trained on, `ToolError` where the
+    converter fails, `MachineError` where the disk is too small.
+    """
+    model = base / MODEL_FILE
+    found, recorded = file_hash(model), read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
+    if found != recorded:
+        raise DataError(f"{model} is not the file that {lineage} names ({found[:12]}… and {str(recorded)[:12]}…): run `snakemake --force base`")
+    if read_json(adapter / "run.json", "run `snakemake --force train`")["base"]["weights_sha256"] != json_hash({MODEL_FILE: found}):
+        raise DataError(f"{adapter} was trained on another file than {model}: run `snakemake --force train`, or put the file that it belongs to back")
+    need_disk(target.parent, (adapter / "adapter_model.safetensors").stat().st_size)
+    fields = {**base_fields(lineage, tools), **adapter_fields(adapter), BASE_FILE: found, "general.name": target.stem}
+    lora_to_gguf(tools, adapter, base, target, type, fields, lambda written: matching_adapter(model, written))
+
+
+def main(params: Params, root: Path) -> None:
+    """Run the stage on the files below `root`."""
+    target = root / "models/gguf" / f"{params.convert.name}-lora.gguf"
+    lora(base=root / "models/base", adapter=root / "models/adapter", lineage=root / "models/base.json", target=target, type=params.lora.type,
+         tools=find_toolchain(params.llamacpp.home))  # fmt: skip
+    print(f"lora: {target.name} {target.stat().st_size / 1e6:.1f} MB, for {root / 'models/base' / MODEL_FILE}")

@@ -1,0 +1,1 @@
+"""The adapter added to 16-bit weights, in little memory."""

@@ -1,0 +1,145 @@
+"""Measure both merges, into the 16-bit base and into the NF4 base, at the level that ships, and choose."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.held_out import answerable_rows, encoded_rows
+from pipeline.chat.tokens import Row, load_tokenizer, trained_positions
+from pipeline.config.params import Params
+from pipeline.config.sections import Evaluate, Merge
+from pipeline.core.errors import DataError
+from pipeline.core.publish import need_disk, publishing, remove, scratch_folder
+from pipeline.llamacpp.converters import FloatType, quantise_gguf, to_gguf
+from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.answers import answer_rows, score_answers
+from pipeline.metrics.divergence import POSITIONS, Divergence, Prompt, gguf_divergence
+from pipeline.metrics.forward import trained_logits
+from pipeline.metrics.intervals import interval
+from pipeline.stages.merge.decision import Measured, Onto, decide
+
+SCRATCH = ".merging"  # beside the merged model
+ONTO: tuple[Onto, Onto] = "w16", "nf4"  # in the order of measuring: the second, which is mostly the closer one, needn't be made again
+Found = dict[str, tuple[Divergence, list[float | None] | None]]  # of a merge, by 16-bit type and level: divergence, and the task's points by row
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The base weights to merge into, why, and the figures of every merge and level that was measured."""
+
+    onto: Onto
+    reason: str
+    level: str | None = None  # the deciding one
+    candidates: Mapping[Onto, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What both merges are judged on: held-out prompts, the trained model's logits there (a context's value), rows of the task."""
+
+    reference: Any
+    prompts: Sequence[Prompt]
+    task_rows: Sequence[Row]
+    evaluate: Evaluate
+    type: FloatType
+    tensor_types: Mapping[str, str]
+    tools: Toolchain
+    root: Path = Path()  # of the project: scorers of the user's own and the judge's key lie below it
+
+
+def merge_the_better(
+    make: Callable[[Onto, Path], dict[str, Any]], *, base: Path, adapter: Path, merged: Path, rows: Path, params: Params, tools: Toolchain, root: Path
+) -> tuple[Choice, dict[str, Any]]:
+    """Make both merges with `make(onto, folder)`, publish the one that measures better as `merged`; the choice and that merge's record.
+
+    One merge, its 16-bit GGUF and one level are on the disk at a time: the first merge is deleted once it is measured, and made again if it wins
+    (the same bytes; at 7B minutes, where both at once would take 15 GB more than all that is kept). The rows are read first: what is wrong
+    with them should not be found after an hour.
+    """
+    prompts, task_rows = held_out(rows, adapter, params.merge, params.evaluate)
+    need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
+    with scratch_folder(merged.with_name(SCRATCH)) as scratch:
+        first, last = ONTO
+        with trained_logits(base=base, adapter=adapter, prompts=prompts, scratch=scratch) as reference:
+            judge = Judge(reference, prompts, task_rows, params.evaluate, params.convert.type, params.quantize.tensor_types, tools, root)
+            make(first, scratch / first)
+            found = {first: measure(scratch / first, params.merge.levels, judge, scratch)}
+            remove(scratch / first)
+            record = make(last, scratch / last)
+            found[last] = measure(scratch / last, params.merge.levels, judge, scratch)
+        choice = choose(found, params.merge.levels, params.evaluate)
+        if choice.onto == first:
+            remove(scratch / last)
+            record = make(first, scratch / first)
+        with publishing(merged) as aside:
+            (scratch / choice.onto).rename(aside)
+    return choice, record
+
+
+def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tuple[list[Prompt], list[Row]]:
+    """(prompts with the positions that training teaches, rows of the task) from a split that training has not seen."""
+    encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, evaluate.seed, evaluate.ctx_size)
+    prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
+    if not prompts:
+        raise DataError(f"{rows} has no chat that merge.base auto can measure: set it to w16 or nf4, or raise curate.val_fraction")
+    scored = merge.task_rows and evaluate.scorer != "none"
+    return prompts, answerable_rows(rows, merge.task_rows, evaluate.seed) if scored else []
+
+
+def thinned(positions: list[int]) -> list[int]:
+    """At most `POSITIONS` of them, evenly: the logits of each take 0.6 MB for a vocabulary of 152k."""
+    return positions[:: max(1, -(-len(positions) // POSITIONS))]
+
+
+def measure(merged: Path, levels: Sequence[str], judge: Judge, scratch: Path) -> Found:
+    """{16-bit type and each level: (divergence from the trained model, the task's points by row)}; the task is scored at the first level only.
+
+    The GGUFs are made in `scratch`, one level at a time, and deleted.
+    """
+    evaluate = judge.evaluate
+    found: Found = {}
+    source = scratch / f"{merged.name}-{judge.type}.gguf"
+    to_gguf(judge.tools, merged, source, judge.type, merged.name, find_pre_tokenizer(merged, judge.tools).name)
+    found[judge.type] = (gguf_divergence(judge.reference, source, threads=evaluate.threads, tools=judge.tools), None)
+    for place, level in enumerate(levels):
+        gguf = scratch / f"{merged.name}-{level}.gguf"
+        quantise_gguf(judge.tools, source, gguf, level, evaluate.threads, tensor_types=judge.tensor_types)
+        divergence, points = gguf_divergence(judge.reference, gguf, threads=evaluate.threads, tools=judge.tools), None
+        if judge.task_rows and place == 0:
+            answers = answer_rows(gguf, list(judge.task_rows), evaluate, judge.tools)
+            score_answers(answers, evaluate.scorer, evaluate.seed, judge=evaluate.judge, root=judge.root)
+            points = [answer["score"] for answer in answers]
+        found[level] = (divergence, points)
+        remove(gguf)
+    remove(source)
+    return found
+
+
+def choose(found: Mapping[Onto, Found], levels: Sequence[str], evaluate: Evaluate) -> Choice:
+    """Take the better of both merges by what was measured of them against the trained model; see `pipeline.stages.merge.decision`."""
+    level, seed = levels[0], evaluate.seed
+    w16, nf4 = (Measured(one.kld_rows, one.same_top, points) for one, points in (found[onto][level] for onto in ("w16", "nf4")))
+    onto, reason = decide(w16, nf4, level, seed)
+    candidates = {name: {model: figures(*pair, evaluate) for model, pair in models.items()} for name, models in found.items()}
+    return Choice(onto, reason, level, candidates)
+
+
+def figures(divergence: Divergence, points: list[float | None] | None, evaluate: Evaluate) -> dict[str, Any]:
+    """One merge at one level for reports/merge.json: means with their 95 % intervals."""
+    low, high = interval(divergence.kld_rows, evaluate.seed)
+    task = None
+    if measured := [one for one in points or () if one is not None]:
+        worst, best = interval(measured, evaluate.seed)
+        task = {
+            "scorer": evaluate.scorer,
+            "score": round(sum(measured) / len(measured), 4),
+            "low": round(worst, 4),
+            "high": round(best, 4),
+            "rows": len(measured),
+        }
+    return {
+        "kld_mean": divergence.kld, "kld_low": low, "kld_high": high, "kld_max": divergence.kld_max, "same_top": round(divergence.same_top, 4),
+        "nmse": divergence.nmse, "rows": len(divergence.kld_rows), "positions": divergence.positions, "task": task,
+    }  # fmt: skip

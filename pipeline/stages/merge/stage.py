@@ -1,0 +1,84 @@
+"""Merge the adapter into the base's weights on the CPU, in blocks of rows: summed in float64, rounded once.
+
+Reads `models/base/` and `models/adapter/`.
+Writes `models/merged/` (safetensors shards, config, generation config, tokenizer and template, `merge.json`: how it was merged).
+Command: `python -m pipeline merge`
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.config.params import Params
+from pipeline.core.hashing import file_hash
+from pipeline.core.publish import need_disk, publishing, remove, write_json
+from pipeline.llamacpp.tools import find_toolchain
+from pipeline.models.merging.adapter import weights_of
+from pipeline.models.merging.record import RECORD, check_same_base, need_nf4, read_run, trained_nf4
+from pipeline.stages.merge.choose import SCRATCH, Choice, merge_the_better
+from pipeline.stages.merge.decision import Onto
+from pipeline.stages.merge.diagnostics import idle_adapters
+from pipeline.stages.merge.peft_merge import merge_with_peft
+from pipeline.stages.merge.stream import stream
+
+
+def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, onto: Onto, method: Literal["stream", "peft"] = "stream") -> dict[str, Any]:
+    """Write the model of `base` with `adapter` in it to `merged`; the record that also becomes `merged/merge.json`.
+
+    `onto` is what is added to: the base's 16-bit weights, or what NF4 left of them while training, for exactly the linears that were in
+    NF4. `method` stream holds some blocks of rows and rounds once; peft loads the whole model and calls PEFT's merge, for comparison.
+    Tensors that neither changes are copied bit for bit, or rounded where the base has another type. Raises `DataError`
+    where adapter and base don't fit, where something could not be followed, or a weight does not fit `dtype`.
+    """
+    run = read_run(adapter)
+    trained = trained_nf4(run)
+    record: dict[str, Any] = {
+        "adapter_sha256": file_hash(weights_of(adapter)),
+        "base_weights_sha256": check_same_base(base, run),
+        "dtype": dtype,
+        "method": method,
+        "onto": onto,
+        "nf4": asdict(need_nf4(adapter, trained)) if onto == "nf4" else None,
+    }
+    need_disk(merged.parent, sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
+    with publishing(merged) as aside:
+        aside.mkdir()
+        if method == "peft":
+            record |= merge_with_peft(base, adapter, aside, dtype, onto)
+        else:
+            record |= stream(base, adapter, aside, dtype, trained, onto_nf4=onto == "nf4")
+        write_json(aside / RECORD, record)
+    return record
+
+
+def main(params: Params, root: Path) -> None:
+    """Run the stage on the files below `root`; with `merge.base` auto both merges are made and the better one is kept."""
+    settings, merged = params.merge, root / "models/merged"
+    base, adapter = root / "models/base", root / "models/adapter"
+
+    def make(onto: Onto, folder: Path) -> dict[str, Any]:
+        return merge(base=base, adapter=adapter, merged=folder, dtype=settings.dtype, onto=onto, method=settings.method)
+
+    remove(merged.with_name(SCRATCH))  # both merges of a killed run, tens of GB at 7B
+    run = read_run(adapter)
+    if settings.base == "auto" and trained_nf4(run):
+        choice, done = merge_the_better(
+            make, base=base, adapter=adapter, merged=merged, rows=root / "data/final/val.jsonl", params=params,
+            tools=find_toolchain(params.llamacpp.home), root=root,
+        )  # fmt: skip
+    else:
+        seen = "Training saw the base's own 16-bit weights" if run else "Nobody recorded which weights training saw"
+        choice = Choice("w16", seen) if settings.base == "auto" else Choice(settings.base, "merge.base asks for it")
+        done = make(choice.onto, merged)
+    write_json(
+        root / "reports/merge.json",
+        done
+        | {
+            "asked": settings.base,
+            "reason": choice.reason,
+            "deciding_level": choice.level,
+            "candidates": choice.candidates,
+            "warnings": idle_adapters(done["adapters"]),
+        },
+    )
+    print(f"merge: {done['adapted']} of {done['tensors']} tensors adapted, {done['bytes'] / 1e6:.0f} MB, into {choice.onto}: {choice.reason}")

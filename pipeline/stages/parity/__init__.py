@@ -1,0 +1,1 @@
+"""Proof of every hand-over: text, tokens, weights, outputs."""

@@ -1,0 +1,186 @@
+"""What each GGUF does in llama-server: ends its answers, writes no control tokens, has finite logits, stays within its memory."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import Row, chat_request
+from pipeline.gguf.file import check_gguf, kv_cache_bytes
+from pipeline.gguf.header import tensor_bytes
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.server_process import peak_memory
+from pipeline.llamacpp.tools import Toolchain, load_binding
+from pipeline.stages.parity.check import Seam, count_seam
+
+ROOM = 64  # tokens that an answer may have beyond twice the longest reference
+# ggml types that llama.cpp may hold twice on a CPU: as the file has them, and repacked for its kernels (ggml-cpu/repack.cpp)
+REPACKED = ("Q1_0", "Q2_K", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4")
+UBATCH = 512  # positions that llama-server evaluates at once, its default
+ROWS = 8  # of the widest layer that a position has in float32 at once
+FIXED_BYTES = 128 << 20  # program, threads, HTTP: 37 to 54 MB were measured on 2 cores
+TOKEN_BYTES = 512  # of a token in llama.cpp's tables, its merges included: about 270 were measured
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One greedy answer: whether it ended by itself, its text, its token ids and their log probabilities, tokens of prompt and answer."""
+
+    stopped: bool
+    text: str
+    ids: list[int]
+    logprobs: list[float | None]
+    total_tokens: int
+
+
+@dataclass(frozen=True)
+class Behaved:
+    """One GGUF's answers, and its server's peak memory in bytes (None where the system doesn't say) against what was planned."""
+
+    model: Path
+    answers: list[Answer]
+    peak_bytes: int | None
+    planned_bytes: int | None
+
+
+def behaviour_seams(
+    models: list[Path], rows: Iterable[Row], tokenizer: Any, *, prompts: int, ctx_size: int, threads: int, n_gpu_layers: int, tools: Toolchain,
+    lora: Path | None = None,
+) -> dict[str, Seam]:  # fmt: skip
+    """Four seams over all of `models`, the 16-bit one first: each is served, with `lora` on it, and asked the first `prompts` held-out questions."""
+    asked, budget = questions(rows, tokenizer, prompts, ctx_size)
+    on_cpu = not load_binding(tools).llama_supports_gpu_offload()  # a build for a GPU holds more, and elsewhere
+    found = []
+    for model in models:
+        with serving(tools, model, ctx_size=ctx_size, threads=threads, n_gpu_layers=n_gpu_layers, lora=lora) as server:
+            found.append(behaved(server, model, asked, budget, ctx_size if on_cpu else None, lora))
+    return {
+        "behaviour_answers_end": answers_end(found, budget),
+        "behaviour_no_markers": no_markers(found, tokenizer),
+        "behaviour_finite_logits": finite_logits(found),
+        "behaviour_server_memory": server_memory(found),
+    }
+
+
+def questions(rows: Iterable[Row], tokenizer: Any, count: int, ctx_size: int) -> tuple[list[dict[str, Any]], int]:
+    """Requests up to a chat's last answer, and the tokens that an answer may have: twice the longest reference and `ROOM`, half the context at most.
+
+    Chats that don't end in an answer, and those whose question doesn't fit into the other half, are passed over.
+    """
+    asked, longest = list[dict[str, Any]](), 0
+    for row in rows:
+        *turns, last = row["messages"]
+        if len(asked) == count or last["role"] != "assistant" or not turns:
+            continue
+        words = "\n".join(message["content"] for message in turns)
+        if len(tokenizer(words)["input_ids"]) + 16 * len(turns) > ctx_size // 2:
+            continue
+        asked.append(chat_request(turns, row.get("tools")))
+        longest = max(longest, len(tokenizer(last["content"], add_special_tokens=False)["input_ids"]))
+    return asked, min(2 * longest + ROOM, ctx_size // 2)
+
+
+def behaved(server: Server, model: Path, asked: list[dict[str, Any]], budget: int, ctx_size: int | None, lora: Path | None = None) -> Behaved:
+    """Ask a running server every question, one after the other; without `ctx_size` no memory is planned."""
+    answers = [answer(server, request, budget) for request in asked]
+    planned = planned_bytes(model, ctx_size, sum(one.total_tokens for one in answers)) if ctx_size else None
+    if planned and lora:
+        planned += lora.stat().st_size
+    return Behaved(model, answers, peak_memory(server.process.pid), planned)
+
+
+def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
+    """One greedy answer of at most `budget` tokens through the OpenAI protocol."""
+    reply = server.post("/v1/chat/completions", request | {"temperature": 0, "max_tokens": budget, "logprobs": True, "top_logprobs": 1})
+    choice = reply["choices"][0]
+    tokens = (choice.get("logprobs") or {}).get("content") or []
+    message = choice["message"]
+    said = "\n".join(message.get(key) or "" for key in ("reasoning_content", "content")).strip("\n")
+    return Answer(
+        choice["finish_reason"] != "length", said, [one["id"] for one in tokens], [one["logprob"] for one in tokens], reply["usage"]["total_tokens"]
+    )
+
+
+def answers_end(found: list[Behaved], budget: int) -> Seam:
+    """Models of which no answer ended, though the 16-bit one's did.
+
+    A single answer may run on by chance, and a model that was trained for a few steps never ends: so levels are judged by the 16-bit
+    file of the same weights, and that one by the seams before it. Where none of its answers end, nothing can be said.
+    """
+    ended = {one.model.name: sum(answer.stopped for answer in one.answers) for one in found}
+    count = len(found[0].answers)
+    title, what = "Answers end", f"models of which no answer ends within {budget} tokens, where the 16-bit model's do"
+    detail = "; ".join(f"{name}: {number} of {count} ended by themselves" for name, number in ended.items())
+    figures = {f"{name} ended": float(number) for name, number in ended.items()}
+    if not ended[found[0].model.name]:
+        why = (
+            "no question was asked"
+            if not count
+            else f"{found[0].model.name} ends none of its answers, so it was trained too little" + (" to compare levels by it" if found[1:] else "")
+        )
+        return Seam(title, what, None, None, "", "not measured", f"{detail}; {why}", figures=figures)
+    silent = [name for name, number in ended.items() if not number]
+    cause = f"{', '.join(silent)} never ends an answer: the level is too coarse for this model, so take a finer one in quantize.levels."
+    return Seam(title, what, float(len(silent)), 0.0, "models", "fail" if silent else "pass", detail, cause if silent else "", figures)
+
+
+def no_markers(found: list[Behaved], tokenizer: Any) -> Seam:
+    """Answers with a control token before their end, or with its spelling in the text."""
+    control = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special and len(token.content) > 1}
+    wrong = []
+    for one in found:
+        for said in one.answers:
+            inside = said.ids[:-1] if said.stopped else said.ids
+            marks = [*(control[number] for number in inside if number in control), *(token for token in control.values() if token in said.text)]
+            wrong += [f"{one.model.name} writes {marks[0]} in {said.text[:40]!a}"] if marks else []
+    compared = sum(len(one.answers) for one in found)
+    title, what = "No markers in answers", "answers that hold a control token of the template"
+    cause = f"{wrong[0] if wrong else ''}: look at reports/labels.html whether ends of turn are trained, then at the seam of special tokens."
+    return count_seam(title, what, len(wrong), compared, "; ".join(wrong[:2]), cause)
+
+
+def finite_logits(found: list[Behaved]) -> Seam:
+    """Tokens whose log probability llama-server gives as no finite number (JSON has none, so it writes null)."""
+    wrong = [(one.model.name, sum(value is None or not math.isfinite(value) for each in one.answers for value in each.logprobs)) for one in found]
+    compared = sum(len(each.logprobs) for one in found for each in one.answers)
+    named = [f"{name}: {count}" for name, count in wrong if count]
+    title, what, different = "Finite logits", "tokens of answers whose log probability is not finite", sum(count for _, count in wrong)
+    cause = f"Weights of {', '.join(named)} are not finite or overflow: set merge.dtype and convert.type to bfloat16 (BF16)."
+    return count_seam(title, what, different, compared, "; ".join(named), cause)
+
+
+def server_memory(found: list[Behaved]) -> Seam:
+    """The largest peak of a server's resident memory as a share of what was planned for its file."""
+    title, what = "Memory of the server", "largest peak memory of a llama-server, as a share of what was planned for its file"
+    shares = {one.model.name: one.peak_bytes / one.planned_bytes for one in found if one.peak_bytes and one.planned_bytes}
+    detail = "; ".join(f"{one.model.name}: {_mb(one.peak_bytes)} of {_mb(one.planned_bytes)}" for one in found)
+    if len(shares) < len(found):
+        why = "the system does not say what a process needs, the header not how large the cache gets, or llama.cpp is built for a GPU"
+        return Seam(title, what, None, None, "", "not measured", f"{detail}; {why}")
+    name, share = max(shares.items(), key=lambda item: item[1])
+    cause = f"llama-server took more for {name} than its file, its cache and buffers explain: look at its log for what else it loads."
+    over = share > 1
+    return Seam(title, what, round(share, 3), 1.0, "of the plan", "fail" if over else "pass", detail, cause if over else "", shares)
+
+
+def planned_bytes(model: Path, ctx_size: int, cached_tokens: int) -> int | None:
+    """Bytes that a CPU server needs at most: the file, its repacked tensors once more, the cache, kept prompts, a batch's activations, tables.
+
+    Repacked tensors are in memory twice while the file is mapped (measured: a Q4_0 file of 90 MB took 180). llama-server keeps the cache of
+    every prompt that it has answered. None where the header does not give the cache's size.
+    """
+    from gguf import GGMLQuantizationType
+
+    header = check_gguf(model)
+    cache = kv_cache_bytes(model, ctx_size + cached_tokens)
+    if cache is None:
+        return None
+    twice = sum(tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items() if GGMLQuantizationType(kind).name in REPACKED)
+    tokens = len(header.fields.get("tokenizer.ggml.tokens", []))
+    widest = max(size for shape, _ in header.tensors.values() for size in shape[:1])
+    return model.stat().st_size + twice + cache + UBATCH * ROWS * widest * 4 + tokens * TOKEN_BYTES + FIXED_BYTES
+
+
+def _mb(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / 1e6:.0f} MB"

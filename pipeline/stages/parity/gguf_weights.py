@@ -1,0 +1,183 @@
+"""The merged model's weights against those of its 16-bit GGUF: equal bit for bit after the one rounding to the GGUF's type."""
+
+from collections import Counter
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.gguf.header import Header
+from pipeline.gguf.safetensors_rows import read_folder
+from pipeline.gguf.sources import KNOWN, Piece, read_config, rope_factors, sources
+from pipeline.gguf.tensors import Bytes, Floats, GgufTensor, gguf_tensors
+from pipeline.stages.parity.check import Seam
+
+WHAT = "tensors that differ from the merged model's, rounded to the GGUF's type"
+HEAD, EMBEDDINGS, ROPE = "output.weight", "token_embd.weight", "rope_freqs.weight"
+ROPE_TOLERANCE = 1e-5  # relative; both sides compute the factors in float32
+FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+CONVERT = "run `snakemake --force convert`"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A tensor that is not as it should be: what is seen, and the likely cause where there is one."""
+
+    tensor: str
+    seen: str
+    cause: str = ""
+
+
+def gguf_weights(merged: Path, gguf: Path) -> Seam:
+    """Every tensor of the GGUF, streamed; "not measured" for an architecture whose conversion isn't known here."""
+    title = f"Weights of the merged model → {gguf.stem}"
+    header, tensors = gguf_tensors(gguf)
+    config = read_config(merged)
+    architecture = (config.get("architectures") or ["none"])[0]
+    if architecture not in KNOWN:
+        names = ", ".join(sorted(tensors)[:3])
+        return Seam(
+            title, WHAT, None, None, "", "not measured", f"how {architecture} is converted is not known here: {len(tensors)} tensors ({names} …)"
+        )
+    if other := another_kind(header, tensors, architecture):
+        return Seam(title, WHAT, float(len(tensors)), 0.0, "tensors", "fail", other, f"The file is not the GGUF of this merged model: {CONVERT}.")
+    wanted = sources(config, read_folder(merged))
+    faults = names_faults(wanted, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
+    for name in sorted(wanted.keys() & tensors.keys()):
+        if fault := tensor_fault(tensors[name], wanted[name]):
+            faults.append(fault)
+    return weights_seam(title, faults, tensors)
+
+
+def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str) -> str:
+    """How a whole file is not what its name says: another architecture, or quantised; empty where it is."""
+    found = header.fields.get("general.architecture")
+    if found != KNOWN[architecture]:
+        return f"the GGUF is a {found}, the merged model a {architecture}"
+    quantised = Counter(tensor.type for tensor in tensors.values() if tensor.type not in FLOAT_BYTES)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(quantised.items()))
+    return f"it holds quantised tensors ({kinds}) where 16-bit floats belong" if quantised else ""
+
+
+def weights_seam(title: str, faults: list[Fault], tensors: dict[str, GgufTensor]) -> Seam:
+    """The verdict over all faults; the first one is shown, and where most tensors differ, that it is another model."""
+    weights = sum(tensor.rows * tensor.columns for tensor in tensors.values())
+    compared = f"{len(tensors)} tensors, {weights / 1e6:,.1f} M weights"
+    if not faults:
+        return Seam(title, WHAT, 0.0, 0.0, "tensors", "pass", f"{compared}, equal bit for bit")
+    first = faults[0]
+    cause = first.cause or f"The file was changed or damaged after it was made: {CONVERT}."
+    if not first.cause and len(faults) > len(tensors) / 2:
+        cause = f"More than half of the tensors differ, so it is the GGUF of another model or of an older merge: {CONVERT}."
+    detail = f"{compared}; {first.tensor}: {first.seen}" + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
+    return Seam(title, WHAT, float(len(faults)), 0.0, "tensors", "fail", detail, cause)
+
+
+def names_faults(wanted: dict[str, list[Piece]], tensors: dict[str, GgufTensor], merged: Path, *, tied: bool) -> list[Fault]:
+    """Tensors that the GGUF lacks or has too many, and the two that have no counterpart in the folder: a tied head, rotary factors."""
+    faults = []
+    for name in sorted(wanted.keys() - tensors.keys()):
+        if name == HEAD and tied:
+            continue  # stored beside its twin; llama.cpp takes the embeddings
+        cause = f"The {'bias' if name.endswith('.bias') else 'tensor'} was lost on the way, llama.cpp runs without it: {CONVERT}."
+        if name == HEAD:
+            cause = f"The head was dropped, llama.cpp takes the embeddings in its place: {CONVERT}."
+        faults.append(Fault(name, f"is in the merged model and not in the GGUF of {len(tensors)} tensors", cause))
+    for name in sorted(tensors.keys() - wanted.keys()):
+        if name == HEAD and tied and EMBEDDINGS in wanted:
+            faults += filter(None, [tensor_fault(tensors[name], wanted[EMBEDDINGS])])
+        elif name == ROPE:
+            faults += filter(None, [rope_fault(tensors[name], rope_factors(merged))])
+        else:
+            faults.append(Fault(name, "is in the GGUF and not in the merged model", f"The GGUF is of another model: {CONVERT}."))
+    if HEAD not in wanted and not tied:
+        cause = "The merged model lost its head, and its config says that it has one of its own: run `snakemake --force merge`."
+        faults.insert(0, Fault(HEAD, "is neither in the merged model nor tied to the embeddings", cause))
+    return faults
+
+
+def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:
+    """The rotary factors against those that transformers computes with."""
+    cause = f"The rotary embedding's factors are not those of config.json: {CONVERT}."
+    if expected is None:
+        return Fault(tensor.name, "is in the GGUF, and the model's config asks for no such factors", cause)
+    stored = tensor.values(0, tensor.rows).reshape(-1)
+    if stored.shape == expected.shape and np.allclose(stored, expected, rtol=ROPE_TOLERANCE, atol=0):
+        return None
+    return Fault(tensor.name, "differs from the factors that transformers computes", cause)
+
+
+def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
+    """The first difference of a tensor from its pieces, both as bytes of the GGUF's type; None where there is none."""
+    size = sum((piece.last - piece.first) * piece.entry.columns for piece in pieces)
+    if size != tensor.rows * tensor.columns or pieces[0].entry.shape[-1:] != tensor.shape[-1:]:
+        shape = " + ".join(str(list(piece.entry.shape)) for piece in pieces[:2])
+        return Fault(tensor.name, f"has shape {list(tensor.shape)}, in the merged model {shape}", f"The GGUF is of another model: {CONVERT}.")
+    at, width = 0, FLOAT_BYTES[tensor.type]
+    for piece in pieces:
+        for block in piece.blocks():
+            expected, stored = rounded(block, tensor.type), flat_bytes(tensor, at, len(block))
+            if not np.array_equal(expected, stored):
+                first = at + int(np.flatnonzero((expected != stored).reshape(-1, width).any(axis=1))[0])
+                return describe_fault(tensor, pieces, first)
+            if not np.isfinite(as_floats(stored, tensor.type)).all():
+                return Fault(tensor.name, "holds values that are not finite", "They are too large for F16: set convert.type to BF16.")
+            at += len(block)
+    return None
+
+
+def rounded(values: Floats, type: str) -> Bytes:
+    """Flat float32 values as bytes of a float type, rounded to nearest, ties to even, by the package gguf."""
+    from gguf import GGMLQuantizationType, quantize
+
+    with np.errstate(over="ignore"):  # an overflow is named by the caller
+        stored: Bytes = quantize(values.reshape(1, -1), GGMLQuantizationType[type]).view(np.uint8).reshape(-1)
+    return stored
+
+
+def as_floats(stored: Bytes, type: str) -> Floats:
+    """Flat bytes of a float type as float32."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    values: Floats = dequantize(stored.reshape(1, -1), GGMLQuantizationType[type]).reshape(-1)
+    return values
+
+
+def flat_bytes(tensor: GgufTensor, first: int, count: int) -> Bytes:
+    """The bytes of `count` weights of a float tensor from its `first` one on, rows disregarded."""
+    width = FLOAT_BYTES[tensor.type]
+    return np.fromfile(tensor.file, np.uint8, count * width, offset=tensor.start + first * width)
+
+
+def describe_fault(tensor: GgufTensor, pieces: list[Piece], first: int) -> Fault:
+    """What kind of difference it is, from all rows of the tensor (a vector's rows are its weights): zeros, another order, other values.
+
+    `first` is the flat place of the first different weight.
+    """
+    columns, width = pieces[0].entry.columns, FLOAT_BYTES[tensor.type]
+    ours, theirs = Counter[bytes](), Counter[bytes]()  # of digests: all rows of a large tensor may differ
+    at, zeros, shown = 0, 0, (0.0, 0.0)
+    for piece in pieces:
+        for block in piece.blocks():
+            flat = flat_bytes(tensor, at, len(block))
+            expected, stored = (side.reshape(-1, columns * width) for side in (rounded(block, tensor.type), flat))
+            for row in np.flatnonzero((expected != stored).any(axis=1)):
+                ours[digest(expected[row])] += 1
+                theirs[digest(stored[row])] += 1
+                zeros += not stored[row].any()
+            if at <= first < at + len(block):
+                shown = float(block[first - at]), float(as_floats(flat, tensor.type)[first - at])
+            at += len(block)
+    where = f"{ours.total()} of {at // columns} rows differ, first row {first // columns} at {first % columns}"
+    seen = f"{where}: {shown[0]:.6g} in the merged model, {shown[1]:.6g} in the GGUF"
+    if ours == theirs:
+        return Fault(tensor.name, seen, f"The rows of {tensor.name} are the right ones in another order: {CONVERT}.")
+    if zeros == ours.total() or shown[1] == 0.0:
+        return Fault(tensor.name, seen, f"A block of {tensor.name} is zeroed, so the file is damaged: {CONVERT}.")
+    return Fault(tensor.name, seen)
+
+
+def digest(row: Bytes) -> bytes:
+    """A row's content in 16 bytes."""
+    return blake2b(row.tobytes(), digest_size=16).digest()

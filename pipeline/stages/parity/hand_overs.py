@@ -1,0 +1,133 @@
+"""Each hand-over of what the models say as a seam: the divergence from the model before, against its limit, and a failure's likely cause."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.config.sections import AUTO, Parity
+from pipeline.metrics.divergence import Divergence, Reference, compare
+from pipeline.metrics.level_limits import level_limit
+from pipeline.stages.parity.check import Seam
+
+WHAT = "mean KL divergence of the next token"
+OVERFLOW = "Weights or sums are too large for float16: set merge.dtype to bfloat16 and convert.type to BF16."
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the models of a chain said to the same prompts.
+
+    `as_trained` computed as training does (bfloat16, mostly), `trained` in float32 on the same NF4 weights; the others in float32. `untuned`
+    measures the 16-bit base alone, which only a failure asks for.
+    """
+
+    as_trained: Reference
+    trained: Reference
+    sixteen: Reference
+    merged: Reference
+    gguf: Reference
+    untuned: Callable[[], Reference]
+    where: str  # the rows and positions, for a seam's detail
+    parameters: int | None = None  # of the model, for limits that follow from its size
+
+
+def hand_over(title: str, before: Reference, after: Reference, limit: float, said: Said, cause: Callable[[Divergence], str], note: str = "") -> Seam:
+    """One seam; `cause` is asked only where it failed. Logits that can't be compared fail too."""
+    found = compare(before, after)
+    if found.fault:
+        unit = "positions" if found.strange else "tokens"
+        figure = float(found.strange or abs(found.widths[0] - found.widths[1]))
+        reason = OVERFLOW if found.strange else "The two are not the same model: run the stages from merge on again."
+        return Seam(title, "logits that can't be compared", figure, 0.0, unit, "fail", f"{found.fault}; {said.where}", reason)
+    figures = {"nmse": found.nmse, "kld_max": found.kld_max, "same_top": found.same_top, "positions": float(found.positions)}
+    from_trained = compare(said.as_trained, after)
+    if from_trained.comparable:
+        figures["kld_trained"] = from_trained.kld
+    passed = found.kld <= limit
+    detail = f"{said.where}, same first choice at {found.same_top:.1%}{note and '; ' + note}"
+    return Seam(title, WHAT, found.kld, limit, "nats", "pass" if passed else "fail", detail, "" if passed else cause(found), figures)
+
+
+def limit_of(given: float | Literal["auto"], level: str, said: Said) -> tuple[float, str]:
+    """A limit as it is given, or what `level` may lose where it is auto; and in the second case, behind "; ", where it comes from."""
+    if given != AUTO:
+        return given, ""
+    found = level_limit(level, said.parameters)
+    return found.kld, f"; limit: {found.source}"
+
+
+def merge_seams(said: Said, onto: str, limits: Parity) -> dict[str, Seam]:
+    """Both models that the merge could stand for, against it: the one it went onto must be equal, the other one near."""
+    rounded, source = limit_of(limits.max_kld_trained, "nf4", said)
+    sixteen_limit, trained_limit = (limits.max_kld_exact, rounded) if onto == "w16" else (rounded, limits.max_kld_exact)
+
+    def cause(_found: Divergence) -> str:
+        return merge_cause(said, onto, limits)
+
+    own = compare(said.as_trained, said.trained)
+    note = f"in float32 arithmetic; training's own rounding is {own.kld:.2g} nats" if own.comparable else ""
+    notes = {"w16": (note + source, ""), "nf4": (note, source.removeprefix("; "))}[onto]
+    return {
+        "outputs_sixteen": hand_over("16-bit base with adapter → merged model", said.sixteen, said.merged, sixteen_limit, said, cause, notes[1]),
+        "outputs_trained": hand_over(
+            "Trained model (NF4 with adapter) → merged model", said.trained, said.merged, trained_limit, said, cause, notes[0]
+        ),
+    }
+
+
+def merge_cause(said: Said, onto: str, limits: Parity) -> str:
+    """What the merged model is instead of what it should be, found by comparing it with what else it could be."""
+    if same(said.untuned(), said.merged, limits):
+        return "The merged model is the untuned base, the adapter was not merged: run `snakemake --force merge`."
+    other = said.trained if onto == "w16" else said.sixteen
+    if same(said.sixteen if onto == "w16" else said.trained, said.merged, limits):
+        loss = compare(said.trained, said.sixteen).kld
+        base, remedy = ("16-bit", "nf4 or auto") if onto == "w16" else ("NF4", "w16 or auto")
+        return f"The merge lost nothing, but the {base} base is {loss:.2g} nats from the other one: set merge.base to {remedy}."
+    if same(other, said.merged, limits):
+        return f"The adapter was merged into the {'NF4' if onto == 'w16' else '16-bit'} base, not into {onto} as merge.json says: merge again."
+    return "The merged model is not this base with this adapter (the seam of the merged weights names tensors): run `snakemake --force merge`."
+
+
+def gguf_seam(said: Said, title: str, limits: Parity) -> Seam:
+    """The merged model against its 16-bit GGUF, which must be equal."""
+
+    def cause(_found: Divergence) -> str:
+        if same(said.untuned(), said.gguf, limits):
+            return "The GGUF is the untuned base: run `snakemake --force convert`."
+        if same(said.sixteen, said.gguf, limits) or same(said.trained, said.gguf, limits):
+            return "The GGUF is the base with the adapter, the merged model is not: run `snakemake --force merge`."
+        return (
+            "The GGUF was made from another model or is damaged: run `snakemake --force convert`; where the seam of its weights passed, llama.cpp "
+            "computes this architecture otherwise than config.json says."
+        )
+
+    return hand_over(title, said.merged, said.gguf, limits.max_kld_exact, said, cause)
+
+
+def level_seam(title: str, level: str, before: Reference, after: Reference, said: Said, limits: Parity) -> Seam:
+    """A 16-bit GGUF against the same at a level."""
+
+    limit, source = limit_of(limits.max_kld_level, level, said)
+    cause = (
+        f"{level} costs this model more than parity.max_kld_level, or the file is damaged (the seam of its weights names tensors): "
+        "take a level of more bits, or make the file again."
+    )
+    return hand_over(title, before, after, limit, said, lambda _found: cause, source.removeprefix("; "))
+
+
+def lora_seam(said: Said, with_lora: Reference, onto: str, limits: Parity) -> Seam:
+    """The base's GGUF with the adapter's GGUF on it, against the GGUF of the merge; of a merge onto NF4, against the 16-bit base with adapter."""
+    before, name = (said.gguf, "16-bit GGUF") if onto == "w16" else (said.sixteen, "16-bit base with adapter")
+
+    def cause(_found: Divergence) -> str:
+        if same(said.untuned(), with_lora, limits):
+            return "The adapter's GGUF changes nothing: run `snakemake --force convert`."
+        return "The base's GGUF or the adapter's is of another run: run `snakemake --force convert`."
+
+    return hand_over(f"{name} → base GGUF with LoRA GGUF", before, with_lora, limits.max_kld_exact, said, cause)
+
+
+def same(before: Reference, after: Reference, limits: Parity) -> bool:
+    """Whether two models say the same, up to what an exact hand-over may differ."""
+    return bool(compare(before, after).kld <= limits.max_kld_exact)

@@ -1,0 +1,91 @@
+"""What seams are measured with, and what both graphs measure of a GGUF alike: its texts and tokens, and what it does in llama-server."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import Row, encodable
+from pipeline.config.sections import Evaluate, Parity
+from pipeline.core.errors import DataError, ToolError
+from pipeline.llamacpp.server import serving
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.divergence import Prompt, spread
+from pipeline.stages.parity.behavior import behaviour_seams
+from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.conversations import chosen
+from pipeline.stages.parity.corpus import strings
+from pipeline.stages.parity.text import served_texts, template_text
+from pipeline.stages.parity.tokens import corpus_ids, token_ids
+
+CTX_SIZE = 2048  # tokens; parity's conversations are short
+Seams = dict[str, Seam]
+LEFT_OUT = "parity.depth is {}; `quench parity --depth {}` measures it"
+# seams by key with their titles, to name those that were not measured
+TEXT = {"text_template": "Template text", "tokens_ids": "Token ids", "tokens_corpus": "Token ids of a corpus"}
+BEHAVIOUR = {"behaviour": "What each GGUF does in llama-server"}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What every seam is measured with: the held-out chats, the limits, how llama.cpp is run, and a folder for temporary files."""
+
+    rows: Sequence[Row]
+    limits: Parity
+    evaluate: Evaluate
+    tools: Toolchain
+    scratch: Path
+    tensor_types: Mapping[str, str] = field(default_factory=dict)
+
+    def prompts(self, tokenizer: Any) -> list[Prompt]:
+        """Held-out rows as tokens, with the positions whose next token is compared. Raises `DataError` where no row can be used."""
+        encoded = list(islice(encodable(tokenizer, self.rows, CTX_SIZE), self.limits.rows))
+        if not encoded:
+            raise DataError(f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
+        return [spread(row.ids) for row in encoded]
+
+
+def text_and_tokens(gguf: Path, tokenizer: Any, measure: Measure) -> Seams:
+    """What llama-server makes of conversations, and the GGUF's vocabulary of strings; both as training does."""
+    limits, tools = measure.limits, measure.tools
+    with serving(tools, gguf, ctx_size=CTX_SIZE, threads=measure.evaluate.threads) as server:
+        texts = served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
+        seams = {
+            "text_template": template_text(texts, tokenizer, gguf),
+            "tokens_ids": token_ids(texts, tokenizer, server, gguf),
+        }
+    told_rows = [text.whole for text in texts.compared if text.conversation.held_out]
+    return seams | {"tokens_corpus": corpus_ids(strings(tokenizer, told_rows, limits.strings), tokenizer, gguf, tools)}
+
+
+def behaviour(models: Sequence[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> Seams:
+    """What each GGUF does in llama-server, with the adapter's GGUF `lora` on it if one is given."""
+    return behaviour_seams(
+        list(models), measure.rows, tokenizer, prompts=measure.limits.prompts, ctx_size=CTX_SIZE, threads=measure.evaluate.threads,
+        n_gpu_layers=measure.evaluate.n_gpu_layers, tools=measure.tools, lora=lora,
+    )  # fmt: skip
+
+
+def unmeasured(titles: dict[str, str], why: str) -> Seams:
+    """Seams that were not measured, so that nobody takes them for passed."""
+    return {key: Seam(title, "", None, None, "", "not measured", why) for key, title in titles.items()}
+
+
+def add_part(seams: Seams, titles: dict[str, str], part: Callable[[], Seams]) -> None:
+    """Add what `part` measures to `seams`. Where llama.cpp refuses a file that a seam has failed already, its `titles` were not measured.
+
+    Raises the `ToolError` where nothing had failed: then it is an error of its own.
+    """
+    try:
+        seams.update(part())
+    except ToolError as error:
+        if not any(seam.verdict == "fail" for seam in seams.values()):
+            raise
+        seams.update(unmeasured(titles, str(error).splitlines()[0]))
+
+
+def told(part: str) -> None:
+    """Say what is measured now: the whole takes minutes."""
+    print(f"parity: measuring {part}", file=sys.stderr, flush=True)

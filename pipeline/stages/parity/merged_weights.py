@@ -1,0 +1,145 @@
+"""The merged weights, tensor by tensor: base + scale·B·A within half a unit in the last place, the rest bit-equal, nothing lost or added."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.hashing import file_hash
+from pipeline.core.publish import read_json
+from pipeline.gguf.safetensors_rows import Entry, read_folder
+from pipeline.models.merging.adapter import WEIGHTS, read_adapter
+from pipeline.models.merging.judge import Assumption, tensor_error
+from pipeline.models.merging.nf4 import Nf4
+from pipeline.models.merging.plan import Job, Plan, plan
+from pipeline.models.merging.record import RECORD, TOKENIZER_FILES, read_run, trained_nf4
+from pipeline.models.merging.structure import Structure, structure
+from pipeline.models.runtime import one_thread
+from pipeline.stages.parity.check import Seam
+
+TITLE = "Base with adapter → merged model, weights"
+WHAT = "largest distance of a weight from base + scale·B·A"
+# half a unit in the last place is what one rounding costs; the rest is room for the order of a float64 sum near a tie
+LIMIT = 0.5 + 2**-20
+FITS = 0.57  # room for a merge that sums in float32 or rounds to another 16-bit type first
+PEFT_LIMIT = 1.0  # PEFT sums in float32 or in the weights' own type
+AGAIN = "run `python -m pipeline merge` again."
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What should be in the merged model and what is, how training quantised, and the records of training and merge."""
+
+    jobs: dict[str, Job]
+    there: dict[str, Entry]
+    model: Structure
+    trained: Nf4 | None
+    run: dict[str, Any]
+    record: dict[str, Any]
+    adapter_sha256: str
+
+    def nf4(self, job: Job) -> Nf4 | None:
+        """What a job's source went through by the merge's record."""
+        return self.trained if job.quantised else None
+
+
+def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Seam]:
+    """One seam over every tensor of the three folders, streamed in blocks of rows, and its likely cause where it fails.
+
+    Raises `DataError` where a folder can't be read or adapter and base don't fit.
+    """
+    record = read_json(merged / RECORD, "run `snakemake --force merge`") if (merged / RECORD).exists() else {}
+    run, model = read_run(adapter), structure(base)
+    expected = plan(read_folder(base), read_adapter(adapter), model, nf4=record.get("onto") == "nf4")
+    jobs = {job.name: job for job in expected.jobs}
+    compared = Compared(jobs, read_folder(merged), model, trained_nf4(run), run, record, file_hash(adapter / WEIGHTS))
+    limit = PEFT_LIMIT if record.get("method") == "peft" else LIMIT
+    for detail, cause in _other_than_weights(base, adapter, merged, expected, compared):
+        return {"weights_merged": Seam(TITLE, WHAT, None, limit, "ulp", "fail", detail, cause)}
+    with one_thread():
+        errors = {name: tensor_error(job, compared.there[name], compared.nf4(job)) for name, job in jobs.items()}
+    wrong = [name for name, error in errors.items() if not error <= limit]
+    worst = max(errors, key=lambda name: errors[name])
+    equal = sum(errors[name] == 0.0 and job.update is None and not job.quantised for name, job in jobs.items())
+    figures = {"tensors": float(len(jobs)), "bit_equal": float(equal), "wrong": float(len(wrong))}
+    # JSON has no infinity: a weight that is no number has no distance
+    figure = errors[worst] if errors[worst] < float("inf") else None
+    if wrong:
+        detail = f"{len(wrong)} of {len(jobs)} tensors are off, first {wrong[0]}; worst {worst}, {errors[worst]:.4g} ulp"
+        return {"weights_merged": Seam(TITLE, WHAT, figure, limit, "ulp", "fail", detail, _cause(compared, wrong), figures)}
+    detail = f"{len(jobs)} tensors, {equal} of them bit-equal to their source; worst {worst}, {errors[worst]:.4f} ulp"
+    return {"weights_merged": Seam(TITLE, WHAT, figure, limit, "ulp", "pass", detail, "", figures)}
+
+
+def _other_than_weights(base: Path, adapter: Path, merged: Path, expected: Plan, compared: Compared) -> Iterator[tuple[str, str]]:
+    """(what is wrong, likely cause) of what can be said before a weight is read."""
+    recorded, trained = compared.record.get("base_weights_sha256"), compared.run.get("base", {}).get("weights_sha256")
+    if recorded and trained and recorded != trained:
+        cause = "The adapter belongs to another base; fetch the base it was trained on, or train again."
+        yield f"the adapter was trained on weights {trained[:12]} and merged into {recorded[:12]}", cause
+    if compared.record.get("adapter_sha256", compared.adapter_sha256) != compared.adapter_sha256:
+        yield f"{RECORD} names another adapter than the one in {adapter.name}/", f"The adapter was trained again after the merge; {AGAIN}"
+    missing, added = (
+        sorted(one - other) for one, other in ((compared.jobs.keys(), compared.there.keys()), (compared.there.keys(), compared.jobs.keys()))
+    )
+    if missing:
+        why = (
+            "A head of its own was dropped as if it were the embeddings"
+            if compared.model.head in missing
+            else "The merged model was cut or is another's"
+        )
+        yield f"{len(missing)} tensors are missing, first {missing[0]}", f"{why}; {AGAIN}"
+    if added:
+        yield f"{len(added)} tensors are neither the base's nor the adapter's, first {added[0]}", f"The merged model is of another base; {AGAIN}"
+    for name, job in compared.jobs.items():
+        if name in compared.there and job.source.shape != compared.there[name].shape:
+            shapes = f"{compared.there[name].shape} and should be {job.source.shape}"
+            yield f"{name} is {shapes}", f"The merged model is of another base or adapter; {AGAIN}"
+    yield from _settings(base, adapter, merged, expected)
+
+
+def _settings(base: Path, adapter: Path, merged: Path, expected: Plan) -> Iterator[tuple[str, str]]:
+    config = read_json(merged / "config.json", "run `snakemake --force merge`")
+    wanted = read_json(base / "config.json", "run `snakemake --force base`") | expected.config
+    for key in sorted(wanted.keys() - {"dtype", "torch_dtype"}):
+        if config.get(key) != wanted[key]:
+            yield f"config.json has {key} {config.get(key)!r} in place of {wanted[key]!r}", f"The config was changed after the merge; {AGAIN}"
+    for name in (*TOKENIZER_FILES, "generation_config.json"):
+        source = (base if name == "generation_config.json" else adapter) / name
+        if source.exists() and (not (merged / name).exists() or file_hash(source) != file_hash(merged / name)):
+            yield f"{name} is not the one in {source.parent.name}/", f"{name} was changed or left out after the merge; {AGAIN}"
+
+
+def _cause(compared: Compared, wrong: list[str]) -> str:
+    """The sentence of the assumption under which a wrong tensor is right."""
+    adapted = [name for name in wrong if compared.jobs[name].update]
+    name = (adapted or wrong)[0]
+    job, found = compared.jobs[name], compared.there[name]
+    if found.dtype not in ("F16", "BF16"):
+        return f"{name} is stored as {found.dtype}, which no merge writes; {AGAIN}"
+    for assumed in _assumptions(job, compared):
+        if tensor_error(job, found, assumed.nf4, assumed) <= FITS:
+            return f"{assumed.said}; {AGAIN}"
+    return f"None of the usual causes fits {name} (not merged, merged twice, other base weights, other type): the file may be damaged; {AGAIN}"
+
+
+def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
+    own = compared.nf4(job)
+    said = compared.record.get("onto", "w16")
+    could = job.name in compared.model.quantised
+    others: list[tuple[str, Nf4 | None]] = [("the 16-bit base", None)] if own else []
+    for dtype in ("bfloat16", "float16", "float32") if could else ():
+        for block in (64, 32, 128, 256, 512, 1024):
+            for double in (True, False):
+                other = Nf4(dtype, double, block)
+                if other != own:
+                    others.append((f"NF4 in blocks of {block} {'with' if double else 'without'} double quantisation, computed in {dtype}", other))
+    if job.update:
+        yield Assumption("The adapter was not merged: the weights are the base's", own, times=0)
+        yield Assumption("The adapter was merged twice", own, times=2)
+    for through in ("bfloat16", "float16"):
+        yield Assumption(f"The weights were rounded to {through} on the way", own, through=through)
+    for name, nf4 in others:
+        yield Assumption(f"The adapter was merged into {name}, where the merge's record says {said}", nf4)
+        if job.update:
+            yield Assumption(f"The adapter was not merged, and the weights went through {name}", nf4, times=0)

@@ -1,0 +1,159 @@
+"""Special tokens, chat template, vocabularies and passports: the same in tokenizer, merged model, the GGUF and every level."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.publish import read_json
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.header import Header
+from pipeline.gguf.provenance import IMATRIX, OWN, folder_fields
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.parity.check import Seam, count_seam
+from pipeline.stages.parity.tokens import GgufVocabulary, open_vocabulary
+
+KINDS = ("eos", "bos", "pad")
+GGUF_NAMES = {"eos": "eos", "bos": "bos", "pad": "padding"}
+PROBE = "a"  # a text to which nothing but BOS and EOS can be added
+Difference = tuple[str, str]  # what differs, and its likely cause with the remedy
+
+
+def special_seams(*, tokenizer: Any, merged: Path, f16: Path, levels: list[Path], tools: Toolchain) -> dict[str, Seam]:
+    """All seams of this module; each needs the headers of the GGUFs only."""
+    return {
+        "tokens_special": special_tokens(tokenizer, merged, f16, tools),
+        "text_chat_template": chat_template(tokenizer, merged, f16),
+        "tokens_levels": vocabularies_and_passports(merged, f16, levels),
+    }
+
+
+def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) -> Seam:
+    """End of turn, beginning of text and padding in tokenizer, config, generation config and GGUF; what ends an answer; what is added to a text."""
+    checks = [*same_ids(tokenizer, merged, f16)]
+    with open_vocabulary(tools, f16) as vocabulary:
+        checks += [*ends(tokenizer, merged, f16, vocabulary), *added(tokenizer, f16, vocabulary)]
+    wrong = [check for check in checks if check]
+    remedy = f"{wrong[0][0].upper()}{wrong[0][1:]}: run the stages merge and convert again, or mend models/base and train again." if wrong else ""
+    title, what = "Special tokens", "places that disagree about end of turn, beginning of text or padding"
+    return count_seam(title, what, len(wrong), len(checks), "; ".join(wrong), remedy)
+
+
+def same_ids(tokenizer: Any, merged: Path, f16: Path) -> Iterator[str]:
+    """One text for each kind and place: how it disagrees with the tokenizer, empty where it does not."""
+    ours = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in KINDS}
+    fields = check_gguf(f16).fields
+    places = {name: {kind: values.get(f"{kind}_token_id") for kind in KINDS} for name, values in settings(merged).items()}
+    places["GGUF"] = {kind: fields.get(f"tokenizer.ggml.{name}_token_id") for kind, name in GGUF_NAMES.items()}
+    for place, values in places.items():
+        for kind in KINDS:
+            same = agrees(kind, ours[kind], values[kind])
+            yield "" if same else f"{kind} is {values[kind]} in {place} and {ours[kind]} in the tokenizer"
+
+
+def agrees(kind: str, tokenizer_id: int | None, other: Any) -> bool:
+    """Whether a place says the same as the tokenizer.
+
+    A place may list several ends. All but the end may be missing on either side.
+    """
+    if other is None or tokenizer_id is None:
+        return kind != "eos"
+    return tokenizer_id in other if isinstance(other, list) else tokenizer_id == other
+
+
+def ends(tokenizer: Any, merged: Path, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str]:
+    """One text for each id that ends an answer in training or in transformers: whether llama.cpp stops there."""
+    listed = settings(merged).get("generation_config.json", {}).get("eos_token_id")
+    for number in sorted({tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [])}):
+        yield "" if vocabulary.ends(number) else f"token {number} ({tokenizer.convert_ids_to_tokens(number)}) ends no answer by {f16.name}"
+
+
+def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str]:
+    """One text: what the GGUF says to add to a text, where that is not what the tokenizer adds."""
+    ours = _around(tokenizer(PROBE)["input_ids"], tokenizer(PROBE, add_special_tokens=False)["input_ids"])
+    theirs = _around(vocabulary.ids(PROBE, add_special=True), vocabulary.ids(PROBE))
+    yield "" if ours == theirs else f"{f16.name} adds {theirs[0]} before and {theirs[1]} after a text, the tokenizer adds {ours[0]} and {ours[1]}"
+
+
+def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Seam:
+    """The chat template of the adapter's tokenizer, of the merged model and of the GGUF, by their SHA-256."""
+    found = {merged.name: stored_template(merged), f16.name: check_gguf(f16).fields.get("tokenizer.chat_template")}
+    ours = short_hash(tokenizer.chat_template)
+    other = [place for place, text in found.items() if text != tokenizer.chat_template]
+    wrong = [f"{place} has {short_hash(found[place])}, training {ours}" for place in other]
+    title, what = "Chat template", "places whose chat template is not the one of training, by SHA-256"
+    cause = f"The template of {' and of '.join(other)} is not the one of training: run the stages merge and convert again."
+    return count_seam(title, what, len(wrong), len(found), "; ".join(wrong), cause)
+
+
+def stored_template(folder: Path) -> str | None:
+    """The chat template in a model's folder: a file of its own, or in tokenizer_config.json; None where there is none."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    values = read_json(folder / "tokenizer_config.json", "run the stage that makes it again")
+    template: str | None = values.get("chat_template")
+    return template
+
+
+def vocabularies_and_passports(merged: Path, f16: Path, levels: list[Path]) -> Seam:
+    """Whether all GGUFs are of one run: their passports, their vocabularies, and a row of embeddings for every token.
+
+    Weights can't tell that of a level: its noise hides that it was made from a slightly other adapter.
+    """
+    record, first = folder_fields(merged), check_gguf(f16)
+    wrong, compared = [*of_another_merge(record, f16.name, first), *rows_differ(f16.name, first)], len(record) + 1
+    for level in levels:
+        header = check_gguf(level)
+        wrong += [*of_another_run(first, level.name, header), *rows_differ(level.name, header)]
+        compared += len(kept_fields(first)) + 1
+    what = "fields that differ between merged model, 16-bit GGUF and levels, and tables without a row for every token"
+    shown, cause = "; ".join(text for text, _ in wrong[:3]), wrong[0][1] if wrong else ""
+    return count_seam("Vocabularies and passports", what, len(wrong), compared, shown, cause)
+
+
+def of_another_merge(record: Mapping[str, Any], name: str, header: Header) -> Iterator[Difference]:
+    """What the passport of the 16-bit GGUF says otherwise than the merged model's `record`."""
+    for key, value in record.items():
+        if header.fields.get(key) != value:
+            yield f"{name}: {key}", f"{name} was made from another merge or another adapter ({key}): run `snakemake --force convert`."
+
+
+def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference]:
+    """What a level says otherwise than the 16-bit GGUF that it should be made from."""
+    expected, found = kept_fields(f16), kept_fields(level)
+    for key in sorted(expected.keys() | found.keys()):
+        if found.get(key) != expected.get(key):
+            cause = f"{name} was quantised from another run's 16-bit GGUF ({key}): run `snakemake --force models/gguf/{name}`."
+            yield f"{name}: {key}" + ("" if key in found else " is missing"), cause
+
+
+def kept_fields(header: Header) -> dict[str, Any]:
+    """What llama-quantize takes over: vocabulary, special ids, chat template, and the passport; a level's importance matrix is its own."""
+    return {name: value for name, value in header.fields.items() if name.startswith(("tokenizer.", OWN)) and not name.startswith(IMATRIX)}
+
+
+def rows_differ(name: str, header: Header) -> Iterator[Difference]:
+    """What is wrong where the tables of embeddings or of the head have another number of rows than there are tokens."""
+    tokens = len(header.fields.get("tokenizer.ggml.tokens", []))
+    for table in ("token_embd.weight", "output.weight"):
+        if table in header.tensors and (rows := header.tensors[table][0][-1]) != tokens:
+            text = f"{name}: {tokens} tokens, {rows} rows in {table}"
+            yield text, f"Vocabulary and weights are not of one model ({text}): run `snakemake --force convert`."
+
+
+def settings(merged: Path) -> dict[str, dict[str, Any]]:
+    """config.json and generation_config.json of a model's folder, those that are there."""
+    names = [name for name in ("config.json", "generation_config.json") if (merged / name).exists()]
+    return {name: read_json(merged / name, "run `snakemake --force merge`") for name in names}
+
+
+def short_hash(text: str | None) -> str:
+    """The first 12 digits of a text's SHA-256."""
+    return "no template" if text is None else hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _around(whole: list[int], bare: list[int]) -> tuple[list[int], list[int]]:
+    """What stands before and after `bare` in `whole`."""
+    start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
+    return whole[:start], whole[start + len(bare) :]

@@ -1,0 +1,1 @@
+"""Rows to token tables, packed, and proven to be what was said."""

@@ -1,0 +1,120 @@
+"""What the model will learn as a page: rows as coloured tokens, trained against masked, and the account of the tokens.
+
+`render_labels_page` fills `templates/labels.html.jinja`; the numbers come from `reports/labels.json`, the rows from the
+tokens that stage `preprocess` wrote.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.wording import count, percent, plural, training_words
+from pipeline.pages.drawings import bars
+from pipeline.pages.templating import fill
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+# kind of row: what it is called, and what to look for in it
+KINDS = {
+    "one exchange": ("One exchange", "The answer and its end of turn are trained, the question is not."),
+    "several turns": ("Several turns", "Every answer is trained, each behind what came before it."),
+    "reasoning": ("Reasoning", "What the model thinks is trained with what it says."),
+    "tools": ("Tools", "Calls are trained; the tools' descriptions and their results are not."),
+    "untrained turn": ("With an untrained turn", "A turn with train: false is read, not learnt."),
+    "unfolded": ("Unfolded", "The template shows earlier turns differently once more turns follow, so each answer is learnt in a text of its own."),
+    "text": ("Text", "Segments without a template; those to be trained are."),
+}
+LITTLE = 0.02  # of the tokens trained: hardly worth the reading
+
+
+def render_labels_page(account: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> str:
+    """The page as one string of HTML."""
+    from markupsafe import Markup
+
+    train = account["splits"]["train"]
+    kinds = [
+        {"title": title, "tells": tells, "rows": train["kinds"].get(kind, 0), "samples": [_shown(one) for one in samples if one["kind"] == kind]}
+        for kind, (title, tells) in KINDS.items()
+        if train["kinds"].get(kind)
+    ]
+    lengths = train["lengths"]
+    told = "; ".join(f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in lengths if one["rows"])
+    drawing = bars("lengths", "Sequences by length in tokens", told, [(f"{one['from']:,}", one["rows"]) for one in lengths], edges=True)
+    return fill(
+        "labels.html.jinja", account=account, splits=account["splits"], train=train, kinds=kinds, title=_title(account),
+        verdict=_verdict(account), notes=_notes(account), drawing=Markup(drawing),  # noqa: S704 (our own; drawings escapes its texts)
+        rejects=_rejects(account),
+    )  # fmt: skip
+
+
+def _title(account: Mapping[str, Any]) -> str:
+    return f"{percent(account['trained_share'])} of the tokens are trained"
+
+
+def _verdict(account: Mapping[str, Any]) -> str:
+    """What became of the rows, in a sentence or two."""
+    train = account["splits"]["train"]
+    sentences = [f"{plural(train['rows'], 'training row', 'training rows')} with {plural(train['tokens'], 'token')}"]
+    if account["packing"]:
+        packed = plural(train["packed_rows"], "packed row", "packed rows")
+        sentences[0] += f" are in {packed} of up to {count(account['max_length'])}, {percent(train['packing_density'])} full"
+    if unfolded := train["kinds"].get("unfolded"):
+        sentences.append(f"{plural(unfolded, 'row is', 'rows are')} unfolded into one sequence for each answer")
+    left_out = sum(sum(split["rejected"].values()) for split in account["splits"].values())
+    sentences.append(f"{plural(left_out, 'row was', 'rows were')} left out" if left_out else "No row was left out")
+    sentences.append("What was written was read back and decoded: in every row exactly the assistant's text and its ends of turn are trained")
+    return ". ".join(sentences) + "."
+
+
+def _notes(account: Mapping[str, Any]) -> list[str]:
+    """What the user should look at before training."""
+    train = account["splits"]["train"]
+    rejected = sum(train["rejected"].values())
+    found = []
+    if rejected * 5 > train["rows_read"]:
+        found.append(f"{percent(rejected / train['rows_read'])} of the training rows were left out: see why below.")
+    found += training_words(*untrained_and_scored(account))
+    if account["trained_share"] < LITTLE:
+        found.append("hardly anything of what is read is trained: shorten what comes before the answers, or expect a slow start.")
+    return found
+
+
+def untrained_and_scored(account: Mapping[str, Any]) -> tuple[Counter[str], int]:
+    """Of all splits: rows by kind that supervised training doesn't learn from, and trained rows with a reward."""
+    splits = account["splits"].values()
+    return sum((Counter(split["untrained"]) for split in splits), Counter[str]()), sum(split["scored"] for split in splits)
+
+
+def _rejects(account: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Reasons of all splits, commonest first, each with its rows and examples."""
+    reasons: dict[str, dict[str, Any]] = {}
+    for name, split in account["splits"].items():
+        for reason, rows in split["rejected"].items():
+            one = reasons.setdefault(reason, {"reason": reason, "rows": 0, "examples": []})
+            one["rows"] += rows
+            one["examples"] += [{"split": name, **example} for example in split["rejects"].get(reason, ())]
+    return sorted(reasons.values(), key=lambda one: (-one["rows"], one["reason"]))
+
+
+def _shown(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample with its tokens as HTML, and how many of them are not shown."""
+    return {**sample, "html": tokens_html(sample["pieces"]), "more": sample["tokens"] - sum(piece["tokens"] for piece in sample["pieces"])}
+
+
+def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
+    """Tokens as HTML: `<mark>` round a trained stretch, `<i>` a token, `<b>` a control token, `<u>` white space made visible; all escaped."""
+    from markupsafe import Markup, escape
+
+    def token(piece: Mapping[str, Any]) -> str:
+        text = str(escape(piece["text"])).replace(" ", "<u>·</u>").replace("\t", "<u>→</u>\t").replace("\n", "<u>↵</u>\n")
+        mark = "b" if piece["special"] else "i"
+        title = f' title="{piece["tokens"]} tokens"' if piece["tokens"] > 1 else ""
+        return f"<{mark}{title}>{text}</{mark}>"
+
+    parts = []
+    for trained, stretch in groupby(pieces, key=lambda piece: piece["trained"]):
+        inside = "".join(map(token, stretch))
+        parts.append(f"<mark>{inside}</mark>" if trained else inside)
+    return Markup("".join(parts))  # noqa: S704 (the text in it is escaped, the rest is ours)

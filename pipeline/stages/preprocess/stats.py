@@ -1,0 +1,86 @@
+"""What became of the rows of a split: trained, unfolded or left out with a reason, and which of them are worth a look."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.chat.tokens import NOT_A_CHAT, Row
+
+EXAMPLES = 2  # of each kind of row, and of each reason
+BINS = 32  # of the histogram of lengths, at most
+FIRST_BIN = 16  # tokens of its narrowest bins
+
+
+@dataclass
+class Tally:
+    """Counts, filled row by row; `examples` are the names of the first sequences of each kind of row."""
+
+    rejected: Counter[str] = field(default_factory=Counter)
+    rejects: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    without_system: int = 0
+    scored: int = 0  # trained rows with a reward, which counts for nothing yet
+    untrained: Counter[str] = field(default_factory=Counter)  # rows of kinds that supervised training doesn't learn from
+
+    def reject(self, row: Row, name: str, code: str, why: str) -> None:
+        """Count a row that was left out."""
+        self.rejected[code] += 1
+        self.untrained.update([row["kind"]] if code == NOT_A_CHAT else [])
+        known = self.rejects.setdefault(code, [])
+        if len(known) < EXAMPLES:
+            known.append({"row": name, "why": why})
+
+    def keep(self, row: Row, names: Sequence[str]) -> None:
+        """Count a row that is trained as the sequences of these names."""
+        kind = kind_of(row, unfolded="#" in names[0])
+        self.kinds[kind] += 1
+        if self.kinds[kind] <= (1 if kind == "unfolded" else EXAMPLES):
+            self.examples.setdefault(kind, []).extend(names[:EXAMPLES])
+        self.scored += "reward" in row
+        self.without_system += kind != "text" and row["messages"][0]["role"] != "system"
+
+    def account(self, lengths: Sequence[int]) -> dict[str, Any]:
+        """The counts for reports/labels.json, with the histogram of the sequences' `lengths` in tokens."""
+        return {
+            "rows_read": self.kinds.total() + self.rejected.total(),
+            "rejected": dict(sorted(self.rejected.items())),
+            "rejects": dict(sorted(self.rejects.items())),
+            "kinds": dict(sorted(self.kinds.items())),
+            "rows_without_system": self.without_system,
+            "scored": self.scored,
+            "untrained": dict(sorted(self.untrained.items())),
+            "lengths": histogram(lengths),
+        }
+
+
+def row_name(row: Row, file: str, number: int) -> str:
+    """The row's id; of a row that has none, file and line."""
+    return row.get("id") or f"{file}:{number}"
+
+
+def kind_of(row: Row, *, unfolded: bool) -> str:
+    """What is most worth seeing of a row: unfolded, text, tools, reasoning, untrained turn, several turns or one exchange."""
+    if unfolded:
+        return "unfolded"
+    if row.get("kind", "chat") == "text":
+        return "text"
+    turns = row["messages"]
+    if row.get("tools") or any("tool_calls" in turn for turn in turns):
+        return "tools"
+    if any(turn.get("reasoning_content") for turn in turns):
+        return "reasoning"
+    answers = [turn for turn in turns if turn["role"] == "assistant"]
+    if any(turn.get("train") is False for turn in answers):
+        return "untrained turn"
+    return "several turns" if len(answers) > 1 else "one exchange"
+
+
+def histogram(lengths: Sequence[int]) -> list[dict[str, int]]:
+    """Sequences by length in tokens: {"from", "to", "rows"}, `to` not included; bins are as wide as 2ⁿ × `FIRST_BIN` has to be for `BINS` of them."""
+    width = FIRST_BIN
+    while lengths and max(lengths) >= width * BINS:
+        width *= 2
+    counts = Counter(length // width for length in lengths)
+    return [{"from": place * width, "to": (place + 1) * width, "rows": counts[place]} for place in range(max(counts, default=-1) + 1)]

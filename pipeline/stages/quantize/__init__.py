@@ -1,0 +1,1 @@
+"""The levels to ship."""

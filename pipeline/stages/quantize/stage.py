@@ -1,0 +1,70 @@
+"""Quantise the 16-bit GGUF to one level with llama.cpp's own quantiser.
+
+Reads `models/gguf/NAME-F16.gguf` (or BF16), `NAME-base-F16.gguf` for a level of the untuned base (base-LEVEL), and `models/imatrix/` for
+one that is spelt LEVEL-imatrix.
+Writes `models/gguf/NAME-LEVEL.gguf`.
+Command: `python -m pipeline quantize@Q4_K_M`
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.levels import split_level
+from pipeline.config.params import Params
+from pipeline.config.sections import UNTUNED
+from pipeline.core.errors import ConfigError
+from pipeline.gguf.file import K_BLOCK, describe
+from pipeline.llamacpp.converters import NO_TYPES, quantise_gguf
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
+
+
+def quantize(*, source: Path, target: Path, level: str, nthreads: int, tools: Toolchain, imatrix: Path | None = None,
+             tensor_types: Mapping[str, str] = NO_TYPES) -> dict[str, Any]:  # fmt: skip
+    """Write `source` at `level` (llama.cpp's name) to `target`, read it back, and describe it (`pipeline.gguf.file.describe`).
+
+    Raises `ConfigError` where `tensor_types` can't be, `ToolError` where llama-quantize fails.
+    """
+    quantise_gguf(tools, source, target, level, nthreads, imatrix, tensor_types)
+    return describe(target)
+
+
+def fallback_warning(made: Mapping[str, Any]) -> str | None:
+    """One sentence about the tensors that could not get the level's type; None where all did."""
+    types = made["fallback_types"]
+    if not types:
+        return None
+    named = ", ".join(f"{count} to {kind}" for kind, count in types.items())
+    return (
+        f"{made['fallback_tensors']} of {made['tensors']} tensors fell back ({named}): their rows are no multiple of {K_BLOCK} weights, "
+        f"which the level's type packs together, so the file has {made['bits_per_weight']:.2f} bits per weight"
+    )
+
+
+def find_imatrix(folder: Path, level: str) -> Path:
+    """The importance matrix in `folder`. Raises `ConfigError` where stage imatrix made none."""
+    file = folder / "imatrix.gguf"
+    if not file.exists():
+        raise ConfigError(f"level {level} needs an importance matrix and {folder} has none: set imatrix.tokens, 100000 for example")
+    return file
+
+
+def main(params: Params, root: Path, level: str) -> None:
+    """Run the stage for one level on the files below `root`."""
+    if level not in params.quantize.levels:
+        raise ConfigError(f"{level} is not in quantize.levels ({', '.join(params.quantize.levels)}): add it there, spelt the same")
+    folder, name = root / "models/gguf", params.convert.name
+    untuned = UNTUNED if level.startswith(UNTUNED) else ""
+    type_name, with_imatrix = split_level(level.removeprefix(UNTUNED))
+    made = quantize(
+        source=folder / f"{name}-{untuned}{params.convert.type}.gguf",
+        target=folder / f"{name}-{level}.gguf",
+        level=type_name,
+        nthreads=params.quantize.nthreads,
+        imatrix=find_imatrix(root / "models/imatrix", level) if with_imatrix else None,
+        tensor_types=params.quantize.tensor_types,
+        tools=find_toolchain(params.llamacpp.home),
+    )
+    print(f"quantize: {name}-{level}.gguf {made['bytes'] / 1e6:.0f} MB")
+    if warning := fallback_warning(made):
+        print(f"quantize: warning: {warning}")

@@ -1,0 +1,155 @@
+"""The report's page from its templates: which sections there are, and what each of them shows.
+
+`templates/index.html.jinja` has a partial per section in `templates/index/`, called like the section. Everything that they print is escaped.
+"""
+
+import base64
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.sections import ADAPTED, BARE, SOURCE, UNTUNED
+from pipeline.gate.distillation import healing, is_healing
+from pipeline.gate.distillation import sentence as healed_sentence
+from pipeline.gate.recommend import Recommendation, is_base, reference_name
+from pipeline.gate.records import Inputs
+from pipeline.pages.formats import FILTERS
+from pipeline.pages.parity_words import code, counts, grouped
+from pipeline.pages.templating import TEMPLATES, fill
+from pipeline.stages.report.answers_browser import Answers, browser_values
+from pipeline.stages.report.commands import anchor, command_list
+from pipeline.stages.report.comparisons import against_base, against_reference, differences_plot, task_scores
+from pipeline.stages.report.forgetting import forgetting_values
+from pipeline.stages.report.level_table import GROUPS, level_rows
+from pipeline.stages.report.merge_section import merge_values
+from pipeline.stages.report.quantizing import HEALED, PARTLY, WORSE, quantising_values
+from pipeline.stages.report.strategies_section import ways_values
+from pipeline.stages.report.verdict import headline
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from pipeline.gate.rules import Verdict
+
+QUESTIONS_SHOWN = 4  # of the samples that training took
+TIMES_SHOWN = 6  # evaluations of which a question's answers are shown
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the page: its id, which its template is called, its heading, and the commands that made its figures."""
+
+    name: str
+    title: str
+    commands: Sequence[str]
+    more: str = ""
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill one template of `templates/`; what it prints is escaped."""
+    return fill(template, FILTERS | {"anchor": anchor}, **values)
+
+
+def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "Verdict"], seed: int) -> dict[str, Any]:
+    """What the templates need beyond the inputs themselves; `seed` draws the bootstrap's samples."""
+    from pipeline.stages.report.quality_plot import quality_plot
+    from pipeline.stages.report.training_plots import training_plots
+
+    reference, unmerged = reference_name(inputs.evaluations), ADAPTED in inputs.evaluations
+    scores = task_scores(inputs.answers)
+    levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
+    tuned = levels if unmerged else [one for one in levels if not is_base(one.second)]
+    curves = training_plots(inputs.log, inputs.journal, inputs.train.get("eval_loss"))
+    values = {
+        "inputs": inputs, "advice": advice, "verdicts": verdicts, "untuned": UNTUNED,
+        "title": headline(inputs.parity, advice, verdicts),
+        "chosen": inputs.evaluations.get(advice.model or ""),
+        "against": {one.second: one for one in levels}, "gained": {one.second: one for one in gains},
+        "groups": GROUPS, "rows": level_rows(inputs.evaluations, verdicts, advice),
+        "quality": drawing(quality_plot(inputs.evaluations, advice.model)),
+        "levels_drawn": drawing(differences_plot(tuned, "levels-drawn", f"Against {SOURCE}" if unmerged else "Levels against the 16-bit model")),
+        "gains_drawn": drawing(differences_plot(gains, "gains-drawn", "The adapter against the base alone" if unmerged
+                                                else "Tuned models against the untuned base at the same level")),
+        "curves": {name: drawing(plot) for name, plot in curves.items()},
+        "domains": domain_rows(inputs.evaluations, inputs.answers),
+        "unmerged": unmerged, "BARE": BARE, "SOURCE": SOURCE, "lora": (inputs.evaluations.get(ADAPTED) or {}).get("lora"),
+        "healing": healing(inputs.evaluations, seed), "heals": is_healing(inputs.evaluations), "healed_sentence": healed_sentence,
+        "quantising": None if unmerged else quantising_values(inputs.evaluations, scores, reference, seed),
+        "thresholds": {"HEALED": HEALED, "PARTLY": PARTLY, "WORSE": WORSE},
+        "forgetting": forgetting_values(inputs.evaluations, seed),
+        "browser": browser_values(inputs.answers),
+        "questions": samples_over_time(inputs.journal),
+        "ways": ways_values(inputs.ways) if inputs.ways else None,
+        "merged": merge_values(inputs.merge, inputs.parity, inputs.evaluations, reference) if inputs.merge else None,
+        "seam_groups": grouped(inputs.parity["seams"]), "seam_counts": counts(inputs.parity["seams"]), "code": code,
+        "base_files": sorted(inputs.base["files"].items()),
+        "commands": command_list(inputs.evaluations),
+    }  # fmt: skip
+    script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return values | {"sections": sections(values), "script": drawing(script), "script_hash": digest}
+
+
+def sections(values: Mapping[str, Any]) -> list[Section]:
+    """The page's sections in their order; one that has nothing to say is left out."""
+    inputs, evaluate = values["inputs"], [f"evaluate@{model}" for model in values["inputs"].evaluations]
+    each = "; each model's figures by its own `evaluate`, linked from its name"
+    unmerged = values["unmerged"]
+    found = [
+        Section("levels", "Models" if unmerged else "Levels", ["report"], each),
+        Section("gate", "The gate", ["parity", "report"], each),
+        Section("task", "Task quality", ["report"], each),
+        Section("quantising", "What quantising costs, and what heals it", ["report"], each) if not unmerged else None,
+        Section("healing", "Healing", ["report"], each) if values["heals"] else None,
+        Section("general", "General ability: what was forgotten", ["report"], each),
+        Section("harness", "lm-evaluation-harness", evaluate) if any(one.get("harness") for one in inputs.evaluations.values()) else None,
+        Section("answers", "Answers side by side", evaluate) if values["browser"] else None,
+        Section("speed", "Speed and memory", evaluate),
+        Section("training", "Training", ["train"]),
+        Section("seams", "Seams", ["parity"]),
+        Section("data", "Data", ["curate", "preprocess"]),
+        Section("ways", "Ways to ship", ["compare"]) if values["ways"] else None,
+        Section("merge", "Merge", ["merge", "parity"]) if values["merged"] else None,
+        Section("serve", "Serve it", ["report"]),
+        Section("lineage", "Lineage", ["base"], each),
+        Section("commands", "Commands", []),
+    ]
+    return [section for section in found if section]
+
+
+def drawing(text: str) -> "Markup":
+    """Our own SVG or script, which is not escaped again: names in it already are."""
+    from markupsafe import Markup
+
+    return Markup(text)  # noqa: S704
+
+
+def domain_rows(evaluations: Mapping[str, Mapping[str, Any]], answers: Answers) -> list[tuple[str, dict[str, Any]]]:
+    """(domain, that domain's scores by model, with the rows that have one), the largest domain first; empty where no domain was recorded."""
+    scored = {model: Counter(row.get("domain") for row in rows if row.get("score") is not None) for model, rows in answers.items()}
+    by_model = {
+        model: {domain: one | {"measured": scored[model][domain]} for domain, one in ((found.get("task") or {}).get("domains") or {}).items()}
+        for model, found in evaluations.items()
+    }  # fmt: skip
+    rows = {domain: found["rows"] for domains in by_model.values() for domain, found in domains.items()}
+    ordered = sorted(rows, key=lambda domain: (-rows[domain], domain))
+    return [(domain, {model: domains.get(domain) for model, domains in by_model.items() if domains}) for domain in ordered]
+
+
+def samples_over_time(journal: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The held-out questions that training answered at each evaluation: {"prompt", "reference", "answers": [{"step", "text", "right"}]}.
+
+    Of many evaluations the first, the last and some evenly in between.
+    """
+    evaluations = [row for row in journal if row["kind"] == "eval" and row.get("samples")]
+    if not evaluations:
+        return []
+    chosen = [evaluations[place] for place in sorted({round(part * (len(evaluations) - 1) / (TIMES_SHOWN - 1)) for part in range(TIMES_SHOWN)})]
+    found = []
+    for number_of, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN]):  # the same questions each time
+        answers = [(row["step"], row["samples"][number_of]["answer"]) for row in chosen]
+        right = [{"step": step, "text": text, "right": text == asked["reference"]} for step, text in answers]
+        found.append({"prompt": asked["prompt"], "reference": asked["reference"], "answers": right})
+    return found

@@ -1,0 +1,50 @@
+"""The levels on the terminal: a table of at most 80 columns, the recommendation, the gate, where the page is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.sections import ADAPTED
+from pipeline.gate.recommend import Recommendation
+from pipeline.pages.formats import number, percent, points, size
+from pipeline.stages.report.level_table import across
+
+if TYPE_CHECKING:
+    from pipeline.gate.rules import Verdict
+
+
+def show(evaluations: Mapping[str, Mapping[str, Any]], advice: Recommendation, verdicts: Mapping[str, "Verdict"], page: Path) -> None:
+    """Print it all."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("model", no_wrap=True)
+    for heading in ("size", "bpw", "ppl", "KLD", "same top", "tok/s", "score"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    afar = [model for model, found in evaluations.items() if across(found)]
+    for model, found in evaluations.items():
+        star = "*" if model in afar else ""
+        table.add_row(
+            model, size(found["bytes"]), number(found.get("bits_per_weight")), number(found.get("perplexity")),
+            star + number(found.get("kld_mean"), 4), star + percent(found.get("same_top")), number(found.get("generation_tok_s"), 1),
+            points((found.get("task") or {}).get("score")),
+            style="bold" if model == advice.model else None,
+        )  # fmt: skip
+    console = Console(highlight=False, width=max(80, Console().width))  # a narrower terminal wraps the table rather than losing figures
+    console.print(table)
+    if afar and ADAPTED in evaluations:
+        pairs = [f"{model} against {evaluations[model]['reference']}" for model in afar]
+        console.print(f"* {', '.join(pairs)}.")
+    elif afar:
+        console.print(f"* {', '.join(afar)} against the tuned {evaluations[afar[0]]['reference']}: what fine-tuning changed.")
+    nothing = "nothing" if ADAPTED in evaluations else "no level"
+    passed = [model for model, verdict in verdicts.items() if verdict.verdict == "pass"]
+    for line in (
+        advice.reason,
+        *(f"Beware: {warning}" for warning in advice.warnings),
+        f"The gate passes {', '.join(passed) or nothing}.",
+    ):
+        console.print(line, markup=False)
+    console.print(f"The page: {page}", markup=False, soft_wrap=True)

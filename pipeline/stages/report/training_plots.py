@@ -1,0 +1,99 @@
+"""The curves of a training run: loss, gradient norm, learning rate and speed over the optimizer's steps, as inline SVG."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.pages.plots import ACCENT, LINE, MUTED, WARM, axes_of, svg_of
+
+SMALL = (6.4, 2.6)  # inches; the plots stand side by side with the same steps below
+SMOOTH_FROM = 120  # steps from which a curve is also drawn smoothed
+USUAL_GRADIENT = (0.1, 10.0)
+Rows = Sequence[Mapping[str, Any]]
+
+
+def training_plots(log: Rows, journal: Rows, eval_loss: float | None = None) -> dict[str, str]:
+    """The curves of a training run by name, as SVG; "" for one of which nothing was recorded.
+
+    `log` are the rows of reports/train.csv, `journal` those of reports/train.jsonl; `eval_loss` is drawn at the last step where `log` has none.
+    """
+    losses = _points(log, "loss")
+    if not losses:
+        return {}
+    evaluations = _points(log, "eval_loss") or ([(losses[-1][0], eval_loss)] if eval_loss is not None else [])
+    steps = (losses[0][0], losses[-1][0])
+    return {
+        "loss": _loss_plot(losses, evaluations, steps),
+        "gradient": _gradient_plot([point for point in _points(log, "grad_norm") if point[1] > 0], steps),
+        "rate": _plain_plot("rate", "Learning rate", "learning rate", _points(log, "learning_rate"), steps, smooth=False),
+        "speed": _plain_plot("speed", "Speed", "tokens per second", _points(journal, "tokens_per_second"), steps),
+    }
+
+
+def _loss_plot(losses: list[tuple[float, float]], evaluations: list[tuple[float, float]], steps: tuple[float, float]) -> str:
+    """Training loss as a line, the loss on held-out rows as a marked one."""
+    figure, axes = _training_axes("loss per trained token", steps)
+    _draw(axes, losses)
+    words = f"Training loss from {losses[0][1]:.3f} at step {losses[0][0]:.0f} to {losses[-1][1]:.3f} at step {losses[-1][0]:.0f}"
+    if evaluations:
+        axes.plot(*zip(*evaluations, strict=True), marker="D", color=WARM, markersize=5, linewidth=1.4, clip_on=False)
+        place, value = evaluations[-1]
+        axes.annotate(f"held out {value:.2f}", (place, value), xytext=(-9, 9), textcoords="offset points", ha="right", color=WARM)
+        words += f"; loss on held-out rows {', '.join(f'{value:.3f} at step {place:.0f}' for place, value in evaluations)}"
+    axes.set_ylim(0, max(value for _, value in losses + evaluations) * 1.08 or 1.0)
+    return svg_of(figure, "loss", "Training loss", words + ".")
+
+
+def _gradient_plot(norms: list[tuple[float, float]], steps: tuple[float, float]) -> str:
+    """The gradient norm before clipping on a logarithmic scale, with the usual range as a band."""
+    if not norms:
+        return ""
+    figure, axes = _training_axes("norm before clipping", steps)
+    axes.axhspan(*USUAL_GRADIENT, color=LINE, alpha=0.35, linewidth=0)
+    _draw(axes, norms)
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    values = [value for _, value in norms]
+    axes.set_ylim(min(*values, 0.1) / 1.6, max(*values, 10.0) * 1.6)
+    low, high = USUAL_GRADIENT
+    words = f"Gradient norm before clipping, {min(values):.3g} to {max(values):.3g}; usual are {low:g} to {high:g}, shown as a band."
+    return svg_of(figure, "gradient", "Gradient norm", words)
+
+
+def _plain_plot(name: str, title: str, label: str, points: list[tuple[float, float]], steps: tuple[float, float], *, smooth: bool = True) -> str:
+    """One curve from 0."""
+    if not points:
+        return ""
+    figure, axes = _training_axes(label, steps)
+    _draw(axes, points, smooth=smooth)
+    values = [value for _, value in points]
+    axes.set_ylim(0, max(values) * 1.1 or 1.0)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
+    words = f"{title} in {label}" if label != title.lower() else title
+    return svg_of(figure, name, title, f"{words}, {min(values):.3g} to {max(values):.3g}, at the last step {values[-1]:.3g}.")
+
+
+def _points(rows: Rows, key: str) -> list[tuple[float, float]]:
+    """(step, value) of the rows that have a finite value."""
+    found = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) not in (None, "")]
+    return [(step, value) for step, value in found if math.isfinite(value)]
+
+
+def _draw(axes: Any, points: list[tuple[float, float]], *, smooth: bool = True) -> None:
+    """A curve; of many steps the single values as a faint line, their running mean as the line to read."""
+    steps, values = zip(*points, strict=True)
+    if smooth and len(points) > SMOOTH_FROM:
+        axes.plot(steps, values, color=MUTED, linewidth=0.6, alpha=0.45)
+        window = len(points) // 40
+        near = [values[max(0, i - window) : i + window + 1] for i in range(len(values))]
+        values = tuple(sum(some) / len(some) for some in near)
+    axes.plot(steps, values, color=ACCENT, linewidth=2, marker="o" if len(points) == 1 else "")
+
+
+def _training_axes(y_label: str, steps: tuple[float, float]) -> tuple[Any, Any]:
+    """Axes over the run's steps, the same in every plot."""
+    figure, axes = axes_of("optimizer step", y_label, SMALL)
+    axes.set_xlim(steps[0], max(steps[1], steps[0] + 1))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return figure, axes

@@ -1,0 +1,1 @@
+"""QLoRA training: exact resume, checks before and while it runs."""

@@ -1,0 +1,112 @@
+"""Checkpoints that can be trusted: written aside, sealed with every file's hash, renamed; only verified ones are resumed.
+
+The trainer's own checkpoints are not atomic, so the newest by name may be torn. Here a checkpoint gets its name when all of it
+is on the disk: files, then the marker with their hashes, fsync, rename. A torn one (a disk that lies, a hand that deletes) is
+set aside, never resumed and never deleted in silence.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.hashing import file_hash
+from pipeline.core.publish import publishing, remove, write_json
+
+MARKER = "complete.json"
+WRITING = ".writing"  # where the trainer writes; what is in there was never finished
+TORN = "torn"
+TEACHER = "teacher"  # folder of what the teacher answers, beside them
+LATER = "later"  # those after a checkpoint that a user chose to go on from; nothing reads them
+JOURNAL = "steps.jsonl"
+
+
+def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -> None:
+    """Move the folder `written` to `checkpoint`, sealed: hashes of all files and `notes` in its marker, fsync, rename."""
+
+    def check(aside: Path) -> None:
+        if trouble := defect(aside):
+            raise OSError(f"{checkpoint.name} does not read back as it was written: {trouble}")
+
+    with publishing(checkpoint, check) as aside:
+        written.rename(aside)
+        files = {path.relative_to(aside).as_posix(): file_hash(path) for path in sorted(aside.rglob("*")) if path.is_file()}
+        write_json(aside / MARKER, {"files": files, **notes})
+
+
+def defect(checkpoint: Path) -> str | None:
+    """What keeps a checkpoint from being resumed, in a few words; None where every file is as it was sealed."""
+    try:
+        files = read_notes(checkpoint)["files"]
+    except FileNotFoundError:
+        return f"it has no {MARKER}"
+    except (OSError, ValueError, KeyError):
+        return f"its {MARKER} can't be read"
+    for name, digest in files.items():
+        if not (checkpoint / name).is_file():
+            return f"{name} is missing"
+        if file_hash(checkpoint / name) != digest:
+            return f"{name} is not what was written"
+    return None
+
+
+def read_notes(checkpoint: Path) -> dict[str, Any]:
+    """The marker: `files` with their hashes, and the notes it was sealed with. Raises `OSError` or `ValueError`."""
+    marker = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
+    if not isinstance(marker, dict):
+        raise ValueError(f"{checkpoint / MARKER} is no object")
+    return marker
+
+
+def newest_verified(folder: Path) -> Path | None:
+    """The newest whole checkpoint below `folder`; torn ones that are newer move to `folder`/torn and are named on stderr."""
+    for unfinished in folder.glob(".*"):  # a kill inside a save leaves it; it never was a checkpoint
+        remove(unfinished)
+    for checkpoint in reversed(checkpoints_in(folder)):
+        trouble = defect(checkpoint)
+        if trouble is None:
+            return checkpoint
+        aside = folder / TORN / checkpoint.name
+        aside.parent.mkdir(exist_ok=True)
+        remove(aside)
+        checkpoint.rename(aside)
+        print(f"train: {checkpoint.name} is torn ({trouble}): it is set aside in {aside}", file=sys.stderr)
+    return None
+
+
+def set_later_aside(folder: Path, chosen: Path) -> None:
+    """Move what is newer than `chosen` to `folder`/later, with the journal as it is, so that nothing goes on from them; named on stderr."""
+    later = [one for one in checkpoints_in(folder) if step_of(one) > step_of(chosen)]
+    if not later:
+        return
+    aside = folder / LATER
+    aside.mkdir(exist_ok=True)
+    if (folder / JOURNAL).is_file():
+        shutil.copy2(folder / JOURNAL, aside / JOURNAL)
+    for checkpoint in later:
+        remove(aside / checkpoint.name)  # the same step of the same run
+        checkpoint.rename(aside / checkpoint.name)
+    names = ", ".join(one.name for one in later)
+    print(f"train: newer than {chosen.name}, so not used any more: {names}; kept in {aside} until a run starts from nothing", file=sys.stderr)
+
+
+def prune(folder: Path, keep: int, best: Path | None = None) -> None:
+    """Delete all but the `keep` newest checkpoints and `best`; nothing while the newest does not read back whole."""
+    found = checkpoints_in(folder)
+    if not found or defect(found[-1]):
+        return
+    for checkpoint in found[:-keep]:
+        if checkpoint != best:
+            remove(checkpoint)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints below `folder`, oldest first."""
+    return sorted((path for path in folder.glob("checkpoint-*") if step_of(path) >= 0), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step after which it was taken; -1 where its name is no checkpoint's."""
+    number = checkpoint.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1

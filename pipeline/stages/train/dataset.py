@@ -1,0 +1,48 @@
+"""The tokenised rows as the trainer takes them: batches without padding, each of which knows its rows."""
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import IGNORED
+
+NOT_FOR_THE_MODEL = ("rows", "row_ids", "trained_tokens")  # what a batch knows of itself
+
+
+def load_rows(tokens: Path, split: str) -> Any:
+    """The packed rows of a split as a `datasets.Dataset`, numbered from 0 in the column `row`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from datasets import Dataset
+
+    table = pq.read_table(tokens / f"{split}.parquet")  # not Dataset.from_parquet, which refuses a split without rows
+    return Dataset(table.append_column("row", pa.array(range(table.num_rows), pa.int64())))
+
+
+class Collator:
+    """Flattens packed rows into one sequence (1, T); positions restart with every row, which keeps them apart (TRL's collator)."""
+
+    def __init__(self, pad_token_id: int) -> None:
+        from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+        self.flatten = DataCollatorForLanguageModeling(pad_token_id=pad_token_id, padding_free=True)
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """input_ids, labels and position_ids (1, T), the rows' numbers and ids, and how many tokens are trained."""
+        batch: dict[str, Any] = self.flatten(examples)
+        batch["rows"] = [example["row"] for example in examples]
+        batch["row_ids"] = [name for example in examples for name in example["row_ids"]]
+        batch["trained_tokens"] = int((batch["labels"][:, 1:] != IGNORED).sum())
+        return batch
+
+
+def sequences(rows: Any, count: int) -> list[tuple[list[int], list[int]]]:
+    """(ids, labels) of the first `count` conversations in packed rows."""
+    found: list[tuple[list[int], list[int]]] = []
+    for row in rows:
+        start = 0
+        for length in row["seq_lengths"]:
+            if len(found) == count:
+                return found
+            found.append((row["input_ids"][start : start + length], row["labels"][start : start + length]))
+            start += length
+    return found

@@ -1,0 +1,140 @@
+"""what the original answers at every position, kept on the disk: its likeliest tokens' probabilities, and that of all others together.
+
+Writes `models/checkpoints/teacher/`: per split `SPLIT-ids.npy`, int32 (P, k), and `SPLIT-logs.npy`, float16 (P, k + 1): log-probabilities of
+these tokens, the likeliest first, and of the rest in the last column; and `teacher.json`, what all this depends on, and its figures. P counts
+the positions of the packed rows, in order, after which a token follows in the same conversation. That is 6 k + 2 bytes a position.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pipeline.core.errors import DataError
+from pipeline.core.publish import write_json
+
+RECORD = "teacher.json"
+FORMAT = 1  # to be raised when the files' meaning changes
+IDS, LOGS = np.dtype("<i4"), np.dtype("<f2")
+
+Key = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The teacher's answers to the packed rows of one split; row r has positions `starts[r]` to `starts[r + 1]`."""
+
+    starts: np.ndarray[Any, Any]  # (rows + 1,)
+    ids: np.ndarray[Any, Any]  # (P, k)
+    logs: np.ndarray[Any, Any]  # (P, k + 1)
+
+    def of(self, row: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """ids (p, k) and log-probabilities (p, k + 1) of a packed row's p positions: views of the files."""
+        piece = slice(int(self.starts[row]), int(self.starts[row + 1]))
+        return self.ids[piece], self.logs[piece]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The answers to training's rows and to the watched ones, and `figures` for the report: file, sha256, top_k, positions, covered, bytes."""
+
+    train: Answers
+    val: Answers
+    figures: dict[str, Any]
+
+
+class Writer:
+    """The two files of one split, written from the first position to the last: a full disk is an error, as it isn't in a memory map."""
+
+    def __init__(self, ids: BinaryIO, logs: BinaryIO, positions: int, top_k: int) -> None:
+        self.ids, self.logs, self.left, self.rest_sum = ids, logs, positions, 0.0
+        for file, kind, width in ((ids, IDS, top_k), (logs, LOGS, top_k + 1)):
+            header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (positions, width)}
+            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+
+    def add(self, ids: np.ndarray[Any, Any], logs: np.ndarray[Any, Any]) -> None:
+        """Write the answers at the next positions, (p, k) and (p, k + 1)."""
+        self.ids.write(np.ascontiguousarray(ids, IDS).tobytes())
+        self.logs.write(np.ascontiguousarray(logs, LOGS).tobytes())
+        self.left -= len(ids)
+        self.rest_sum += float(np.exp(logs[:, -1].astype(np.float64)).sum())
+
+
+def key_of(record: dict[str, Any], top_k: int) -> Key:
+    """What the answers depend on, from the run's record (`pipeline.stages.train.run.describe`) and the tokens kept per position."""
+    return {
+        "format": FORMAT, "tokens_sha256": record["tokens_sha256"], "file_sha256": record["teacher_sha256"],
+        "config_sha256": record["base"]["config_sha256"], "compute_dtype": record["settings"]["bnb_4bit_compute_dtype"], "top_k": top_k,
+    }  # fmt: skip
+
+
+def position_counts(seq_lengths: Iterable[list[int]]) -> list[int]:
+    """Per packed row, the positions after which a token follows in the same conversation: all but each conversation's last."""
+    return [sum(max(length - 1, 0) for length in lengths) for lengths in seq_lengths]
+
+
+def cache_bytes(positions: int, top_k: int) -> int:
+    """Bytes of the answers at so many positions."""
+    return positions * (top_k * IDS.itemsize + (top_k + 1) * LOGS.itemsize)
+
+
+def starts_of(counts: list[int]) -> np.ndarray[Any, Any]:
+    """Where each packed row's positions start, and where the last one's end."""
+    return np.concatenate([[0], np.cumsum(np.asarray(counts, np.int64))]).astype(np.int64)
+
+
+@contextmanager
+def writing(folder: Path, split: str, positions: int, top_k: int) -> Iterator[Writer]:
+    """A writer for one split's files in `folder`. Raises `AssertionError` where it was given fewer or more positions than `positions`."""
+    with ExitStack() as files:
+        ids, logs = (files.enter_context((folder / f"{split}-{part}.npy").open("wb")) for part in ("ids", "logs"))
+        writer = Writer(ids, logs, positions, top_k)
+        yield writer
+        if writer.left:
+            raise AssertionError(f"{split}: {writer.left} of {positions} positions have no answer")
+
+
+def write_record(folder: Path, key: Key, figures: dict[str, Any]) -> None:
+    """The note without which the files are nobody's."""
+    write_json(folder / RECORD, {"key": key, "figures": figures})
+
+
+def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teacher | None:
+    """The answers in `folder`, None where there are none, or they are another run's or not whole; why is said on stderr.
+
+    `counts` has the positions of each packed row per split.
+    """
+    if not folder.is_dir():
+        return None
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        if changed := [name for name in sorted({*key, *record["key"]}) if key.get(name) != record["key"].get(name)]:
+            raise DataError(f"{', '.join(changed)} changed")
+        splits = {split: _open(folder, split, starts_of(counts[split]), key["top_k"]) for split in ("train", "val")}
+        figures = dict(record["figures"])
+    except (OSError, ValueError, KeyError, TypeError, DataError) as error:
+        print(f"train: the original's answers in {folder} can't be used ({' '.join(str(error).split())[:200]}): they are made anew", file=sys.stderr)
+        return None
+    return Teacher(**splits, figures=figures)
+
+
+def _open(folder: Path, split: str, starts: np.ndarray[Any, Any], top_k: int) -> Answers:
+    arrays = {}
+    for part, kind, width in (("ids", IDS, top_k), ("logs", LOGS, top_k + 1)):
+        # "c": torch wants a writable array; what is written there never reaches the file
+        array = np.load(folder / f"{split}-{part}.npy", mmap_mode="c" if starts[-1] else None, allow_pickle=False)
+        if (array.shape, array.dtype) != ((int(starts[-1]), width), kind):
+            raise DataError(f"{split}-{part}.npy is {array.dtype} {array.shape}, not {kind} {(int(starts[-1]), width)}")
+        arrays[part] = array
+    return Answers(starts, **arrays)
+
+
+def covered(rest_sum: float, positions: int) -> float:
+    """Mean probability of the kept tokens; NaN never: without positions it is 1."""
+    return 1 - rest_sum / positions if positions and math.isfinite(rest_sum) else 1.0

@@ -1,0 +1,159 @@
+"""The teacher of healing: the file that the level was made from, asked once about every row before training, then freed.
+
+Reads `models/base/source.gguf` and `data/tokens/`; writes `models/checkpoints/teacher/` (`pipeline.stages.train.distill.cache`). A run that goes on
+after a kill takes what is there. Teacher and student are never in memory together.
+"""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.config.sections import Training
+from pipeline.core.errors import GateError
+from pipeline.core.progress import progress
+from pipeline.core.publish import need_disk, publishing
+from pipeline.gguf.base_files import SOURCE_FILE
+from pipeline.models.distill_loss import compute_type, followed, rows_between
+from pipeline.models.loss_parts import logit_rule
+from pipeline.models.quantized_head import block_logits, vocabulary_blocks
+from pipeline.models.quantized_model import load_packed
+from pipeline.stages.train.checkpoints import TEACHER
+from pipeline.stages.train.dataset import Collator, load_rows
+from pipeline.stages.train.distill.cache import (
+    Key,
+    Teacher,
+    cache_bytes,
+    covered,
+    key_of,
+    open_teacher,
+    position_counts,
+    write_record,
+    writing,
+)
+
+
+def ask_teacher(tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]) -> Teacher:
+    """The original's answers to the rows in `tokens`: those below `checkpoints` where they are this very run's, else made now.
+
+    `record` is the run's (`pipeline.stages.train.run.describe`). Raises `MachineError` where the disk is too small for 6 k + 2 bytes a position,
+    `DataError` where the file can't be loaded, `GateError` where its answers are no numbers.
+    """
+    folder, rows = checkpoints / TEACHER, {split: load_rows(tokens, split) for split in ("train", "val")}
+    counts = {split: position_counts(found["seq_lengths"]) for split, found in rows.items()}
+    top_k = min(settings.heal_top_k, vocabulary(base))
+    key = key_of(record, top_k)
+    if (found := open_teacher(folder, key, counts)) is not None:
+        return found
+    make(folder, key, rows, counts, base, settings)
+    made = open_teacher(folder, key, counts)
+    if made is None:
+        raise AssertionError(f"{folder} does not read back as it was written")
+    return made
+
+
+def vocabulary(base: Path) -> int:
+    """Rows of the base's head."""
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False).vocab_size)
+
+
+def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[int]], base: Path, settings: Training) -> None:
+    """Ask about every row and publish the answers in `folder`; the model is gone when this returns."""
+    top_k, positions = key["top_k"], sum(map(sum, counts.values()))
+    size = cache_bytes(positions, top_k)
+    need_disk(folder.parent, size)
+    print(
+        f"train: {SOURCE_FILE} answers at {positions:,} positions first; its {top_k} likeliest tokens at each take {size / 1e6:.0f} MB in {folder}",
+        flush=True,
+    )
+    device = roomy_device(base / SOURCE_FILE)
+    model = load_packed(
+        base, compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype), device=device, dense=not settings.packed, name=SOURCE_FILE
+    )  # fmt: skip
+    rest = 0.0
+    with publishing(folder) as aside, torch.no_grad(), progress("train: the original's answers", positions) as advance:
+        aside.mkdir()
+        for split, found in rows.items():
+            with writing(aside, split, sum(counts[split]), top_k) as writer:
+                for batch in batches(found):
+                    ids, logs = answers(model, batch, top_k)
+                    writer.add(ids.cpu().numpy(), logs.cpu().numpy())
+                    advance(len(ids))
+                rest += writer.rest_sum
+        figures = {
+            "file": SOURCE_FILE, "sha256": key["file_sha256"], "top_k": top_k, "positions": positions, "bytes": size,
+            "covered": covered(rest, positions),
+        }  # fmt: skip
+        write_record(aside, key, figures)
+    del model
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def batches(rows: Any) -> Iterator[dict[str, Any]]:
+    """The rows in order, as many at a time as are no longer than the longest alone: what fits training fits here."""
+    collate, length = Collator(0), 0  # nothing is padded
+    waiting: list[dict[str, Any]] = []
+    longest = max((sum(lengths) for lengths in rows["seq_lengths"]), default=0)
+    for row in rows:
+        size = sum(row["seq_lengths"])
+        if waiting and length + size > longest:
+            yield collate(waiting)
+            waiting, length = [], 0
+        waiting.append(row)
+        length += size
+    if waiting:
+        yield collate(waiting)
+
+
+def answers(model: Any, batch: dict[str, Any], top_k: int) -> tuple[Any, Any]:
+    """ids (P, k), int32, and log-probabilities (P, k + 1), float32, of a flattened batch's positions. Raises `GateError` for NaN."""
+    ids, places = (batch[name].to(model.device) for name in ("input_ids", "position_ids"))
+    hidden = model.model(input_ids=ids, position_ids=places, use_cache=False)[0][:, :-1]
+    best, logs = likeliest(hidden[followed(places)], model, top_k)
+    if logs.isnan().any():
+        raise GateError(f"{SOURCE_FILE}'s answers are no numbers: run stage base again, for its weights are damaged")
+    return best.int(), logs
+
+
+def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
+    """The `top_k` likeliest tokens (P, k) for states (P, H), the likeliest first, and log-probabilities (P, k + 1): theirs and all others'.
+
+    By blocks of the vocabulary, so that neither the head nor the logits are ever whole. What is not kept is summed by itself: one minus the
+    sum of the kept would be nothing but rounding where they are nearly all.
+    """
+    head, count = model.lm_head, len(states)
+    x, rule = states.to(compute_type(head)), logit_rule(model.config)
+    best, ids = torch.empty(count, 0, device=x.device), torch.empty(count, 0, dtype=torch.long, device=x.device)
+    others = torch.full((count,), -torch.inf, device=x.device)  # log of the sum of exp(logit) over what is not kept
+    for first, last in vocabulary_blocks(head, count):
+        logits, _ = block_logits(x, rows_between(head, first, last), None if head.bias is None else head.bias[first:last], *rule)
+        found, places = take(logits, top_k)
+        others = others.logaddexp(logits.logsumexp(1))
+        merged, merged_ids = torch.cat([best, found], 1), torch.cat([ids, places + first], 1)
+        best, kept = take(merged, top_k)
+        ids = merged_ids.gather(1, kept)
+        others = others.logaddexp(merged.logsumexp(1))
+    return ids, torch.cat([best, others[:, None]], 1).log_softmax(1)
+
+
+def take(values: Any, count: int) -> tuple[Any, Any]:
+    """The `count` largest of each row of `values` (P, n), and where they were; in `values` they are −∞ afterwards."""
+    found, places = values.topk(min(count, values.shape[1]), 1)
+    values.scatter_(1, places, -torch.inf)
+    return found, places
+
+
+def roomy_device(file: Path) -> str:
+    """The GPU where there is one with room for the packed file and half of it again, else the CPU, which is slow and said."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    if torch.cuda.mem_get_info(0)[0] > 1.5 * file.stat().st_size:
+        return "cuda:0"
+    print(f"train: {file.name} doesn't fit the GPU's free memory, so it answers on the CPU, which takes long", flush=True)
+    return "cpu"

@@ -1,0 +1,77 @@
+"""Samples of a model in mid-training: its greedy answers to held-out questions, taken so that the run goes on as if there had been none."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline.chat.tokens import IGNORED
+from pipeline.models.runtime import one_thread
+
+PROMPT_LETTERS = 600  # of a prompt's end are shown: the question stands there
+
+
+def sample(model: Any, tokenizer: Any, sequences: Sequence[tuple[list[int], list[int]]], max_new_tokens: int) -> list[dict[str, str]]:
+    """Greedy answers of at most `max_new_tokens` to the first trained turn of each sequence (ids, labels; both of length T).
+
+    Each is {"prompt", "answer", "reference"}: the text before that turn (its end, where it is long), what the model says
+    and what was to be learnt, both without the end-of-turn token; "…" at the end of one means that it goes on. The model
+    and the random numbers are left as they were (`undisturbed`).
+    """
+    found = []
+    with undisturbed(model), one_thread():  # the work of a single token is too small to be shared: threads wait longer than it takes
+        for ids, labels in sequences:
+            start, end = _first_turn(labels)
+            answer = _greedy(model, ids[:start], tokenizer.eos_token_id, max_new_tokens)
+            prompt = tokenizer.decode(ids[:start])
+            found.append({
+                "prompt": prompt if len(prompt) <= PROMPT_LETTERS else "…" + prompt[-PROMPT_LETTERS:],
+                "answer": _text(tokenizer, answer, max_new_tokens),
+                "reference": _text(tokenizer, ids[start:end], max_new_tokens),
+            })  # fmt: skip
+    return found
+
+
+@contextmanager
+def undisturbed(model: Any) -> Iterator[None]:
+    """Evaluation mode, without gradients; afterwards every module's mode and all random states are what they were.
+
+    The weights stay as they are because `load_quantised` keeps bitsandbytes from re-packing them in evaluation mode.
+    """
+    import torch
+
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training  # not train(), which would switch on what was off inside
+
+
+def _greedy(model: Any, prompt: list[int], eos: int, max_new_tokens: int) -> list[int]:
+    """The most probable tokens after `prompt`, up to and including `eos`.
+
+    Not `generate`: that mixes in the published generation settings, as Qwen2.5's repetition penalty of 1.05.
+    """
+    import torch
+
+    answer: list[int] = []
+    ids, cache = torch.tensor([prompt], device=model.device), None  # (1, T)
+    while len(answer) < max_new_tokens and (not answer or answer[-1] != eos):
+        output = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        ids, cache = output.logits[:, -1:].argmax(-1), output.past_key_values
+        answer.append(int(ids))
+    return answer
+
+
+def _first_turn(labels: Sequence[int]) -> tuple[int, int]:
+    """The range of the first trained tokens; from 1, for there must be a token to go on from."""
+    start = max(1, next(place for place, label in enumerate(labels) if label != IGNORED))
+    end = next((place for place in range(start, len(labels)) if labels[place] == IGNORED), len(labels))
+    return start, end
+
+
+def _text(tokenizer: Any, ids: list[int], longest: int) -> str:
+    stopped = len(ids) <= longest and ids[-1:] == [tokenizer.eos_token_id]
+    return str(tokenizer.decode(ids[:-1] if stopped else ids[:longest])) + ("" if stopped else "…")

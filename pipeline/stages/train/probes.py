@@ -1,0 +1,122 @@
+"""What can be tried on a machine in a moment: its GPU and who is on it, NF4 and Liger's kernels."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.config.sections import Train, Training
+from pipeline.core.checks import Check
+from pipeline.core.cpu import fast_dtype, training_device
+from pipeline.core.errors import ToolError
+from pipeline.core.units import memory_gb
+from pipeline.planning.card import Card, main_memory, query
+from pipeline.planning.memory import CUDA_CONTEXT
+from pipeline.planning.steps import needs_gpu
+
+# of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is for the scales, quantised too
+BFLOAT16_SINCE = (8, 0)  # compute capability of NVIDIA's Ampere (CUDA C++ Programming Guide, compute capabilities)
+LARGEST_NF4_ERROR = 0.17
+
+
+def this_card() -> Card:
+    """The device that training takes: the first GPU that torch sees, else main memory."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return main_memory()
+    return Card(torch.cuda.get_device_name(0), torch.cuda.mem_get_info(0)[1], "cuda")
+
+
+def room(card: Card) -> int:
+    """Bytes that training can have now, its CUDA context included, which this process has made already."""
+    if card.device == "cuda":
+        import torch
+
+        return min(card.memory, int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT)
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def gpu(card: Card) -> list[Check]:
+    """The GPU with the memory that training can have, and the processes that hold some of it; nothing on a CPU."""
+    if card.device == "cpu":
+        return []
+    finding = f"{card.name}, {memory_gb(room(card))} of {memory_gb(card.memory)} to be had"
+    try:
+        holders = other_processes(query("--query-compute-apps=pid,process_name,used_memory"), os.getpid())
+    except (ToolError, OSError) as error:
+        return [Check("GPU", "ok", finding), Check("GPU's other processes", "not measured", str(error))]
+    if holders:
+        return [Check("GPU", "warn", f"{finding}; {'; '.join(holders)}", "end them if the memory plan doesn't fit beside them")]
+    return [Check("GPU", "ok", f"{finding}, nobody else is on it")]
+
+
+def other_processes(lines: Sequence[Sequence[str]], own: int) -> list[str]:
+    """nvidia-smi's (pid, name, MiB) of everybody but us, in words."""
+    return [f"{Path(name).name} (pid {pid}) holds {used} MiB" for pid, name, used in (line[:3] for line in lines) if pid != str(own)]
+
+
+def arithmetic(card: Card, settings: Training) -> Check:
+    """The type that training computes in; a warning where this processor or GPU has no instructions for it."""
+    chosen, fast = settings.bnb_4bit_compute_dtype, fast_dtype(card.device)
+    if card.device == "cpu" and chosen not in (fast, "float32"):
+        finding = f"train.bnb_4bit_compute_dtype is {chosen}, which this processor has no instructions for: ten times slower than float32, and more"
+        lost = "; small gradients are lost in it, for only a GPU's training scales them" if chosen == "float16" else ""
+        return Check("arithmetic", "warn", finding + lost, "set it to auto")
+    if card.device == "cuda" and chosen == "bfloat16" and (known := capability()) and known < BFLOAT16_SINCE:
+        finding = f"bfloat16, which a GPU of compute capability {known[0]}.{known[1]} has no units for (8.0 and later have): right, but slow"
+        return Check("arithmetic", "warn", finding, "set train.bnb_4bit_compute_dtype to float16, if the model's values fit its range")
+    return Check("arithmetic", "ok", chosen)
+
+
+def capability() -> tuple[int, int] | None:
+    """The GPU's compute capability, None without one."""
+    import torch
+
+    return torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
+
+
+def bitsandbytes_works(settings: Training) -> Check:
+    """A 64 × 64 matrix survives NF4 and back on the training device, to within NF4's own grid."""
+    if settings.quantization != "nf4" and not needs_gpu(settings.optim):  # its optimizers are bitsandbytes' too
+        return Check("bitsandbytes", "ok", f"not used: base.quantization is {settings.quantization}")
+
+    def round_trip() -> float:
+        import torch
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+        device = training_device()
+        weights = torch.arange(4096, device=device).sin().to(getattr(torch, settings.bnb_4bit_compute_dtype)).reshape(64, 64)
+        packed, state = quantize_4bit(weights, compress_statistics=settings.bnb_4bit_use_double_quant, quant_type="nf4")
+        error = (dequantize_4bit(packed, state) - weights).float().abs().amax(dim=1) / weights.float().abs().amax(dim=1)  # a row is a block
+        return float(error.max())
+
+    return probe("bitsandbytes", round_trip, LARGEST_NF4_ERROR, "an NF4 round trip errs by {:.3f} of a block's largest weight", "run `make setup`")
+
+
+def triton_works(card: Card, settings: Train) -> Check:
+    """Where the loss is Liger's: one of its Triton kernels compiles, runs and gives what torch gives."""
+    if settings.loss == "chunked" or (settings.loss == "auto" and card.device == "cpu"):
+        return Check("Triton", "ok", "not used: the loss is chunked")
+    if card.device == "cpu":
+        return Check("Triton", "fail", "train.loss is liger, whose kernels need a GPU, and this machine has none", "set it to auto or chunked")
+
+    def swiglu() -> float:
+        import torch
+        from liger_kernel.ops import LigerSiLUMulFunction
+
+        gate, up = torch.linspace(-4, 4, 128, device="cuda").reshape(2, 2, 32)
+        ours = LigerSiLUMulFunction.apply(gate, up)
+        return float((ours - torch.nn.functional.silu(gate) * up).abs().max())
+
+    return probe("Triton", swiglu, 1e-4, "Liger's SwiGLU differs from torch's by {:.1e}", "set train.loss to chunked, or run `make setup`")
+
+
+def probe(name: str, measure: Callable[[], float], limit: float, words: str, remedy: str) -> Check:
+    """A figure that must be at most `limit`; whatever keeps it from being measured fails the check by name."""
+    try:
+        figure = measure()
+    except Exception as error:  # a library that is broken raises anything; its words go into the line
+        return Check(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy)
+    return Check(name, "ok", words.format(figure)) if figure <= limit else Check(name, "fail", words.format(figure), remedy)

@@ -1,0 +1,180 @@
+"""What a run depends on, and whether the checkpoints that are there are its own.
+
+A run that was interrupted goes on only if it would end in the same bytes; where something else changed, going on would mix
+two runs, and starting anew would lose the first one. So neither happens by itself.
+"""
+
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hardware import cpu_name
+from pipeline.core.hashing import file_hash, json_hash, tree_hash
+from pipeline.core.publish import remove, write_json
+from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
+from pipeline.stages.train.checkpoints import TEACHER, TORN, checkpoints_in, defect, newest_verified, read_notes, set_later_aside, step_of
+
+RUN = "run.json"
+LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "accelerate", "datasets", "tokenizers", "liger-kernel")
+WORDS = {
+    "tokens_sha256": "the training rows (data/tokens)",
+    "base.weights_sha256": "the base's weights",
+    "base.config_sha256": "the base's config.json",
+    "base.tokenizer_sha256": "the base's tokenizer",
+    "base.template_sha256": "the base's chat template",
+    "teacher_sha256": f"the file that is learnt from ({SOURCE_FILE})",
+}
+# a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
+MACHINE = ("device", "threads")
+
+
+def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
+    """What the adapter depends on: the same record gives the same bytes on the same kind of machine."""
+    import torch
+
+    teacher = {"teacher_sha256": teacher_hash(base)} if settings.method == "heal" else {}
+    return {
+        "tokens_sha256": tree_hash(tokens),
+        **teacher,
+        "base": base_hashes(base),
+        "settings": settings.model_dump(mode="json"),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else cpu_name(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def base_hashes(base: Path) -> dict[str, str]:
+    """sha256 of the base's weights, configuration, tokenizer and chat template, so that a change has a name."""
+    weights = {path.name: file_hash(path) for path in sorted([*base.glob("*.safetensors"), *base.glob(MODEL_FILE)])}
+    files = [base / name for name in ("tokenizer.json", "tokenizer_config.json") if (base / name).is_file()]
+    template = base / "chat_template.jinja"
+    return {
+        "weights_sha256": json_hash(weights),
+        "config_sha256": json_hash({path.name: file_hash(path) for path in sorted(base.glob("*config.json")) if "tokenizer" not in path.name}),
+        "tokenizer_sha256": json_hash({path.name: file_hash(path) for path in files}),
+        "template_sha256": file_hash(template) if template.is_file() else "",
+    }
+
+
+def teacher_hash(base: Path) -> str:
+    """sha256 of the file that the base was made from. Raises `DataError` where it is not there any more."""
+    if not (base / SOURCE_FILE).is_file():
+        raise DataError(f"{base / SOURCE_FILE}, the original that train.method heal learns from, is missing: run `snakemake --force base`")
+    return file_hash(base / SOURCE_FILE)
+
+
+def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> Path | None:
+    """The checkpoint below `folder` to go on from, None for a start from nothing; `folder` is then this run's.
+
+    `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of other inputs, they are removed.
+    Raises `ConfigError` where an unfinished run is there and its inputs, settings or libraries were others, and for a choice that is none;
+    nothing is deleted then.
+    """
+    known = _read(folder / RUN) if resume else None
+    if resume and known is None and checkpoints_in(folder):
+        raise ConfigError(
+            f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another version's?): "
+            "start anew with `python -m pipeline train --no-resume`, which deletes them"
+        )
+    changed = list(differences(known["record"], record)) if known else []
+    if isinstance(resume, Path):
+        return _go_on(folder, record, _chosen(folder, resume, record, changed), changed)
+    if known and not known["finished"] and (hard := [words for key, words in changed if key not in MACHINE]):
+        start = newest_verified(folder)
+        if start is not None:
+            raise ConfigError(
+                f"{folder} holds an unfinished run (step {step_of(start)}), and since then {'; '.join(hard)} changed: "
+                "put that back to go on with it, or start anew with `python -m pipeline train --no-resume`"
+            )
+    start = newest_verified(folder) if known and all(key in MACHINE for key, _ in changed) else None
+    if start is None:
+        # the original's answers know what they are of, and are used for nothing else
+        kept = {TORN, TEACHER} if record["settings"].get("method") == "heal" else {TORN}
+        for path in folder.glob("*"):
+            if path.name not in kept or not resume:
+                remove(path)
+    return _go_on(folder, record, start, changed)
+
+
+def _go_on(folder: Path, record: dict[str, Any], start: Path | None, changed: list[tuple[str, str]]) -> Path | None:
+    """Make `folder` the run's that goes on from `start`."""
+    for _, words in changed if start else []:
+        print(f"train: {words} changed: the run goes on, but not to the very bytes of an unbroken one", file=sys.stderr)
+    write_json(folder / RUN, {"record": record, "finished": False})
+    return start
+
+
+def _chosen(folder: Path, given: Path, record: dict[str, Any], changed: list[tuple[str, str]]) -> Path:
+    """The checkpoint that a user named (its path, or its name in `folder`), proven whole and this run's; later ones are set aside.
+
+    Raises `ConfigError` for one of another place or run, or whose best adapter is gone, `DataError` for a torn one; nothing is moved then.
+    """
+    found = {one.resolve(): one for one in checkpoints_in(folder)}
+    others = f"choose one of {', '.join(map(str, found.values()))}" if found else "there is none, so leave --resume out"
+    start = found.get(given.resolve()) or found.get((folder / given).resolve())
+    if start is None:
+        raise ConfigError(f"{given} is no checkpoint in {folder}: {others}")
+    if trouble := defect(start):
+        raise DataError(f"{start} is torn ({trouble}), so no run can go on from it: {others}")
+    if hard := [words for key, words in changed if key not in MACHINE]:
+        raise ConfigError(f"{start} is of a run before {'; '.join(hard)} changed: put that back to go on from it")
+    if read_notes(start).get("run") not in (None, run_id(record)):  # older versions did not note it
+        raise ConfigError(f"{start} is of another run than {folder / RUN}, and was copied here: {others}")
+    if (best := _best_of(start)) and (trouble := defect(folder / best)):
+        raise ConfigError(f"{best}, the best adapter until {start}, is gone or torn ({trouble}), and may be what the run ends with: {others}")
+    set_later_aside(folder, start)
+    return start
+
+
+def _best_of(checkpoint: Path) -> str | None:
+    """The name of the checkpoint that was the best until this one, where training stops early (`train.early_stopping_patience`)."""
+    state = checkpoint / "trainer_state.json"
+    step = json.loads(state.read_text(encoding="utf-8")).get("best_global_step") if state.is_file() else None
+    return f"checkpoint-{step}" if step else None
+
+
+def run_id(record: dict[str, Any]) -> str:
+    """What a run's checkpoints are told from another's by: a hash of its record, but for what it may go on with changed."""
+    return json_hash({key: value for key, value in record.items() if key not in MACHINE})
+
+
+def run_in(folder: Path) -> str | None:
+    """The `run_id` of the run that `folder` holds; None if it holds none."""
+    known = _read(folder / RUN)
+    return run_id(known["record"]) if known else None
+
+
+def finish(folder: Path, record: dict[str, Any]) -> None:
+    """Note that the run's adapter is published: what comes next may replace its checkpoints."""
+    write_json(folder / RUN, {"record": record, "finished": True})
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(key, words) of everything in which two records differ."""
+    for key in sorted({*old, *new}):
+        name, before, after = f"{prefix}{key}", old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from differences(before, after, f"{name}.")
+        elif before != after:
+            shown = name.replace("settings.", "train.").replace("versions.", "library ")
+            why = "; auto is what the machine is fast in" if name == "settings.bnb_4bit_compute_dtype" else ""
+            yield name, WORDS.get(name) or f"{shown} ({before} → {after}{why})"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        known = None
+    if not isinstance(known, dict) or not isinstance(known.get("record"), dict) or "finished" not in known:
+        raise DataError(f"{path} can't be read, so nobody knows whose checkpoints these are: start anew with `python -m pipeline train --no-resume`")
+    return known

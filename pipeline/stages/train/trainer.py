@@ -1,0 +1,216 @@
+"""transformers' Trainer with what a night alone needs: whole checkpoints, exact resume, a stop that saves, an account of every step.
+
+What is changed, and why:
+- the loss is taken at the trained positions only and divided by the trained tokens of the whole optimizer step;
+- a checkpoint is published whole (`checkpoints`), with the random state from right after its optimizer step, so that it is exact
+  at any later moment too: also where a signal comes in the middle of the next step;
+- evaluation is the mean over tokens (the library's is a mean over rows, and packed rows hold more or fewer), draws no random
+  number, and is made up for by the resumed run where a signal cut it short.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import EarlyStoppingCallback, Trainer
+
+from pipeline.core.errors import DataError, MachineError, Stopped
+from pipeline.core.interruption import Interruption
+from pipeline.core.metrics_log import Journal
+from pipeline.core.publish import remove
+from pipeline.models.chunked_loss import chunked_loss
+from pipeline.models.liger_loss import fused_loss
+from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
+from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
+from pipeline.stages.train.monitoring.samples import undisturbed
+from pipeline.stages.train.proofs import refuse_repacked
+from pipeline.stages.train.randomness import random_state, random_state_of
+from pipeline.stages.train.run import run_in
+
+Batch = dict[str, Any]
+FULL = 1 << 20  # bytes free on a disk that is taken for full
+
+
+class Account:
+    """What one optimizer step was made of, micro-batch by micro-batch."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.row_ids: list[str] = []
+        self.tokens = self.trained_tokens = 0
+        self.loss_sum: Any = 0.0  # of the cross entropies of all trained tokens
+        self.started = time.monotonic()
+
+    def add(self, batch: Batch, loss_sum: torch.Tensor) -> None:
+        """Count a micro-batch; `loss_sum` is a scalar."""
+        self.rows += batch["rows"]
+        self.row_ids += batch["row_ids"]
+        self.tokens += batch["input_ids"].numel()
+        self.trained_tokens += batch["trained_tokens"]
+        self.loss_sum = self.loss_sum + loss_sum.detach()  # stays on the device: no wait for the GPU here
+
+
+class QuenchTrainer(Trainer):  # type: ignore[misc]
+    """Trains with `loss` (liger or chunked), keeps `keep` checkpoints, evaluates on the batches `held_out`.
+
+    `answer` gives sample answers of the model as it is. `journal` is brought to the disk before a checkpoint is. `start` is the
+    checkpoint that `train` is told to go on from.
+    """
+
+    def __init__(
+        self, *, loss: str, keep: int, held_out: list[Batch], answer: Callable[[Any], list[dict[str, Any]]], interruption: Interruption,
+        journal: Journal, start: Path | None, **rest: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**rest)
+        self.loss, self.token_loss = loss, fused_loss if loss == "liger" else chunked_loss
+        self.keep, self.held_out, self.answer, self.interruption, self.journal = keep, held_out, answer, interruption, journal
+        self.pending_evaluation = start is not None and read_notes(start).get("pending_evaluation", False)
+        self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the step's trained tokens itself
+        self.account = Account()
+        self.evaluated_step = step_of(start) if start is not None and not self.pending_evaluation else -1
+        self.after_step = random_state()  # of the random number generators, right after the newest optimizer step
+        self._writing: Path | None = None
+
+    # --- the loss ---------------------------------------------------------------------------------------------------
+
+    def compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Cross entropy of the micro-batch's trained tokens ÷ the trained tokens of the optimizer step: a scalar."""
+        loss = self.loss_over(model, inputs, num_items_in_batch)
+        self.account.add(inputs, loss * num_items_in_batch)
+        return loss
+
+    def loss_over(self, model: Any, inputs: Batch, tokens: Any) -> torch.Tensor:
+        """Sum of the cross entropies of a batch's trained tokens ÷ `tokens`: a scalar."""
+        tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
+        with self.accelerator.autocast():  # it is wrapped round the outer forward, which this loss goes past
+            loss: torch.Tensor = self.token_loss(self.accelerator.unwrap_model(model).get_base_model(), tensors, tokens)
+        return loss
+
+    def training_step(self, *arguments: Any, **more: Any) -> torch.Tensor:
+        """One forward and backward; then a signal that waits is heard."""
+        loss: torch.Tensor = super().training_step(*arguments, **more)
+        self.heed_signal()
+        return loss
+
+    def floating_point_ops(self, inputs: Batch) -> int:
+        """Not counted: nothing reads it, and a checkpoint from the middle of a step would differ by it."""
+        return 0
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:
+        """Mean loss over the trained tokens of all held-out rows, with sample answers; told to the callbacks."""
+        started, step = time.monotonic(), self.state.global_step
+        self.heed_signal()
+        with self.interruption.deferred(False):
+            try:
+                eval_loss, samples = self.held_out_loss(), self.answer(self.model)
+            except Stopped:
+                self.save_and_stop()
+        self.evaluated_step = step
+        metrics = {"eval_loss": eval_loss}
+        self.log(dict(metrics))
+        seconds = round(time.monotonic() - started, 3)
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics | {"samples": samples, "seconds": seconds})
+        return metrics
+
+    def held_out_loss(self) -> float:
+        """The mean loss over the trained tokens of all held-out rows."""
+        total, tokens = 0.0, 0
+        with undisturbed(self.model):
+            for batch in self.held_out:
+                total += float(self.loss_over(self.model, self._prepare_inputs(dict(batch)), 1))
+                tokens += batch["trained_tokens"]
+        refuse_repacked(self.model)
+        return total / tokens
+
+    def _run_epoch(self, *arguments: Any, **more: Any) -> None:
+        self.make_up_for_evaluation()
+        if self.is_over():
+            self.control.should_training_stop = True
+            return
+        with self.interruption.deferred():
+            super()._run_epoch(*arguments, **more)
+
+    def _finalize_training(self, *arguments: Any, **more: Any) -> Any:
+        self.make_up_for_evaluation()  # where whole epochs were done, no epoch has
+        best = self._checkpoint(self.state.best_global_step) if self.state.best_global_step else None
+        if best is not None and self.args.load_best_model_at_end:
+            if trouble := defect(best):
+                raise DataError(f"{best}, the best adapter, is torn ({trouble}): start anew with `python -m pipeline train --no-resume`")
+            self.state.best_model_checkpoint = str(best)  # the state may hold the path of another place, or of the writing of it
+        return super()._finalize_training(*arguments, **more)
+
+    def make_up_for_evaluation(self) -> None:
+        """Evaluate the step that was gone on from, where a signal had cut its evaluation short."""
+        if self.pending_evaluation:
+            self.pending_evaluation = False
+            self._determine_best_metric(metrics=self._evaluate(None, None), trial=None)
+
+    def is_over(self) -> bool:
+        """Whether the step that was gone on from was the last one: the library would do another before it looks."""
+        stopping = [callback for callback in self.callback_handler.callbacks if isinstance(callback, EarlyStoppingCallback)]
+        patient = all(callback.early_stopping_patience_counter < callback.early_stopping_patience for callback in stopping)
+        return self.state.global_step >= self.state.max_steps or not patient
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def heed_signal(self) -> None:
+        """Where a signal waits: save the state after the newest optimizer step and raise `Stopped`."""
+        if self.interruption.received is not None:
+            self.save_and_stop()
+
+    def save_and_stop(self) -> None:
+        """Publish a checkpoint of the newest optimizer step, unless there is one, and raise `Stopped`."""
+        step, number = self.state.global_step, self.interruption.received
+        if number is None:
+            raise AssertionError("no signal has come")
+        if not step:
+            raise Stopped(number, "not one step was done")
+        if not (self._checkpoint(step).is_dir() and defect(self._checkpoint(step)) is None):
+            self._save_checkpoint(self.model, None)
+        raise Stopped(number, f"{self._checkpoint(step).name} is complete, and the same command goes on from it")
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        step, folder = self.state.global_step, Path(self.args.output_dir)
+        self._writing = folder / WRITING
+        remove(self._writing)
+        try:
+            super()._save_checkpoint(model, trial)
+        except Exception as error:  # PyTorch and safetensors have errors of their own for a full disk
+            remove(folder / WRITING)
+            if "No space left" in str(error) or shutil.disk_usage(folder).free < FULL:
+                raise MachineError(f"{folder} has no room for a checkpoint: make room, and the same command goes on from the last one") from error
+            raise
+        finally:
+            self._writing = None
+        due = bool(self.held_out) and (step % self.args.eval_steps == 0 or step >= self.state.max_steps)
+        notes = {"step": step, "pending_evaluation": due and self.evaluated_step != step, "run": run_in(folder)}
+        self.journal.sync()
+        publish_checkpoint(folder / WRITING / f"checkpoint-{step}", self._checkpoint(step), notes)
+        remove(folder / WRITING)
+        best = self._checkpoint(self.state.best_global_step) if self.state.best_global_step else None
+        if best is not None:
+            self.state.best_model_checkpoint = str(best)
+        prune(folder, self.keep, best)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The adapter alone: the base, the tokenizer and the arguments are known by their hashes."""
+        self.model.save_pretrained(output_dir, save_embedding_layers=False)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._writing or self.args.output_dir)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        with random_state_of(self.after_step):
+            super()._save_rng_state(output_dir)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        self.after_step = random_state()
+
+    def _checkpoint(self, step: int) -> Path:
+        return Path(self.args.output_dir) / f"checkpoint-{step}"

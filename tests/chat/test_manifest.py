@@ -1,0 +1,40 @@
+"""manifest: what tokens were made of is known by content, so that a copy elsewhere is the same and an edit is not."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.chat.manifest import check_manifest
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import file_hash
+
+
+def test_the_manifest_names_contents_and_no_places(prepared: Path) -> None:
+    tokens = prepared / "data/tokens"
+    said = check_manifest(tokens, prepared / "models/base", load_tokenizer(prepared / "models/base"))
+    assert said == json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))
+    assert said["rows"] == {name: file_hash(prepared / "data/final" / name) for name in ("train.jsonl", "val.jsonl")}
+    assert said["files"] == {name: file_hash(tokens / name) for name in ("train.parquet", "val.parquet")}
+    assert said["max_length"] == 128
+    assert said["packing"] is True
+    assert set(said["versions"]) == {"jinja2", "pyarrow", "tokenizers", "transformers"}
+    account = json.loads((prepared / "reports/labels.json").read_text(encoding="utf-8"))["splits"]
+    assert said["splits"] == {split: {key: account[split][key] for key in found} for split, found in said["splits"].items()}
+    assert str(prepared) not in json.dumps(said)
+
+
+def test_copies_are_the_same(prepared: Path, tmp_path: Path) -> None:
+    for name in ("data/tokens", "models/base"):
+        shutil.copytree(prepared / name, tmp_path / name)
+    assert check_manifest(tmp_path / "data/tokens", tmp_path / "models/base", load_tokenizer(tmp_path / "models/base"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": {}}'])
+def test_a_broken_manifest_is_no_manifest(text: str, prepared: Path, tmp_path: Path) -> None:
+    shutil.copytree(prepared / "data/tokens", tmp_path / "tokens")
+    (tmp_path / "tokens/manifest.json").write_text(text)
+    with pytest.raises(DataError, match=r"manifest\.json can't be read .*snakemake preprocess"):
+        check_manifest(tmp_path / "tokens", prepared / "models/base", load_tokenizer(prepared / "models/base"))

@@ -1,0 +1,182 @@
+"""The command line: instant help that imports nothing heavy, an example per command, one sentence and a stable code per mistake."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from pipeline.commands import doctor
+from pipeline.commands.recipes import recipe_text
+from pipeline.core.errors import ToolError
+from pipeline.llamacpp.tools import PROJECT, TOOLS
+
+COMMANDS = (
+    "use",
+    "graph",
+    "serve",
+    "adapters",
+    "export-lora",
+    "chat",
+    "load",
+    "report",
+    "doctor",
+    "plan",
+    "fidelity",
+    "parity",
+    "split",
+    "ship",
+    "verify",
+    "verify-bundle",
+)
+HEAVY = ("torch", "transformers", "dvc", "matplotlib", "pydantic", "httpx")
+
+
+@pytest.mark.parametrize("module", ["pipeline.cli", "pipeline"])
+def test_help_imports_nothing_heavy(module: str) -> None:
+    code = f"""
+import runpy, sys
+sys.argv = ["x", "--help"]
+try:
+    runpy.run_module({module!r}, run_name="__main__")
+except SystemExit as end:
+    assert not end.code, end.code
+print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY"
+
+
+@pytest.mark.parametrize("root", ["nowhere", "file"])
+@pytest.mark.parametrize("words", ["use demo", "graph", "serve", "adapters", "export-lora", "chat", "load", "report", "doctor", "plan --recipe demo",
+                                   "plan --serve", "fidelity", "parity --depth quick", "split", "ship F16", "data check x", "data diff HEAD",
+                                   "data show", "data export x --to messages"])  # fmt: skip
+def test_a_root_that_is_no_folder_is_one_sentence(words: str, root: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    shown = CliRunner().invoke(app, [*words.split(), "--root", str(tmp_path / root)])
+    assert shown.exit_code == 2
+    assert shown.stderr == f"quench: {tmp_path / root} is no folder: --root names the one that holds data/, models/ and reports/\n"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_help_is_instant() -> None:
+    def seconds() -> float:
+        """CPU time, not wall time: another program on the machine must not fail this."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "pipeline.cli", "--help"], capture_output=True, cwd=PROJECT, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+    assert min(seconds() for _ in range(5)) < 0.7
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_shows_an_example(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"])
+    assert shown.exit_code == 0
+    assert f"example: quench {command}" in shown.output
+
+
+def test_every_command_is_listed() -> None:
+    assert {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands} == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["serve"], 2, "params.yaml can't be read"),
+        (["chat"], 2, "params.yaml can't be read"),
+        (["report"], 3, "stage report makes it"),
+        (["serve", "--smoke", "-1"], 2, "--smoke': Input should be greater than or equal to 0"),
+        (["bake"], 2, "No such command"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_its_code(tmp_path: Path, words: list[str], code: int, sentence: str) -> None:
+    root = [] if words == ["bake"] else ["--root", str(tmp_path)]
+    shown = CliRunner().invoke(app, [*words, *root])
+    assert shown.exit_code == code
+    assert sentence in " ".join(shown.stderr.split())
+    assert "Traceback" not in shown.stderr
+    assert not shown.stdout
+
+
+def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "main", lambda root: 1 / 0)
+    shown = CliRunner().invoke(app, ["doctor", "--root", str(tmp_path)])
+    assert isinstance(shown.exception, ZeroDivisionError)
+
+
+def test_report_prints_where_the_page_is(tmp_path: Path) -> None:
+    page = tmp_path / "reports" / "index.html"
+    page.parent.mkdir()
+    page.write_text("<p>report</p>")
+    shown = CliRunner().invoke(app, ["report", "--root", str(tmp_path)])
+    assert (shown.exit_code, shown.stdout.strip()) == (0, str(page))
+
+
+def test_doctor_finds_this_set_up_whole() -> None:
+    checks = {check.name: check for check in doctor.doctor(root=PROJECT, lock=PROJECT / "requirements.lock")}
+    assert [checks[name].state for name in ("Python", "packages", "torch", "llama.cpp")] == ["ok"] * 4
+    assert all(check.remedy for check in checks.values() if check.state != "ok")
+
+
+def test_doctor_names_a_wrong_package_and_a_missing_toolchain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = (PROJECT / "requirements.lock").read_text()
+    other = tmp_path / "requirements.lock"
+    other.write_text(lock.replace("\npeft==", "\npeft==99."))
+    assert (found := doctor.packages(other)).state == "fail" and "pinned 99." in found.finding and found.remedy == "run `make setup`"
+    monkeypatch.setenv("LLAMA_CPP_HOME", str(tmp_path))
+    with pytest.raises(ToolError, match=r"llama\.cpp failed"):
+        doctor.main(PROJECT)
+    assert f"fail  llama.cpp: no llama.cpp in {tmp_path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("variable", "home", "used"), [(None, None, None), (None, "mine", "mine"), ("theirs", "mine", "theirs"), ("theirs", None, "theirs")]
+)
+def test_doctor_checks_the_llama_cpp_that_stages_will_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, home: str | None, used: str | None
+) -> None:
+    """`LLAMA_CPP_HOME`, then `llamacpp.home`, then our own build, as `find_toolchain` takes them; a build that lacks a tool is no build."""
+    if variable:
+        monkeypatch.setenv("LLAMA_CPP_HOME", str(tmp_path / variable))
+    else:
+        monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
+    text = recipe_text("demo")
+    (tmp_path / "params.yaml").write_text(text.replace("home: null", f"home: {tmp_path / home if home else 'null'}"), encoding="utf-8")
+    for name in filter(None, (variable, home)):
+        fake_build(tmp_path / name)
+    settings, found = doctor.configuration(tmp_path)
+    assert (settings.state, found) == ("ok", str(tmp_path / home) if home else None)
+    check = doctor.llama_cpp(found)
+    assert (check.state, str(tmp_path / used) in check.finding if used else True) == ("ok", True)
+    if used:
+        (tmp_path / used / "build/bin/llama-bench").unlink()
+        broken = doctor.llama_cpp(found)
+        assert broken.state == "fail" and "llama-bench" in broken.finding
+        assert broken.remedy == ("correct LLAMA_CPP_HOME" if variable else "correct llamacpp.home")
+
+
+def fake_build(home: Path) -> None:
+    (home / "build/bin").mkdir(parents=True)
+    (home / "convert_hf_to_gguf.py").touch()
+    for name in TOOLS:
+        (home / "build/bin" / name).write_text("#!/bin/sh\necho version: 1 '(abcdef0)'\n")
+        (home / "build/bin" / name).chmod(0o755)
+
+
+def test_doctor_says_what_is_wrong_with_params_yaml(tmp_path: Path) -> None:
+    check, home = doctor.configuration(tmp_path)
+    assert (check.state, home) == ("warn", None)
+    (tmp_path / "params.yaml").write_text("base: [\n")
+    check, home = doctor.configuration(tmp_path)
+    assert (check.state, home) == ("fail", None) and "line 2" in check.finding
+
+
+def test_doctor_wants_a_repository(tmp_path: Path) -> None:
+    assert doctor.git(tmp_path).remedy == "run `git init`: DVC needs it"

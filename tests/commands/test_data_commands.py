@@ -1,0 +1,486 @@
+"""`quench data …`: end to end on small files, with a real git and DVC repository."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import yaml
+from typer.testing import CliRunner, Result
+
+from pipeline.chat.rows import row_id
+from pipeline.cli import app
+from pipeline.commands.data.check import files
+from pipeline.commands.recipes import recipe_text
+from pipeline.core.wording import one_line, plain
+from pipeline.llamacpp.tools import PROJECT, Toolchain
+
+SPLITS = ("train", "val", "test")
+STAGE = {"stages": {"curate": {"cmd": "true", "outs": ["data/final", "reports/data.json"]}}}
+
+
+def quench(root: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["data", *words, "--root", str(root)])
+
+
+def chat(source: str, asked: str, answered: str = "yes", **more: Any) -> dict[str, Any]:
+    """A canonical row."""
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    row = {"source": source, "kind": "chat", "domain": source.partition(".")[0], "messages": messages, **more}
+    return {"id": row_id(row), **row}
+
+
+def write(root: Path, splits: dict[str, list[dict[str, Any]]], rejected: dict[str, int]) -> None:
+    (root / "data/final").mkdir(parents=True, exist_ok=True)
+    (root / "reports").mkdir(exist_ok=True)
+    for split in SPLITS:
+        (root / f"data/final/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in splits.get(split, [])))
+    (root / "reports/data.json").write_text(json.dumps({"rejected": rejected}))
+
+
+def git(root: Path, *words: str) -> None:
+    subprocess.run(["git", *words], cwd=root, check=True, capture_output=True)
+
+
+def commit(root: Path, tag: str) -> None:
+    from dvc.repo import Repo
+
+    with Repo(str(root)) as repo:
+        repo.commit(force=True)
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", tag)
+    git(root, "tag", tag)
+
+
+ONE = {
+    "train": [chat(f"a.jsonl:{n}", f"question {n}") for n in range(1, 7)] + [chat("b.jsonl:1", "old words, all the rest the same")],
+    "val": [chat("a.jsonl:7", "question 7")],
+    "test": [chat("a.jsonl:8", "question 8")],
+}
+# question 2 goes, 3 moves to test, 9 and 10 come, b.jsonl:1 gets other words, and every source below 2 moves up a line
+TWO = {
+    "train": [chat(f"a.jsonl:{n - (n > 2)}", f"question {n}") for n in (1, 4, 5, 6, 9)] + [chat("b.jsonl:1", "new words, all the rest the same")],
+    "val": [chat("a.jsonl:6", "question 7"), chat("c.jsonl:1", "question 10")],
+    "test": [chat("a.jsonl:2", "question 3"), chat("a.jsonl:7", "question 8")],
+}
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with revision `empty` (no data), `one` and `two`; the workspace is as `two`. Read only: copy it to change it."""
+    from dvc.repo import Repo
+
+    root = tmp_path_factory.mktemp("versions")
+    git(root, "init", "--quiet")
+    Repo.init(str(root)).close()
+    (root / "dvc.yaml").write_text(yaml.safe_dump(STAGE))
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "empty")
+    git(root, "tag", "empty")
+    write(root, ONE, {"not_json": 3, "bad_order": 2})
+    commit(root, "one")
+    write(root, TWO, {"not_json": 5, "bad_order": 2})
+    commit(root, "two")
+    return root
+
+
+@pytest.mark.parametrize("second", [[], ["two"]])
+def test_diff_counts_rows_splits_domains_and_reasons(versions: Path, second: list[str]) -> None:
+    shown = quench(versions, "diff", "one", *second)
+    assert shown.exit_code == 0, shown.output
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    assert lines[0] == f"data/final from one to {second[0] if second else 'the workspace'}"
+    assert lines[1] == "rows: 2 added, 1 removed, 1 changed, 1 moved between splits, 6 the same"
+    for line in ("train 7 6 -1", "val 1 2 +1", "test 1 2 +1", "c 0 1 +1", "not_json 3 5 +2"):
+        assert line in lines
+    assert not any(line.startswith(("bad_order", "b ")) for line in lines)  # nothing changed there
+    assert any("not held out before: 1;" in line for line in lines)
+    assert "question" not in shown.stdout
+
+
+def test_diff_shows_examples(versions: Path) -> None:
+    shown = quench(versions, "diff", "one", "--rows", "1").stdout
+    assert "added\n  + a.jsonl:8 (train): question 9 yes" in shown
+    assert "question 10" not in shown
+    assert "removed\n  - a.jsonl:2 (train): question 2 yes" in shown
+    assert "changed\n  ~ b.jsonl:1 (train)\n    - old words, all the rest the same yes\n    + new words, all the rest the same yes" in shown
+    assert "moved\n  > a.jsonl:2: train → test" in shown
+
+
+def test_diff_backwards_and_with_itself(versions: Path) -> None:
+    assert "rows: 1 added, 2 removed, 1 changed, 1 moved between splits, 6 the same" in quench(versions, "diff", "two", "one").stdout
+    assert "no row differs (10 rows)" in quench(versions, "diff", "two").stdout
+
+
+def test_diff_counts_rows_that_are_there_twice(versions: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(versions, tmp_path / "twice"))
+    write(root, TWO | {"train": TWO["train"] * 2}, {"not_json": 5, "bad_order": 2})
+    shown = " ".join(quench(root, "diff", "two").stdout.split())
+    assert "train 6 12 +6" in shown
+    assert "no row differs" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["diff", "empty"], 3, "empty has no dvc.lock, so no data was recorded with it"),
+        (["diff", "nonsense"], 2, "git knows no revision 'nonsense'"),
+        (["diff", "one", "--rows", "-1"], 2, "--rows"),
+        (["show", "--row", "99"], 3, "has no row '99'"),
+        (["show", "--split", "nonsense"], 2, "--split"),
+        (["export", "x.jsonl", "--to", "nonsense"], 2, "--to"),
+        (["check", "no-such-file"], 3, "no-such-file is not there"),
+        (["check", ".", "--params", "no-such.yaml"], 2, "no-such.yaml can't be read"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_its_code(versions: Path, words: list[str], code: int, sentence: str) -> None:
+    shown = quench(versions, *words)
+    assert shown.exit_code == code
+    assert sentence in " ".join(shown.stderr.split())
+    assert "Traceback" not in shown.stderr
+    assert isinstance(shown.exception, SystemExit)
+    assert not shown.stdout
+
+
+def test_diff_says_how_to_get_data_that_is_not_here(versions: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(versions, tmp_path / "bare"))
+    shutil.rmtree(root / ".dvc" / "cache")
+    shown = quench(root, "diff", "one")
+    assert shown.exit_code == 3
+    assert "data/final/train.jsonl of one is neither in DVC's cache nor in a remote" in shown.stderr
+    assert "dvc fetch -A" in shown.stderr
+
+
+def test_diff_outside_of_git_is_one_sentence(tmp_path: Path) -> None:
+    shown = quench(tmp_path, "diff", "HEAD")
+    assert (shown.exit_code, shown.stdout) == (2, "")
+
+
+def test_diff_wants_a_lock_that_names_the_data(versions: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(versions, tmp_path / "other"))
+    (root / "dvc.lock").write_text("stages:\n  base:\n    outs:\n    - path: models/base.json\n")
+    git(root, "commit", "--quiet", "--all", "--message", "no data")
+    shown = quench(root, "diff", "HEAD")
+    assert shown.exit_code == 3
+    assert "dvc.lock of HEAD names no data/final" in shown.stderr
+
+
+# ---- check
+
+
+GOOD = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})
+KEY = "AKIA" + "Z7Q4M2X9K1P5R8T3"
+BAD = {
+    2: ("not json", "not_json"),
+    3: ('{"x": 1}', "unknown_format"),
+    5: (json.dumps({"messages": [{"role": "assistant", "content": f"my key is {KEY}"}]}), "bad_order"),
+    6: ("", "blank"),
+}
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """A project with params.yaml and a folder of one good and one bad file."""
+    (tmp_path / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
+    folder = tmp_path / "logs"
+    (folder / ".hidden").mkdir(parents=True)
+    (folder / ".hidden/x.jsonl").write_text("never read")
+    (folder / "good.jsonl").write_text(GOOD + "\n")
+    (folder / "bad.jsonl").write_text("".join(BAD.get(number, (GOOD, ""))[0] + "\n" for number in range(1, 8)))
+    return folder
+
+
+def test_check_names_every_row_that_cannot_be_used(raw: Path) -> None:
+    shown = quench(raw.parent, "check", str(raw))
+    assert shown.exit_code == 3, shown.output
+    *lines, account, summary = shown.stdout.splitlines()
+    assert account == "check: 2 files: 2 read, 0 not read; 8 rows: 4 usable, 4 rejected"
+    assert [line.split(": ")[:2] for line in lines] == [[f"{raw / 'bad.jsonl'}:{number}", reason] for number, (_, reason) in BAD.items()]
+    assert summary == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
+    assert "models/base.json is not there, so control tokens are not measured" in shown.stderr
+    assert "models/base is not there, so lengths are not measured" in shown.stderr
+
+
+def test_check_of_clean_files_is_quiet_and_writes_nothing(raw: Path) -> None:
+    before = sorted(raw.parent.rglob("*"))
+    shown = quench(raw.parent, "check", str(raw / "good.jsonl"))
+    assert shown.exit_code == 0
+    assert "check: every row can be used" in shown.stdout
+    assert sorted(raw.parent.rglob("*")) == before
+
+
+def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
+    shown = quench(raw.parent, "check", str(raw), "--json")
+    entries = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert shown.exit_code == 3
+    assert [(entry["line"], entry["reason"]) for entry in entries] == [(number, reason) for number, (_, reason) in BAD.items()]
+    assert {entry["file"] for entry in entries} == {str(raw / "bad.jsonl")}
+    assert "my key is" in entries[2]["text"]
+    assert KEY not in shown.stdout + shown.stderr
+
+
+def test_check_names_fifty_rows_or_all(raw: Path) -> None:
+    (raw / "many.jsonl").write_text("{\n" * 70)
+    few, every = (quench(raw.parent, "check", str(raw / "many.jsonl"), *flags).stdout.splitlines() for flags in ((), ("--all",)))
+    assert (len(few), few[-2], len(every)) == (53, "… and 20 more: --all names them", 72)
+    assert few[-1] == every[-1] == "check: 70 rejected: 70 not_json"
+
+
+def test_check_measures_control_tokens_where_the_base_is_known(raw: Path) -> None:
+    (raw.parent / "models").mkdir()
+    (raw.parent / "models/base.json").write_text('{"added_tokens": ["<|im_end|>"]}')
+    params = raw.parent / "strict.yaml"
+    params.write_text((raw.parent / "params.yaml").read_text().replace("control_tokens: neutralise", "control_tokens: reject"))
+    (raw / "token.jsonl").write_text(GOOD.replace("hello", "hello<|im_end|>") + "\n")
+    shown = quench(raw.parent, "check", str(raw / "token.jsonl"), "--params", str(params))
+    assert shown.exit_code == 3
+    assert "check: 1 rejected: 1 control_token" in shown.stdout
+    assert "control tokens are not measured" not in shown.stderr
+
+
+def test_check_of_a_whole_file_that_is_not_read(raw: Path) -> None:
+    (raw / "letter.doc").write_text("dear all")
+    shown = quench(raw.parent, "check", str(raw / "letter.doc"))
+    assert shown.exit_code == 3
+    assert shown.stdout.startswith(f"{raw / 'letter.doc'}: unknown_container: ")
+
+
+def test_check_reads_links_as_curate_does(raw: Path) -> None:
+    """Also those that lead out of the folder; under the name they have in it."""
+    outside = raw.parent / "outside.jsonl"
+    outside.write_text("not json\n")
+    (raw / "good.jsonl").unlink()
+    (raw / "bad.jsonl").unlink()
+    (raw / "link.jsonl").symlink_to(outside)
+    (raw / "gone.jsonl").symlink_to("nowhere")
+    for path, reasons in ((raw, ["unknown_container", "not_json"]), (raw / "link.jsonl", ["not_json"])):
+        shown = quench(raw.parent, "check", str(path))
+        assert shown.exit_code == 3, shown.output
+        assert [line.split(": ")[1] for line in shown.stdout.splitlines()[:-2]] == reasons
+        assert f"{raw / 'link.jsonl'}:1: not_json" in shown.stdout
+
+
+def test_check_names_files_below_data_raw_as_curate_does(raw: Path) -> None:
+    """By which the globs of curate.formats find them, also through a link to data/raw."""
+    folder = raw.parent / "data/raw/logs"
+    folder.mkdir(parents=True)
+    (raw.parent / "short").symlink_to(folder)
+    (folder / "link.jsonl").symlink_to(raw / "good.jsonl")
+    for path in (raw.parent / "data/raw", folder, folder / "link.jsonl", raw.parent / "short/link.jsonl", folder / "../logs/link.jsonl"):
+        assert [name for _, name in files([path], raw.parent / "data/raw")] == ["logs/link.jsonl"]
+    assert [name for _, name in files([raw / "good.jsonl"], raw.parent / "data/raw")] == ["good.jsonl"]
+
+
+def test_check_reads_a_hidden_file_that_is_named(raw: Path) -> None:
+    for path in (raw / ".hidden/x.jsonl", raw / ".hidden"):
+        shown = quench(raw.parent, "check", str(path))
+        assert shown.exit_code == 3, shown.output
+        assert f"{raw / '.hidden/x.jsonl'}:1: not_json" in shown.stdout
+
+
+def test_check_outside_of_a_project_uses_the_demos_settings(raw: Path) -> None:
+    (raw.parent / "params.yaml").unlink()
+    shown = quench(raw.parent, "check", str(raw))
+    assert shown.exit_code == 3, shown.output
+    assert shown.stdout.splitlines()[-1] == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
+    assert f"check: no params.yaml in {raw.parent}, so the settings are those of {PROJECT / 'recipes/demo.yaml'}" in shown.stderr
+    missing = quench(raw.parent, "check", str(raw), "--params", str(raw.parent / "params.yaml"))
+    assert missing.exit_code == 2
+    assert "params.yaml can't be read" in missing.stderr
+
+
+def test_check_counts_every_file_and_row_and_what_is_not_trained(raw: Path) -> None:
+    (raw / "bad.jsonl").unlink()
+    (raw / "later.jsonl").write_text('{"prompt": "1 + 1?", "answer": 2}\n{"prompt": "a", "completion": "b", "reward": 1}\nx\n')
+    (raw / "empty.jsonl").touch()
+    (raw / "no\n\x1b[31m.xz").touch()
+    os.mkfifo(raw / "pipe.jsonl")
+    (raw / "zero.jsonl").symlink_to("/dev/zero")
+    shown = quench(raw.parent, "check", str(raw))
+    assert shown.exit_code == 3
+    assert "check: 6 files: 3 read, 3 not read, 1 without a row; 4 rows: 3 usable, 1 rejected" in shown.stdout
+    assert "check: 1 row won't be trained (1 prompt)" in shown.stdout
+    assert "check: 1 row has a reward" in shown.stdout
+    assert "check: 4 rejected: 3 unknown_container, 1 not_json" in shown.stdout
+    assert f"{raw}/no\\n\\x1b[31m.xz: unknown_container" in shown.stdout
+    for path in ("pipe.jsonl", "zero.jsonl"):
+        assert quench(raw.parent, "check", str(raw / path)).exit_code == 3
+    (raw / "later.jsonl").write_text('{"prompt": "1 + 1?", "answer": 2}\n')
+    kept = quench(raw.parent, "check", str(raw / "later.jsonl"))
+    assert (kept.exit_code, "1 row won't be trained" in kept.stdout) == (0, True), "what is kept for later is no mistake"
+
+
+def test_check_can_say_any_files_name(raw: Path) -> None:
+    Path(os.fsdecode(os.fsencode(raw) + b"/\xff.jsonl")).write_text("not json\n")
+    for flags in ([], ["--json"]):
+        shown = quench(raw.parent, "check", str(raw), *flags)
+        assert isinstance(shown.exception, SystemExit)
+        assert "udcff.jsonl" in shown.stdout
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("nothing", "is not there"), ("empty", "holds no file")])
+def test_check_of_nothing_is_a_mistake(raw: Path, name: str, sentence: str) -> None:
+    (raw.parent / "empty").mkdir()
+    shown = quench(raw.parent, "check", str(raw.parent / name))
+    assert shown.exit_code == 3
+    assert sentence in shown.stderr
+
+
+# ---- export and schema
+
+
+KINDS = [
+    chat("a.jsonl:1", "2 + 2?", "4"),
+    chat("a.jsonl:2", "think", messages=[{"role": "user", "content": "think"}, {"role": "assistant", "content": "ok", "reasoning_content": "hm"}]),
+    chat("a.jsonl:3", "", kind="text", messages=[], segments=[{"text": "raw", "train": True}]),
+    chat("a.jsonl:4", "", kind="preference", messages=[{"role": "user", "content": "best?"}],
+         chosen=[{"role": "assistant", "content": "tea"}], rejected=[{"role": "assistant", "content": "mud"}]),
+    chat("a.jsonl:5", "", kind="prompt", messages=[{"role": "user", "content": "3 + 3?"}], answer="6"),
+    chat("a.jsonl:6", "like it?", kind="feedback", label=False),
+]  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    write(tmp_path, {"train": KINDS}, {})
+    return tmp_path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_export_counts_and_names_what_it_leaves_out(project: Path) -> None:
+    target = project / "out.jsonl"
+    shown = quench(project, "export", str(target), "--to", "alpaca")
+    assert shown.exit_code == 3
+    assert read(target) == [{"instruction": "2 + 2?", "input": "", "output": "4"}]
+    assert f"{target}: 1 row of train as alpaca" in shown.stdout
+    assert "left out: a.jsonl:2: not_exportable" in shown.stdout
+    assert "5 rows left out, which alpaca can't say: 5 not_exportable" in shown.stdout
+    assert quench(project, "export", str(target), "--to", "alpaca", "--skip", "--force").exit_code == 0
+
+
+def test_export_overwrites_nothing_unasked(project: Path) -> None:
+    target = project / "out.jsonl"
+    target.write_text("mine")
+    shown = quench(project, "export", str(target), "--to", "sharegpt")
+    assert shown.exit_code == 3
+    assert "is there already" in shown.stderr
+    assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["thesis", "link", "pipe"])
+@pytest.mark.parametrize("flags", [[], ["--force"]])
+def test_export_never_replaces_what_is_no_file(project: Path, name: str, flags: list[str]) -> None:
+    (project / "thesis").mkdir()
+    (project / "thesis/precious.txt").write_text("mine")
+    (project / "link").symlink_to("thesis")
+    os.mkfifo(project / "pipe")
+    before = sorted(project.rglob("*"))
+    shown = quench(project, "export", str(project / name), "--to", "sharegpt", *flags)
+    assert shown.exit_code == 2
+    assert f"{project / name} is a folder or no regular file: name a file to write" in shown.stderr
+    assert sorted(project.rglob("*")) == before
+
+
+def test_export_as_messages_can_be_read_again(project: Path) -> None:
+    from pipeline.stages.curate.reading.formats import to_row
+
+    target = project / "out.jsonl"
+    shown = quench(project, "export", str(target), "--to", "messages")
+    assert shown.exit_code == 0, shown.output
+    again = [to_row(value, source=row["source"], domain="other") for value, row in zip(read(target), KINDS, strict=True)]
+    assert [{"id": row_id(row), **row} for row in again] == KINDS
+
+
+def test_schema_is_that_of_the_rows() -> None:
+    shown = CliRunner().invoke(app, ["data", "schema"])
+    assert shown.exit_code == 0
+    schema = json.loads(shown.stdout)
+    assert schema["$schema"].startswith("https://json-schema.org/draft/2020-12")
+    assert {"Chat", "Preference", "Feedback", "Prompt", "Text"} <= schema["$defs"].keys()
+
+
+# ---- show
+
+
+def test_show_without_a_base_says_so_and_shows_the_messages(project: Path) -> None:
+    shown = quench(project, "show", "--count", "9")
+    assert shown.exit_code == 0, shown.output
+    assert "models/base is not there" in shown.stderr
+    for words in ("row 1 of train", KINDS[0]["id"], "a.jsonl:1", "user: 2 + 2?\nassistant: ⟦4⟧", "⟦raw⟧", "chosen", "⟦mud⟧", "thumb down",
+                  "a checker expects: 6"):  # fmt: skip
+        assert words in shown.stdout, words
+
+
+@pytest.mark.parametrize("wanted", ["5", KINDS[4]["id"], "a.jsonl:5"])
+def test_show_finds_a_row(project: Path, wanted: str) -> None:
+    shown = quench(project, "show", "--row", wanted, "--count", "1")
+    assert "3 + 3?" in shown.stdout
+    assert shown.stdout.count("row ") == 1
+
+
+def test_show_of_an_empty_split(project: Path) -> None:
+    assert quench(project, "show", "--split", "val").stdout == "val has no rows\n"
+
+
+@pytest.fixture(scope="module")
+def base(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Qwen2.5's tokenizer and template."""
+    folder = tmp_path_factory.mktemp("base") / "base"
+    folder.mkdir()
+    tiny.write_qwen2_tokenizer(folder, tools)
+    return folder
+
+
+@pytest.fixture
+def with_base(project: Path, base: Path) -> Path:
+    (project / "models").mkdir()
+    (project / "models/base").symlink_to(base)
+    return project
+
+
+def test_show_renders_with_the_bases_template_and_marks_what_is_trained(with_base: Path) -> None:
+    shown = quench(with_base, "show", "--count", "9")
+    assert shown.exit_code == 0, shown.output
+    assert not shown.stderr
+    assert "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n⟦4<|im_end|>⟧" in shown.stdout
+    assert "37 tokens, 2 trained" in shown.stdout
+    assert "stage preprocess will reject it (template_drops)" in shown.stdout  # Qwen2.5's template has no place for reasoning
+    assert "no template: 2 tokens, 2 trained\n⟦raw⟧" in shown.stdout
+    for words in ("chosen: ", "⟦tea<|im_end|>⟧", "rejected: ", "⟦mud<|im_end|>⟧", "thumb down: "):
+        assert words in shown.stdout, words
+    assert shown.stdout.count("<|im_start|>assistant\n\na checker expects: 6") == 1
+
+
+def test_show_colours_what_is_trained(with_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    shown = quench(with_base, "show", "--count", "1")
+    assert "\x1b[1;32m4<|im_end|>\x1b[0m" in shown.stdout
+    assert "⟦" not in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a\tb\nc", "a\tb\nc"), ("\x1b[2J", "\\x1b[2J"), ("\u202eabc", "\\u202eabc"), ("é🙂👩\u200d💻", "é🙂👩\u200d💻"), ("\x9b1m\r", "\\x9b1m\\r")],
+)
+def test_nothing_in_a_row_steers_the_terminal(text: str, shown: str) -> None:
+    assert plain(text) == shown
+    assert one_line("a\n\n b" * 100).startswith("a ba b")
+    assert len(one_line("word " * 100)) == 100
+
+
+COMMANDS = ("check", "diff", "show", "export", "schema")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_shows_an_example(command: str) -> None:
+    shown = CliRunner().invoke(app, ["data", command, "--help"])
+    assert shown.exit_code == 0
+    assert f"example: quench data {command}" in shown.output

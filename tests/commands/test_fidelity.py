@@ -1,0 +1,343 @@
+"""fidelity: a right NF4 model passes every check, and each check fails on the damage it is there for."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import untied_qwen2
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from pipeline.commands.fidelity.memory import PARTS, measure_training, memory_check, memory_line, memory_table, planned_training, tensor_bytes
+from pipeline.commands.fidelity.outputs import compare_logits, output_lines
+from pipeline.commands.fidelity.swap import random_adapter, saved_adapters, swap_line
+from pipeline.commands.fidelity.weights import weight_lines
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, DataError, GateError
+from pipeline.core.hashing import file_hash, json_hash
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.models.finite import adapter_is_finite, finite_record, nf4_linears, outputs_watched
+from pipeline.models.qlora import load_quantised, lora_config
+from pipeline.planning.shape import load_shape
+from pipeline.stages.train.checkpoints import publish_checkpoint
+
+ROWS = [[1, 5, 9, 200, 7, 30, 2], [3, 4, 5, 6, 7]]
+PLAIN = load_params(PROJECT / "recipes" / "demo.yaml").training
+NF4 = PLAIN.model_copy(update={"r": 4, "lora_dropout": 0.0})
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return untied_qwen2(tmp_path_factory.mktemp("base"))
+
+
+def adapted(base: Path, train: Training = NF4) -> Any:
+    return random_adapter(load_quantised(base, train), lora_config(train), "default", 0)
+
+
+# --- finite --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_model_is_counted(base: Path) -> None:
+    model = adapted(base)
+    assert finite_record(model) == {"nf4_linears_finite": 14, "packed_tensors_finite": 0, "adapter_matrices_finite": 28}
+    assert next(iter(nf4_linears(model))) == "model.layers.0.self_attn.q_proj"
+    with outputs_watched(model) as seen, torch.no_grad():
+        model(torch.tensor([ROWS[0]]), use_cache=False)
+    assert seen == [14]
+
+
+def test_a_scale_that_is_no_number_names_its_linear(base: Path) -> None:
+    model = adapted(base)
+    nf4_linears(model)["model.layers.1.mlp.down_proj"].weight.quant_state.state2.absmax[0] = float("nan")
+    with pytest.raises(GateError, match=r"^model\.layers\.1\.mlp\.down_proj holds weights that are not finite"):
+        finite_record(model)
+
+
+@pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
+def test_a_matrix_that_is_not_finite_is_named(base: Path, matrix: str) -> None:
+    model = adapted(base)
+    layer = model.get_base_model().model.layers[1].self_attn.v_proj
+    getattr(layer, matrix)["default"].weight.data[0, 0] = float("inf")
+    with pytest.raises(GateError, match=rf"layers\.1\.self_attn\.v_proj\.{matrix}\.default\.weight is not finite"):
+        adapter_is_finite(model)
+
+
+def test_an_output_that_is_not_finite_is_named(base: Path) -> None:
+    model = adapted(base)
+    model.get_base_model().model.layers[1].self_attn.k_proj.lora_B["default"].weight.data[:] = 3e38  # finite itself
+    with pytest.raises(GateError, match=r"layers\.1\.self_attn\.k_proj gives numbers that are not finite"), outputs_watched(model), torch.no_grad():
+        model(torch.tensor([ROWS[0]]), use_cache=False)
+
+
+# --- outputs -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000), size=st.floats(0.0, 2.0))
+def test_figures_of_logits(seed: int, size: float) -> None:
+    random = np.random.default_rng(seed)
+    before = [random.normal(size=(rows, 11)).astype(np.float32) for rows in (3, 4)]
+    after = [values + np.float32(size) for values in before]  # the same for all tokens: softmax doesn't see it
+    figures = compare_logits(before, after)
+    assert figures["mean_abs"] == pytest.approx(size, abs=1e-5)
+    assert figures["max_abs"] == pytest.approx(size, abs=1e-5)
+    assert figures["kld"] == pytest.approx(0.0, abs=1e-6)
+    assert (figures["same_top"], figures["positions"]) == (1.0, 7)
+
+
+def test_outputs_that_lie_apart_fail() -> None:
+    before = [np.eye(8, dtype=np.float32) * 20]
+    lines = output_lines(compare_logits(before, [-before[0]]), "here")
+    assert {line.verdict for line in lines.values()} == {"fail"}
+
+
+def test_a_larger_model_must_be_closer() -> None:
+    """What SmolLM2-135M measures, sound, on the built-in prompts; of 7B it would be another model."""
+    figures = {
+        "mean_relative": 0.45,
+        "max_relative": 1.12,
+        "kld": 0.68,
+        "same_top": 0.70,
+        "mean_abs": 1.0,
+        "max_abs": 2.0,
+        "nmse": 0.1,
+        "positions": 128,
+    }
+    assert {line.verdict for line in output_lines(figures, "", 134_515_008).values()} == {"pass"}
+    assert {line.verdict for line in output_lines(figures, "").values()} == {"pass"}
+    assert {line.verdict for line in output_lines(figures, "", 7_615_616_512).values()} == {"fail"}
+    one_side = figures | {"kld": 1.2, "same_top": 0.65}  # the adapter on one side only
+    assert output_lines(one_side, "", 134_515_008)["output_divergence"].verdict == "fail"
+
+
+def test_an_error_is_relative_to_what_softmax_sees() -> None:
+    before = [np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 0.0]], dtype=np.float32)]
+    mean = before[0].mean(axis=1, keepdims=True)
+    after = [mean + np.array([[1.1], [1.3]], dtype=np.float32) * (before[0] - mean) + 5]  # a shift changes nothing
+    figures = compare_logits(before, after)
+    assert figures["mean_relative"] == pytest.approx(0.2, abs=1e-5)
+    assert figures["max_relative"] == pytest.approx(0.3, abs=1e-5)
+
+
+def test_weights_are_compared_with_the_file(base: Path, tmp_path: Path) -> None:
+    model = load_quantised(base, NF4)
+    lines = weight_lines(model, base)
+    assert {line.verdict for line in lines.values()} == {"pass"}
+    assert lines["nf4_weights"].figure == pytest.approx(0.009, abs=0.004)  # NF4's own error on normal weights
+    nf4_linears(model)["model.layers.1.mlp.up_proj"].weight.data[:200] = 0
+    broken = weight_lines(model, base)
+    assert {(line.verdict, "worst model.layers.1.mlp.up_proj" in line.detail) for line in broken.values()} == {("fail", True)}
+    assert {line.verdict for line in weight_lines(model, tmp_path).values()} == {"not measured"}
+    dense = load_quantised(base, NF4.model_copy(update={"quantization": "none"}))
+    assert {line.verdict for line in weight_lines(dense, base).values()} == {"not measured"}
+
+
+def scaled(linear: Any, by: float) -> None:
+    linear.weight.quant_state.state2.absmax *= by
+    linear.weight.quant_state.offset *= by
+
+
+def offset_off(linear: Any, by: float) -> None:
+    linear.weight.quant_state.offset *= by
+
+
+def blocks_swapped(linear: Any) -> None:
+    codes = linear.weight.data.view(-1, 32)  # 64 weights, two a byte
+    codes[[0, 1]] = codes[[1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "refuses"),
+    [
+        (lambda linear: scaled(linear, 1.1), "nf4_scale"), (lambda linear: scaled(linear, 0.95), "nf4_scale"),
+        (lambda linear: offset_off(linear, 1.1), "nf4_scale"), (lambda linear: offset_off(linear, 0.0), "nf4_scale"),
+        (blocks_swapped, "nf4_blocks"),
+    ],
+)  # fmt: skip
+def test_what_is_damaged_in_one_linear_is_refused(base: Path, damage: Any, refuses: str) -> None:
+    model = load_quantised(base, NF4)
+    damage(nf4_linears(model)["model.layers.1.mlp.down_proj"])
+    line = weight_lines(model, base)[refuses]
+    assert (line.verdict, "worst model.layers.1.mlp.down_proj" in line.detail) == ("fail", True)
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_4bit", [True, False])
+@pytest.mark.parametrize("double_quant", [True, False])
+def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool, double_quant: bool) -> None:
+    train = NF4.model_copy(update={"quantization": "nf4" if in_4bit else "none", "bnb_4bit_use_double_quant": double_quant})
+    measured = measure_training(adapted(base, train), ROWS, 1e-3)
+    assert measured == planned_training(load_shape(base / "config.json"), train)
+    assert memory_line(measured, load_shape(base / "config.json"), train).verdict == "pass"
+    assert memory_line(measured | {"adam": 0}, load_shape(base / "config.json"), train).verdict == "fail"
+    assert memory_line(measured, None, train).verdict == "not measured"
+
+
+def test_seven_billion_by_formula() -> None:
+    parts = dict.fromkeys(PARTS, 1)
+    table = memory_table({"NF4 QLoRA": parts}, load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training)
+    assert table["NF4 QLoRA"] == parts | {"total": 4}
+    assert table["Qwen2.5-7B, unquantised LoRA"]["weights"] == pytest.approx(2 * 7_615_616_512, rel=1e-4)
+    assert table["Qwen2.5-7B, NF4 QLoRA"]["weights"] == pytest.approx(5.55e9, rel=0.01)
+    assert table["Qwen2.5-7B, NF4 QLoRA"]["adapter"] == 4 * 40_370_176
+
+
+def test_what_is_measured_here_says_what_7b_keeps(base: Path) -> None:
+    plain = NF4.model_copy(update={"quantization": "none"})
+    shape = load_shape(base / "config.json")
+    measured = {"unquantised LoRA": planned_training(shape, plain), "NF4 QLoRA": planned_training(shape, NF4)}
+    found = memory_check(measured, shape, NF4)
+    assert found["ratio"] == 1.0 and found["share_at_7b"] < found["share"] < 1
+    assert "1.000 times what the planner's formulas give; so at Qwen2.5-7B it keeps 5." in found["sentence"]
+    half = memory_check(measured | {"NF4 QLoRA": {part: size // 2 for part, size in measured["NF4 QLoRA"].items()}}, shape, NF4)
+    assert half["ratio"] == pytest.approx(0.5, abs=0.01)
+    assert memory_check(measured, None, NF4)["ratio"] is None
+
+
+def test_a_tensor_that_is_there_twice_counts_once() -> None:
+    table = torch.zeros(10, 4, dtype=torch.bfloat16)
+    assert tensor_bytes([table, table, torch.zeros(3)]) == 80 + 12
+
+
+# --- switching adapters --------------------------------------------------------------------------------------------
+
+
+def test_adapters_can_be_switched(base: Path) -> None:
+    line = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS)
+    assert (line.verdict, line.figure) == ("pass", 0.0)
+    assert line.detail.startswith("4 compared; two random adapters, for no two saved ones are here")
+
+
+def saved(base: Path, folder: Path, seed: int, **changed: Any) -> Path:
+    settings = NF4.model_copy(update=changed)
+    random_adapter(load_quantised(base, settings), lora_config(settings), "default", seed).save_pretrained(folder)
+    return folder
+
+
+def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: Path) -> None:
+    adapter = saved(base, tmp_path / "models/adapter", 1)
+    assert saved_adapters(tmp_path) == ()
+    for step, source in ((10, saved(base, tmp_path / "older", 2, r=2)), (20, adapter), (30, None)):
+        checkpoint = tmp_path / f"models/checkpoints/checkpoint-{step}"
+        if source:
+            publish_checkpoint(Path(shutil.copytree(source, tmp_path / f"written-{step}")), checkpoint, {})
+        else:
+            checkpoint.mkdir()  # torn
+    found = saved_adapters(tmp_path)
+    assert found == (adapter, tmp_path / "models/checkpoints/checkpoint-10")  # the newest whole one that differs
+    line = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, found)
+    assert (line.verdict, line.figure) == ("pass", 0.0)
+    assert line.detail == "4 compared; models/adapter and checkpoints/checkpoint-10"
+    twice = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
+    assert twice.verdict == "not measured"
+    assert saved_adapters(tmp_path, [adapter, tmp_path / "older"]) == (adapter, tmp_path / "older")
+    with pytest.raises(ConfigError, match="names 1 adapter, and two are switched"):
+        saved_adapters(tmp_path, [adapter])
+    with pytest.raises(DataError, match="models/base is no adapter"):
+        saved_adapters(tmp_path, [adapter, tmp_path / "models/base"])
+
+
+def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) -> None:
+    adapter = saved(base, tmp_path / "adapter", 1)
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 3}))  # the saved matrices have another shape
+    with pytest.raises(DataError, match="adapter does not fit this base"):
+        swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
+
+
+def test_a_switch_that_does_nothing_is_seen(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import PeftModel
+
+    monkeypatch.setattr(PeftModel, "set_adapter", lambda self, name: None)
+    line = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS)
+    assert (line.verdict, line.figure) == ("fail", 1.0)
+    assert "switch 2" in line.detail
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tiny_qwen2: Path, tiny_params: dict[str, Any], tmp_path: Path) -> Path:
+    """A project that has a base and nothing else."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/base").symlink_to(tiny_qwen2)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(tiny_params))
+    return tmp_path
+
+
+def quench(root: Path, *arguments: str) -> Any:
+    return CliRunner().invoke(app, ["fidelity", "--root", str(root), "--prompts", "2", *arguments])
+
+
+def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
+    result = quench(root)
+    assert result.exit_code == 0, result.output
+    report = json.loads((root / "reports/fidelity.json").read_text())
+    assert report["verdict"] == "pass"
+    assert {key: line["verdict"] for key, line in report["lines"].items()} == dict.fromkeys(
+        (
+            "nf4_before_lora",
+            "dequantisation_finite",
+            "lora_finite",
+            "nf4_weights",
+            "nf4_scale",
+            "nf4_blocks",
+            "output_error",
+            "output_worst",
+            "output_divergence",
+            "output_first_choice",
+            "memory",
+            "adapter_swap",
+        ),
+        "pass",
+    )
+    assert "a fresh random adapter" in report["lines"]["output_divergence"]["detail"]
+    assert list(report["memory"]) == ["NF4 QLoRA", "Qwen2.5-7B, NF4 QLoRA", "Qwen2.5-7B, unquantised LoRA", "unquantised LoRA"]
+    assert report["memory_check"]["sentence"] in result.output
+    assert report["base_weights_sha256"] == json_hash({"model.safetensors": file_hash(root / "models/base/model.safetensors")})
+
+
+def test_a_failed_check_ends_with_5_and_leaves_its_report(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.commands.fidelity.outputs.MAX_ERROR", -1.0)
+    result = quench(root, "--json")
+    assert result.exit_code == 5
+    assert ", error failed" in result.stderr
+    assert json.loads(result.stdout) == json.loads((root / "reports/fidelity.json").read_text())
+    assert json.loads(result.stdout)["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(("name", "words"), [("model.safetensors", "model.safetensors cut short"), ("tokenizer.json", "tokenizer.json missing")])
+def test_a_damaged_base_is_one_sentence(root: Path, tiny_qwen2: Path, name: str, words: str) -> None:
+    base = root / "models/base"
+    base.unlink()
+    shutil.copytree(tiny_qwen2, base)
+    if name == "tokenizer.json":
+        (base / name).unlink()
+    else:
+        os.truncate(base / name, 1_000_000)
+    result = quench(root)
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+    assert words in result.stderr and "run `snakemake --force base`" in result.stderr
+
+
+def test_nothing_to_compare_is_one_sentence(root: Path, tiny_params: dict[str, Any]) -> None:
+    tiny_params["base"]["quantization"] = "none"
+    (root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
+    assert (quench(root).exit_code, "set it to nf4" in quench(root).stderr) == (2, True)
+    tiny_params["base"]["quantization"] = "nf4"
+    (root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
+    (root / "models/base").unlink()
+    assert (quench(root).exit_code, "run `snakemake base`" in quench(root).stderr) == (3, True)

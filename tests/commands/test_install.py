@@ -1,0 +1,129 @@
+"""What uv is told of pip's configuration, and the lock files themselves."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands import install
+from pipeline.commands.install import lines_of, uv_environment
+from pipeline.llamacpp.tools import PROJECT
+
+STRATEGY = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "told"),
+    [
+        ("", {}, STRATEGY),
+        ("global.index-url='https://mirror/simple'", {}, STRATEGY | {"UV_DEFAULT_INDEX": "https://mirror/simple"}),
+        ("global.index-url='https://a'\ninstall.index-url='https://b'", {}, STRATEGY | {"UV_DEFAULT_INDEX": "https://b"}),
+        (":env:.index-url='https://c'\nglobal.index-url='https://a'", {}, STRATEGY | {"UV_DEFAULT_INDEX": "https://c"}),
+        ("global.index-url='https://a'", {"UV_DEFAULT_INDEX": "https://mine"}, STRATEGY),
+        ("global.extra-index-url='https://a https://b'", {}, STRATEGY | {"UV_INDEX": "https://a https://b"}),
+        ("global.extra-index-url='\\nhttps://a\\nhttps://b'", {}, STRATEGY | {"UV_INDEX": "https://a https://b"}),
+        ("global.find-links='/a /b'", {}, STRATEGY | {"UV_FIND_LINKS": "/a,/b"}),
+        ("global.cert='/ca.pem'\n:env:.proxy='http://p:1'", {}, STRATEGY | {"SSL_CERT_FILE": "/ca.pem", "ALL_PROXY": "http://p:1"}),
+        ("global.quiet='1'\nfreeze.timeout='10'", {}, STRATEGY),
+    ],
+)
+def test_uv_is_told_what_pip_knows(config: str, environment: dict[str, str], told: dict[str, str]) -> None:
+    assert uv_environment(config, environment) == told
+
+
+def test_lines_of_one_package() -> None:
+    lock = "uvloop==1 \\\n    --hash=sha256:00\nuv==0.13.8 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\nvine==5 \\\n    --hash=sha256:cc\n"
+    assert lines_of("uv", lock) == "uv==0.13.8 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
+    assert lines_of("pip", lock) == ""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Python whose pip and uv warn, and fail if a word of theirs is in $FAIL; the file of what they were asked to do."""
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh
+echo "$PIP_RETRIES $*" >> {tmp_path}/calls
+echo "WARNING: Location 'file:///x' is ignored" >&2
+for word in "$@"; do
+  case " $FAIL " in *" $word "*) echo "ERROR: No matching distribution found for $word" >&2; exit 1;; esac
+done
+case "$*" in *--version) echo "uv 0.1";; esac
+""")
+    python.chmod(0o755)
+    monkeypatch.setattr(install.sys, "executable", str(python))
+    monkeypatch.setattr(install.sys, "prefix", str(tmp_path))
+    monkeypatch.delenv("PIP_RETRIES", raising=False)
+    return tmp_path / "calls"
+
+
+CPU, PLAIN = f"torch=={install.TORCH}+cpu", f"torch=={install.TORCH}"
+
+
+@pytest.mark.parametrize(
+    ("fail", "asked", "code"),
+    [("", [CPU], 0), (CPU, [CPU, install.CPU_INDEX, PLAIN], 0), (f"{CPU} {PLAIN}", [CPU, install.CPU_INDEX, PLAIN], 4)],
+    ids=["a CPU build", "only the plain one", "none"],
+)
+def test_torch_is_the_cpu_build_or_else_the_plain_one(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], fail: str, asked: list[str], code: int
+) -> None:
+    monkeypatch.setenv("FAIL", fail)
+    assert install.main(["--torch", "cpu"]) == code
+    ran = calls.read_text().splitlines()
+    assert [call.split()[-1] for call in ran] == asked
+    assert all(int(call.split()[0]) <= 2 for call in ran)  # pip's own five retries take minutes without a network
+    printed, sentence = capfd.readouterr()
+    assert printed.count("TORCH=") == printed.count(f"{install.CUDA_SIZE} more") == printed.count("\n") == len(asked) // 2
+    assert sentence.count("TORCH=") > 0 if code else sentence == ""
+    assert sentence.count("\n") == sentence.count(str(calls.with_name("setup.log"))) == bool(code)
+    assert "WARNING" not in printed + sentence
+    assert "WARNING" in calls.with_name("setup.log").read_text()
+
+
+def test_torch_that_the_user_named_is_not_replaced(calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert install.main(["--torch", "torch==9 --index-url https://mine/whl"]) == 0
+    assert calls.read_text().endswith("-m pip install torch==9 --index-url https://mine/whl\n")
+    monkeypatch.setenv("FAIL", "torch==9")
+    monkeypatch.setenv("PIP_RETRIES", "7")
+    assert install.main(["--torch", "torch==9"]) == 4
+    assert calls.read_text().endswith("7 -m pip install torch==9\n")  # the user's own patience holds
+    assert "(No matching distribution found for torch==9;" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("fail", "lines", "code"), [("", 0, 0), ("uv", 1, 0), ("uv install", 2, 4)])
+def test_what_uv_and_pip_say_of_a_lock_is_in_the_log(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, fail: str, lines: int, code: int
+) -> None:
+    lock = tmp_path / "some.lock"
+    lock.write_text("uv==0.2 \\\n    --hash=sha256:aa\n")
+    monkeypatch.setenv("FAIL", fail)
+    assert install.main([str(lock)]) == code
+    printed = "".join(capfd.readouterr())
+    assert printed.count("\n") == printed.count(str(tmp_path / "setup.log")) == lines
+    assert "WARNING" not in printed
+    assert "WARNING" in (tmp_path / "setup.log").read_text()
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-demo.lock"])
+def test_locks_are_pinned_by_hash_and_name_no_index(name: str) -> None:
+    text = (PROJECT / name).read_text(encoding="utf-8")
+    requirements = [line for line in re.sub(r"\\\n\s*", "", text).splitlines() if line and not line.startswith("#")]
+    assert requirements
+    assert all(re.match(r"[A-Za-z0-9._-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line) for line in requirements)
+    assert "://" not in text and "index-url" not in text
+
+
+def test_torch_stands_apart_from_the_lock() -> None:
+    lock = (PROJECT / "requirements.lock").read_text(encoding="utf-8")
+    assert not re.search(r"^(torch|nvidia-|cuda-)\S*==", lock, re.MULTILINE)
+    pinned = re.search(r'"torch==([^"]+)"', (PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert pinned and pinned[1] == install.TORCH
+
+
+def test_what_set_up_installs_is_compiled() -> None:
+    """Where Python may not write bytecode (`PYTHONDONTWRITEBYTECODE`, as in containers), nobody else would, and every start would compile anew."""
+    for package in ("requests", "snakemake", "dvc", "transformers"):
+        (folder,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr]
+        assert list(Path(folder).glob(f"__pycache__/__init__.{sys.implementation.cache_tag}.pyc")), package

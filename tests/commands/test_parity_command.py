@@ -1,0 +1,70 @@
+"""quench parity: the last report as lines, its exit code, and a report that is not there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity_inputs import failed_report, parity_report
+
+from pipeline.commands.parity import explained, main, show
+from pipeline.core.errors import DataError
+
+
+def write(root: Path, report: Any) -> Path:
+    (root / "reports").mkdir(exist_ok=True)
+    (root / "reports" / "parity.json").write_text(json.dumps(report), encoding="utf-8")
+    return root
+
+
+def test_every_seam_is_a_line_and_the_verdict_is_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(write(tmp_path, parity_report()), as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if "demo-F16 → Q4_K_M" in line]
+    assert line.split()[-5:] == ["0.0104", "0.7", "nats", "✓", "pass"]
+    assert lines[-1].startswith("No seam failed, but not all were measured (depth standard). 16 of 18 seams hold; 2 were")
+    assert any(line.endswith("was not measured: parity.depth is standard.") for line in lines)
+    assert sum("✓ pass" in line for line in lines) == 16
+
+
+def test_a_failed_seam_is_exit_5_with_its_difference_and_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(write(tmp_path, failed_report()), as_json=False) == 5
+    said = capsys.readouterr().out
+    assert "Merged → F16, weights failed: 1 against limit 0; blk.3.attn_q.weight differs from row 17 on." in said
+    assert "  Likely cause: The tensor's rows are the merged model's in another order: run `snakemake --force convert`." in said
+    assert "The first that failed is “Merged → F16, weights”" in said
+
+
+def test_a_verdict_of_fail_is_exit_5_without_a_failed_seam(tmp_path: Path) -> None:
+    assert main(write(tmp_path, parity_report() | {"verdict": "fail"}), as_json=True) == 5
+
+
+def test_as_json_it_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(write(tmp_path, failed_report()), as_json=True)
+    assert json.loads(capsys.readouterr().out) == failed_report()
+
+
+def test_measuring_comes_first(tmp_path: Path) -> None:
+    write(tmp_path, failed_report())
+    assert main(tmp_path, as_json=True, measure=lambda: write(tmp_path, parity_report("full"))) == 0
+
+
+NO_REPORTS = ("{", '{"seams": []}', "[]", "[" * 100_000, '{"seams": {"a": 1}, "verdict": "pass"}', '{"seams": {"a": {}}, "verdict": "pass"}')
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "run `snakemake parity`"), *((text, "is no report") for text in NO_REPORTS)])
+def test_a_report_that_is_not_there_or_not_whole_is_one_sentence(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (write(tmp_path, {}) / "reports" / "parity.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=words) as error:
+        main(tmp_path, as_json=False)
+    assert error.value.exit_code == 3
+
+
+def test_what_an_older_report_lacks_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    show({"verdict": "fail", "seams": {"merge_logits": {"title": "Merge [red]", "figure": 2, "limit": None, "verdict": "fail"}}})
+    said = capsys.readouterr().out
+    assert said.count("Merge [red]") == 3  # no markup of the terminal's
+    assert "Other" in said
+    assert "None" not in said
+    assert explained([{"title": "A", "verdict": "not measured"}]) == ["A was not measured."]

@@ -1,0 +1,182 @@
+"""Recipes: each changes a few defaults; `use` writes the full, commented file and never overwrites edits unasked."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.commands.params import recipe_of, settings
+from pipeline.commands.recipes import RECIPES, recipe_names, recipe_text, unified_diff, use
+from pipeline.config.params import Params, load_params, read_params
+from pipeline.config.sections.values import group_of, keys_of
+from pipeline.config.text import as_yaml, left_out
+from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.strict_yaml import read_strict
+from pipeline.llamacpp.tools import PROJECT
+
+ALL = sorted(RECIPES.glob("*.yaml"))
+KEYS = {".".join(place): field for place, field in keys_of(Params) if not group_of(field)}
+
+
+def keys_with_comments(text: str) -> dict[str, str]:
+    """{section.key: the comment above it, on one line} of a params file, in its order; a key without one fails."""
+    found, section, group, above = {}, "", "", []
+    for line in text.splitlines():
+        if line.lstrip().startswith("# "):
+            above.append(line.strip()[2:])
+            continue
+        if opened := re.match(r"(\w+):$", line):
+            section = opened[1]
+        elif key := re.match(r"( {2,4})(\w+):( |$)", line):
+            name = f"{section}.{key[2]}" if len(key[1]) == 2 else f"{group}.{key[2]}"
+            group = name if len(key[1]) == 2 else group
+            assert above, f"{name} has no comment above it"
+            found[name] = " ".join(above)
+        above = []
+    return found
+
+
+def test_the_four_recipes_are_there():
+    assert {"demo", "qwen2.5-0.5b", "qwen2.5-7b-8gb", "qwen2.5-7b-a100"} <= set(recipe_names())
+
+
+def test_a_fresh_clone_holds_the_demo():
+    assert (PROJECT / "params.yaml").read_text(encoding="utf-8") == recipe_text("demo")
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_a_recipe_is_short_says_what_for_and_changes_every_key_that_it_names(path):
+    text = path.read_text(encoding="utf-8")
+    assert re.match(r"# \S.{20,}\.\n\w", text)
+    lines = text.splitlines()
+    assert 8 <= len(lines) <= 30
+    assert max(map(len, lines)) <= 100
+    read = read_params(path)
+    recipe_and_default = [(one.name, one.origin) for one in settings(read, None) if one.line is not None]
+    assert [name for name, origin in recipe_and_default if origin == "default"] == []
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_the_written_file_holds_every_key_with_its_comment_in_at_most_100_columns_and_reads_back_the_same(tmp_path, path):
+    text = recipe_text(path.stem)
+    (tmp_path / "params.yaml").write_text(text, encoding="utf-8")
+    read = read_params(tmp_path / "params.yaml")
+    assert read.params == load_params(path)
+    assert left_out(read.values) == []
+    assert max(map(len, text.splitlines())) <= 100
+    comments = keys_with_comments(text)
+    assert [name for name in comments if name in KEYS] == list(KEYS)
+    assert {name: comments[name] for name in KEYS} == {name: field.description for name, field in KEYS.items()}
+    assert recipe_of(tmp_path / "params.yaml") == path.stem
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("on", '"on"'), ("1e5", '"1e5"'), ("0o17", '"0o17"'), ("2020-01-01", '"2020-01-01"'), ("null", '"null"'), ("", '""'), ("a: b", '"a: b"'),
+        ("Q4_K_M", "Q4_K_M"), ("7ae557604adf67be50417f59c2c2f167def9a775", "7ae557604adf67be50417f59c2c2f167def9a775"), ("a/b", "a/b"),
+        (2e-4, "2.0e-4"), (1.25e-5, "1.25e-5"), (0.05, "0.05"), (3.0, "3.0"), (-1, "-1"), (None, "null"), (True, "true"),
+        (["a", "no"], '[a, "no"]'), ({"*.csv": 0.2, "b": {}}, '{"*.csv": 0.2, b: {}}'),
+    ],
+)  # fmt: skip
+def test_a_value_is_written_as_every_reader_of_yaml_takes_it(tmp_path, value, text):
+    assert as_yaml(value) == text
+    (tmp_path / "x.yaml").write_text(f"a: {text}\n", encoding="utf-8")
+    assert read_strict(tmp_path / "x.yaml")[0] == {"a": value}
+
+
+def test_the_8_gb_recipe_is_the_production_run_value_by_value():
+    params = load_params(RECIPES / "qwen2.5-7b-8gb.yaml")
+    train, serve = params.train, params.serve
+    assert (params.base.source, params.base.model) == ("hub", "Qwen/Qwen2.5-7B-Instruct")
+    assert (params.base.quantization, train.bnb_4bit_use_double_quant, train.bnb_4bit_compute_dtype) == ("nf4", True, "bfloat16")
+    assert (train.r, train.lora_alpha, train.lora_dropout) == (16, 32, 0.05)
+    assert train.target_modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert (train.num_train_epochs, train.max_steps, train.per_device_train_batch_size, train.gradient_accumulation_steps) == (3.0, -1, 1, 8)
+    assert (train.learning_rate, train.warmup_ratio, train.lr_scheduler_type, train.weight_decay) == (2e-4, 0.1, "cosine", 0.01)
+    assert (train.optim, train.gradient_checkpointing, train.loss) == ("paged_adamw_8bit", True, "liger")
+    assert (train.save_steps, train.save_total_limit, params.preprocess.max_length) == (100, 3, 1024)
+    assert params.quantize.levels == ["Q4_K_M", "Q5_K_M"]
+    assert (serve.port, serve.ctx_size, serve.n_gpu_layers, serve.threads, serve.flash_attn) == (8081, 4096, 99, 6, "on")
+    large = load_params(RECIPES / "qwen2.5-7b-a100.yaml")
+    assert (large.train.per_device_train_batch_size, large.train.gradient_accumulation_steps, large.preprocess.max_length) == (4, 4, 4096)
+
+
+def test_use_installs_into_an_empty_folder_and_over_another_recipe(tmp_path, capsys):
+    assert use("demo", tmp_path)
+    changes = use("qwen2.5-0.5b", tmp_path)
+    assert (tmp_path / "params.yaml").read_bytes() == recipe_text("qwen2.5-0.5b").encode()
+    assert "-  source: package\n" in changes
+    assert "+  source: hub\n" in changes
+    assert changes in capsys.readouterr().out
+    assert use("qwen2.5-0.5b", tmp_path) == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
+
+
+@pytest.mark.parametrize("edit", [b"# mine\n", b" ", b"\xff"])
+def test_use_keeps_edits_unless_forced(tmp_path, edit):
+    target = tmp_path / "params.yaml"
+    mine = recipe_text("demo").encode() + edit
+    target.write_bytes(mine)
+    with pytest.raises(ConfigError, match=r"(?s)has edits.*--force.*\n\+  source: hub\n") as raised:
+        use("qwen2.5-0.5b", tmp_path)
+    assert raised.value.exit_code == 2
+    assert target.read_bytes() == mine
+    assert use("qwen2.5-0.5b", tmp_path, force=True)
+    assert target.read_bytes() == recipe_text("qwen2.5-0.5b").encode()
+
+
+@pytest.mark.parametrize(("asked", "meant"), [("qwen2.5-7b-8GB", "qwen2.5-7b-8gb"), ("dmo", "demo"), ("qwen-0.5b", "qwen2.5-0.5b")])
+def test_an_unknown_recipe_lists_the_known_with_the_nearest(tmp_path, asked, meant):
+    with pytest.raises(ConfigError, match=re.escape(f"{asked!r}: did you mean {meant}? The recipes are {', '.join(recipe_names())}")):
+        use(asked, tmp_path)
+    assert not (tmp_path / "params.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["../params", "/etc/passwd", "", "demo.yaml"])
+def test_a_recipe_is_a_name_not_a_path(tmp_path, name):
+    with pytest.raises(ConfigError, match="no recipe is called"):
+        use(name, tmp_path)
+
+
+def test_a_params_file_that_is_a_folder_is_one_sentence(tmp_path):
+    (tmp_path / "params.yaml").mkdir()
+    with pytest.raises(MachineError, match="can't be read"):
+        use("demo", tmp_path, force=True)
+
+
+def test_the_diff_of_texts_without_a_last_newline_stays_readable():
+    assert unified_diff(b"a\nb", b"a\nc\n", "old", "new").splitlines()[-3:] == ["-b", "\\ No newline at end of file", "+c"]
+
+
+def params_command(*words):
+    return subprocess.run([sys.executable, "-m", "pipeline.cli", "params", *map(str, words)], capture_output=True, text=True, check=False)
+
+
+def test_params_shows_what_is_in_effect_and_where_each_comes_from(tmp_path):
+    use("qwen2.5-0.5b", tmp_path)
+    file = tmp_path / "params.yaml"
+    text = file.read_text(encoding="utf-8").replace("  r: 16\n", "  r: 8\n").replace("  lora_alpha: 32\n", "")
+    file.write_text(text, encoding="utf-8")
+    shown = json.loads(params_command("--root", tmp_path, "--json").stdout)
+    assert list(shown) == list(KEYS)
+    assert {name: one["value"] for name, one in shown.items()}["report.gate.max_forgetting"] == 10.0
+    wanted = {"train.r": "params.yaml", "train.lora_alpha": "default", "train.save_steps": "recipe", "train.seed": "default", "base.file": "recipe"}
+    assert {name: shown[name]["from"] for name in wanted} == wanted
+    assert shown["train.lora_alpha"] == {"value": 32, "from": "default", "line": None}
+    assert text.splitlines()[shown["train.r"]["line"] - 1] == "  r: 8"
+    one = params_command("train.r", "--root", tmp_path)
+    assert re.fullmatch(rf"train\.r +8 +params\.yaml:{shown['train.r']['line']}\n", one.stdout)
+    wrong = params_command("nix", "--root", tmp_path)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+
+
+def test_params_writes_what_is_left_out_into_the_file(tmp_path):
+    file = tmp_path / "params.yaml"
+    file.write_text("# mine\ntrain:\n  r: 8  # small\n", encoding="utf-8")
+    assert params_command("--root", tmp_path, "--write").returncode == 0
+    assert file.read_text(encoding="utf-8").startswith("# mine\n")
+    read = read_params(file)
+    assert left_out(read.values) == [] and read.params == Params.model_validate({"train": {"r": 8}})

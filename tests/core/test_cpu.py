@@ -1,0 +1,47 @@
+"""Which type training computes in where the settings leave it to the machine."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.params import load_params
+from pipeline.core.cpu import Device, fast_dtype, multiplies_bfloat16
+from pipeline.llamacpp.tools import PROJECT
+
+
+@pytest.mark.parametrize(
+    ("line", "native"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16 fma", True),
+        ("flags\t\t: fpu avx2 amx_tile amx_bf16", True),
+        ("Features\t: fp asimd bf16 i8mm", True),
+        ("flags\t\t: fpu avx2 fma f16c", False),
+        ("flags\t\t: fpu avx2 avx512f avx512bw avx512vl", False),  # torch makes bfloat16 of float32 there
+        ("Features\t: fp asimd asimdhp", False),
+        ("bugs\t\t: bf16", False),
+        ("", False),
+    ],
+)
+def test_a_processor_says_whether_it_multiplies_bfloat16(tmp_path: Path, line: str, native: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: Some Processor\n{line}\n\n")
+    assert multiplies_bfloat16(tmp_path / "cpuinfo") is native
+
+
+def test_where_nobody_says_it_does_not(tmp_path: Path) -> None:
+    assert not multiplies_bfloat16(tmp_path / "cpuinfo")
+
+
+@pytest.mark.parametrize(("device", "native", "dtype"), [("cuda", False, "bfloat16"), ("cpu", True, "bfloat16"), ("cpu", False, "float32")])
+def test_auto_is_decided_by_the_device_and_a_named_type_stays(monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, dtype: str) -> None:
+    monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
+    demo, named = (load_params(PROJECT / f"recipes/{name}.yaml") for name in ("demo", "qwen2.5-7b-8gb"))
+    assert demo.train.bnb_4bit_compute_dtype == "auto"
+    assert demo.training_on(device).bnb_4bit_compute_dtype == fast_dtype(device) == dtype
+    assert named.training_on(device).bnb_4bit_compute_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_settings_that_are_trained_with_name_the_type(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr("pipeline.config.params.training_device", lambda: "cpu")
+    assert load_params(PROJECT / "recipes/demo.yaml").training.bnb_4bit_compute_dtype == ("bfloat16" if native else "float32")

@@ -1,0 +1,146 @@
+"""Artifacts appear whole or not at all."""
+
+import errno
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.core.errors import DataError, MachineError
+from pipeline.core.publish import need_disk, publishing, scratch_folder, write_json
+
+
+def write(path: Path, text: str, folder: bool) -> None:
+    if folder:
+        (path / "part").mkdir(parents=True)
+        path = path / "part" / "file"
+    path.write_text(text)
+
+
+def read(path: Path) -> str:
+    return (path / "part" / "file" if path.is_dir() else path).read_text()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_an_artifact_is_created_and_replaced_and_nothing_else_is_left(tmp_path: Path, folder: bool) -> None:
+    target = tmp_path / "new" / "artifact"
+    for text in ("first", "second"):
+        with publishing(target) as aside:
+            write(aside, text, folder)
+            assert not target.exists() or read(target) == "first"
+        assert read(target) == text
+    assert names(target.parent) == ["artifact"]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("fails", ["body", "check", "write"])
+def test_a_failure_leaves_the_artifact_that_was_there(tmp_path: Path, folder: bool, fails: str) -> None:
+    target = tmp_path / "artifact"
+    write(target, "old", folder)
+
+    def check(aside: Path) -> None:
+        if fails == "check":
+            raise DataError("not whole")
+
+    with pytest.raises(MachineError if fails == "write" else DataError), publishing(target, check) as aside:
+        write(aside, "new", folder)
+        if fails == "body":
+            raise DataError("bad row")
+        if fails == "write":
+            raise OSError(errno.ENOSPC, "No space left on device")
+    assert read(target) == "old"
+    assert names(tmp_path) == ["artifact"]
+
+
+def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "artifact"
+    write(target, "old", folder=True)
+    rename = Path.rename
+
+    def failing(self: Path, to: Path) -> Path:
+        if self.name.endswith(".writing"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(MachineError, match="Input/output error"), publishing(target) as aside:
+        write(aside, "new", folder=True)
+    assert read(target) == "old"
+    assert names(tmp_path) == ["artifact"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_kill_between_the_two_renames_is_mended_by_the_next_run(tmp_path: Path, fails: bool) -> None:
+    target = tmp_path / "artifact"
+    write(tmp_path / ".artifact.old", "old", folder=True)  # moved away, the new one not yet in place
+    write(tmp_path / ".artifact.writing", "torn", folder=True)
+    try:
+        with publishing(target) as aside:
+            write(aside, "new", folder=True)
+            if fails:
+                raise DataError("bad row")
+    except DataError:
+        pass
+    assert read(target) == ("old" if fails else "new")
+    assert names(tmp_path) == ["artifact"]
+
+
+def test_a_kill_after_the_second_rename_leaves_no_litter(tmp_path: Path) -> None:
+    target = tmp_path / "artifact"
+    write(target, "new", folder=True)
+    write(tmp_path / ".artifact.old", "old", folder=True)
+    with pytest.raises(DataError), publishing(target):
+        raise DataError("bad row")
+    assert read(target) == "new"
+    assert names(tmp_path) == ["artifact"]
+
+
+def test_a_missing_input_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="input"), publishing(tmp_path / "artifact"):
+        (tmp_path / "input").read_text()
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(MachineError, match=r"artifact could not be written \(File exists\)"), publishing(tmp_path / "file" / "artifact"):
+        pass
+    with pytest.raises(MachineError, match=r"artifact could not be written \(No such file"), publishing(tmp_path / "artifact") as aside:
+        (aside / "part").write_text("in a folder that was not made")
+
+
+def test_json_is_stable_and_strict(tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    write_json(target, {"b": [1, 2.5], "a": "é\u2028"})
+    assert target.read_bytes() == '{\n  "a": "é\u2028",\n  "b": [\n    1,\n    2.5\n  ]\n}\n'.encode()
+    for value in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            write_json(target, {"loss": value})
+    assert json.loads(target.read_text())["a"] == "é\u2028"
+
+
+def test_disk_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_disk(tmp_path / "not yet there", 1)
+    with pytest.raises(MachineError, match=r"needs 1200000000.00 GB .* make room"):
+        need_disk(tmp_path, 10**18)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=800))
+    with pytest.raises(MachineError, match=r"needs 2.4 MB and its disk has 800 bytes free"):
+        need_disk(tmp_path, 2_000_000)
+
+
+def test_a_scratch_folder_starts_empty_and_is_gone_after_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="nobody would sweep"), scratch_folder(tmp_path / ".other"):
+        pass
+    left = tmp_path / "models/.merging"
+    left.mkdir(parents=True)
+    (left / "of-a-killed-run").write_text("x")
+    with pytest.raises(ValueError, match="stop"), scratch_folder(left) as folder:
+        assert list(folder.iterdir()) == []
+        (folder / "file").write_text("y")
+        raise ValueError("stop")
+    assert not left.exists()

@@ -1,0 +1,113 @@
+"""What can't be read to its end is refused with its name before anything opens it: by snakemake, by stage curate, by `quench data check`."""
+
+import os
+import shutil
+import socket
+import stat
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+
+from pipeline.__main__ import main as stage
+from pipeline.core.errors import DataError
+from pipeline.core.special_files import need_plain_files, printable, trouble
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.workflow.prepare import prepare
+
+NOT_UTF8 = os.fsdecode(b"\xff.jsonl")
+
+
+def bind(path: Path) -> None:
+    with chdir(path.parent), socket.socket(socket.AF_UNIX) as one:  # a socket's path is short
+        one.bind(path.name)
+
+
+MADE = {
+    "fifo": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "socket": bind,
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "kernel": lambda path: path.symlink_to("/proc/version"),
+}
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    folder = tmp_path / "data/raw"
+    folder.mkdir(parents=True)
+    (folder / "a.jsonl").write_text('{"text": "a"}\n')
+    (folder / "folder.jsonl").mkdir()
+    (folder / "link.jsonl").symlink_to("a.jsonl")
+    (folder / "up").symlink_to("..")  # neither we nor DVC follow links to folders
+    return folder
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", ".hidden", "deep/.x/p", "x\n\x1b[31m\u202e.jsonl"])
+@pytest.mark.parametrize("kind", MADE)
+def test_a_special_file_is_named_in_one_sentence(raw: Path, kind: str, name: str) -> None:
+    need_plain_files(raw, raw.parent / "guard", recorded=True)
+    path = raw / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    MADE[kind](path)
+    with pytest.raises(DataError) as caught:
+        need_plain_files(raw, recorded=False)
+    words = str(caught.value)
+    assert words.startswith(f"{printable(path)} can't be read (")
+    assert words.isprintable()
+
+
+def test_every_kind_of_file_is_told_apart(raw: Path) -> None:
+    for kind, make in MADE.items():
+        make(raw / kind)
+    assert len({trouble(raw / kind) for kind in MADE}) == len(MADE)
+    with pytest.raises(DataError, match=f"nor can {len(MADE) - 1} others"):
+        need_plain_files(raw, recorded=False)
+
+
+def test_a_file_without_rights_is_refused(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "a.jsonl")  # root may read everything
+    with pytest.raises(DataError, match=r"a\.jsonl can't be read \(Permission denied\)"):
+        need_plain_files(raw, recorded=False)
+
+
+def test_a_name_that_is_not_utf8_is_refused_only_where_dvc_records_it(raw: Path) -> None:
+    (raw / NOT_UTF8).touch()
+    need_plain_files(raw, recorded=False)
+    with pytest.raises(DataError, match=r"udcff\.jsonl can't be read .*: rename it"):
+        need_plain_files(raw, recorded=True)
+    (raw / NOT_UTF8).unlink()
+    (raw / NOT_UTF8).mkdir()
+    with pytest.raises(DataError, match="rename it"):
+        need_plain_files(raw, recorded=True)
+
+
+@pytest.mark.parametrize("folder", ["raw", "guard", "evaluation"])
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_snakemake_refuses_it_before_dvc_hashes(
+    raw: Path, kind: str, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = raw.parent.parent
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(PROJECT / name, root)
+    (root / ".dvc").mkdir()
+    (root / "data" / folder).mkdir(exist_ok=True)
+    MADE[kind](root / "data" / folder / "p")
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr("pipeline.workflow.prepare._held", [])
+    with pytest.raises(SystemExit) as caught:
+        prepare(root=root)
+    assert caught.value.code == DataError.exit_code
+    assert f"data/{folder}/p can't be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["raw", "guard"])
+def test_stage_curate_refuses_it(raw: Path, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = raw.parent.parent
+    shutil.copy(PROJECT / "params.yaml", root)
+    (root / "data" / folder).mkdir(exist_ok=True)
+    os.mkfifo(root / "data" / folder / "p.jsonl")
+    assert stage(["curate", "--root", str(root)]) == DataError.exit_code
+    assert "p.jsonl can't be read (a named pipe" in capsys.readouterr().err
+    assert stat.S_ISFIFO((root / "data" / folder / "p.jsonl").stat().st_mode)

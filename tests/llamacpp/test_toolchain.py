@@ -1,0 +1,269 @@
+"""The build of llama.cpp: what makes it be reused, what makes it be redone, and what a user reads where it can't be."""
+
+import fcntl
+import io
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import MachineError, ToolError
+from pipeline.core.publish import write_json
+from pipeline.llamacpp import build as toolchain
+from pipeline.llamacpp import compiler, stamp
+from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT, TOOLS
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home whose source has already arrived, and a PATH on which only a fake cmake, ninja and c++ are."""
+    home = tmp_path / "home"
+    (home / "source").mkdir(parents=True)
+    (home / "source" / ".sdist-sha256").write_text(toolchain.SDIST_SHA256 + "\n")
+    return home
+
+
+@pytest.fixture
+def fake_tools(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """cmake notes that it ran; ninja "builds" every tool it is asked for, with ninja's progress lines; the folder they are in."""
+    folder = home.parent / "bin"
+    executable(folder / "c++", "#!/bin/sh\n")
+    executable(folder / "cmake", f'#!/bin/sh\necho configured >> {home}/ran\n[ -z "$FAIL" ] || {{ echo "no such generator"; exit 1; }}\n')
+    ninja = f"""#!/bin/sh
+[ -z "$FAIL_BUILD" ] || {{ echo "[1/2] x.cpp"; echo "x.cpp:1: error: expected ;"; exit 1; }}
+while [ "${{1#llama-}}" = "$1" ]; do shift; done
+n=0
+for tool in "$@"; do
+  n=$((n + 1)); echo "[$n/$#] $tool"
+  mkdir -p {home}/build/bin && echo "#!/bin/sh" > {home}/build/bin/$tool && chmod +x {home}/build/bin/$tool
+done
+"""
+    executable(folder / "ninja", ninja)
+    monkeypatch.setattr(toolchain.sys, "executable", str(folder / "python"))  # its folder comes first on PATH
+    return folder
+
+
+def test_builds_stamps_and_reuses(home: Path, fake_tools: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toolchain.build(home)
+    printed = capsys.readouterr().out
+    assert f"building llama.cpp: 100 % ({len(TOOLS)} of {len(TOOLS)} steps)" in printed
+    assert toolchain.is_built(home)
+    assert (home / "ran").read_text() == "configured\n"
+    assert "llama-quantize" in (home / "build.log").read_text()
+    toolchain.build(home)
+    assert (home / "ran").read_text() == "configured\n"
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda home: (home / "stamp.json").unlink(),
+        lambda home: (home / "stamp.json").write_text("{"),
+        lambda home: write_json(home / "stamp.json", toolchain.stamp() | {"cmake_flags": []}),
+        lambda home: write_json(home / "stamp.json", toolchain.stamp() | {"sdist_sha256": "0" * 64}),
+        lambda home: (home / "build" / "bin" / TOOLS[-1]).unlink(),
+        lambda home: (home / "build" / "bin" / TOOLS[0]).chmod(0o644),
+    ],
+    ids=["no stamp", "torn stamp", "other flags", "other source", "tool gone", "tool not executable"],
+)
+def test_a_build_that_is_not_the_one_is_done_again(home: Path, fake_tools: Path, damage: object) -> None:
+    toolchain.build(home)
+    damage(home)  # type: ignore[operator]
+    assert not toolchain.is_built(home)
+    toolchain.build(home)
+    assert toolchain.is_built(home)
+    assert (home / "ran").read_text() == "configured\n" * 2
+
+
+def test_an_unfinished_build_goes_on_only_where_it_was_configured(home: Path, fake_tools: Path) -> None:
+    toolchain.build(home)
+    (home / "build" / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}\n")
+    kept = home / "build" / "object.o"
+    kept.touch()
+    (home / "stamp.json").unlink()
+    toolchain.build(home)
+    assert kept.exists()  # here it was made: ninja goes on
+    (home / "stamp.json").unlink()
+    moved = home.rename(home.with_name("elsewhere"))
+    assert not toolchain.is_built(moved)
+    toolchain._forget_foreign_build(moved)
+    assert not (moved / "build").exists()
+
+
+def test_a_finished_build_is_used_from_a_copy(home: Path, fake_tools: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toolchain.build(home)
+    capsys.readouterr()
+    copied = Path(shutil.copytree(home, home.with_name("copied"), symlinks=True))
+    shutil.rmtree(home)
+    for tool in ("cmake", "ninja", "c++"):
+        (fake_tools / tool).unlink()
+    toolchain.build(copied)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_busy_machine_costs_no_build(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toolchain.build(home)
+    executable(home / "build" / "bin" / "llama-server", "#!/bin/sh\nexec sleep 9\n")
+    monkeypatch.setattr(stamp, "SECONDS_TO_START", 0.1)
+    assert toolchain.is_built(home)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        lambda home: write_json(home / "stamp.json", toolchain.stamp() | {"instructions": ["avx1024"]}),
+        lambda home: executable(home / "build" / "bin" / "llama-server", "#!/bin/sh\nexit 127\n"),
+        lambda home: (home / "build" / "bin" / "llama-server").write_bytes(b"\x7fELF of another machine"),
+    ],
+    ids=["processor lacks an instruction", "a library is missing", "another architecture"],
+)
+def test_a_copied_build_that_does_not_run_here_is_made_again(home: Path, fake_tools: Path, strange: object) -> None:
+    toolchain.build(home)
+    made_there = home / "build" / "object.o"
+    made_there.touch()
+    strange(home)  # type: ignore[operator]
+    assert not toolchain.is_built(home)
+    toolchain.build(home)
+    assert toolchain.is_built(home)
+    assert not made_there.exists()  # ninja would take it for its own
+
+
+def test_a_failed_build_shows_the_reason_and_leaves_no_stamp(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIL_BUILD", "1")
+    with pytest.raises(ToolError, match=r"ninja failed with exit status 1 .*\(all of it is in .*build\.log\):(.|\n)*error: expected ;"):
+        toolchain.build(home)
+    assert not (home / "stamp.json").exists()
+    monkeypatch.delenv("FAIL_BUILD")
+    monkeypatch.setenv("FAIL", "1")
+    with pytest.raises(ToolError, match=r"cmake failed(.|\n)*no such generator"):
+        toolchain.build(home)
+    monkeypatch.delenv("FAIL")
+    toolchain.build(home)
+    assert toolchain.is_built(home)
+
+
+def test_two_builds_at_once_are_refused(home: Path, fake_tools: Path) -> None:
+    with (home / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(MachineError, match="another process builds"):
+            toolchain.build(home)
+    toolchain.build(home)
+    assert toolchain.is_built(home)
+
+
+def test_missing_compiler_is_one_sentence_with_the_remedy(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(home))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ToolError, match=r"no C\+\+ compiler .*sudo apt install g\+\+.*sudo dnf install gcc-c\+\+.*xcode-select --install"):
+        toolchain.build(home)
+    monkeypatch.setenv("CXX", "/nowhere/clang++ -O1")
+    with pytest.raises(ToolError):
+        compiler.find_compiler()
+    mine = executable(home / "mine", "#!/bin/sh\n")
+    monkeypatch.setenv("CXX", f"{mine} -O1")
+    assert compiler.find_compiler() == f"{mine} -O1"
+
+
+def test_a_compiler_that_makes_wrong_code_for_amx_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GCC 12.2 drops the tiles' configuration when it optimizes (PR114098), and llama.cpp dies of it at the first quantized matrix."""
+    wrong = executable(tmp_path / "wrong", "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done; cp /bin/false $1\n")
+    right = executable(tmp_path / "right", "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done; cp /bin/true $1\n")
+    assert [compiler.compiles_amx(str(one)) for one in (right, wrong, tmp_path / "none")] == [True, False, False]
+    monkeypatch.setattr(compiler, "instructions", lambda: {"sse2", "amx_tile"})
+    monkeypatch.setenv("CXXFLAGS", "-g")
+    assert compiler.amx_flags(str(right)) == []
+    assert f"-DCMAKE_CXX_FLAGS=-g {compiler.WITHOUT_AMX}" in compiler.amx_flags(str(wrong))
+    monkeypatch.setattr(compiler, "instructions", lambda: {"sse2"})
+    assert compiler.amx_flags(str(wrong)) == []
+
+
+@pytest.mark.skipif("amx_tile" not in compiler.instructions(), reason="this processor has no AMX")
+def test_what_checks_amx_passes_where_the_compiler_is_right(tmp_path: Path) -> None:
+    plain = executable(tmp_path / "plain", '#!/bin/sh\nfor one; do shift; [ "$one" = -O3 ] || set -- "$@" "$one"; done\nexec c++ -O0 "$@"\n')
+    assert compiler.compiles_amx(str(plain))
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_check_compiler_before_anything_is_installed(tmp_path: Path, built: bool) -> None:
+    """`make setup` asks first, with a Python that has the standard library only; a finished build needs no compiler."""
+    if not built:
+        code = "t.DEFAULT_HOME = Path('nowhere'); exit(t.main(['--check-compiler']))"
+        imports = "from sys import exit; from pathlib import Path; from pipeline.llamacpp import build as t; "
+        command = [sys.executable, "-S", "-c", imports + code]
+    else:
+        command = [sys.executable, "-S", "-m", "pipeline.llamacpp.build", "--check-compiler"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "LLAMA_CPP_HOME")} | {"PATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, env=environment, check=False)
+    if built and toolchain.is_built(DEFAULT_HOME):
+        assert (done.returncode, done.stderr) == (0, "")
+    elif not built:
+        assert done.returncode == 4
+        assert done.stderr == f"setup: {compiler.NO_COMPILER}\n"
+
+
+def make_archive(path: Path, members: dict[str, bytes | str]) -> Path:
+    """A .tar.gz; a str value makes a symbolic link to it."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                info.type, info.linkname = tarfile.SYMTYPE, content
+                tar.addfile(info)
+            else:
+                info.size, info.mode = len(content), 0o4755
+                tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_unpack(tmp_path: Path) -> None:
+    toolchain.unpack(make_archive(tmp_path / "a.tar.gz", {"top/a.txt": b"a", "top/b/c.txt": b"c"}), tmp_path / "source")
+    assert (tmp_path / "source" / "b" / "c.txt").read_bytes() == b"c"
+    assert not stat.S_IMODE((tmp_path / "source" / "a.txt").stat().st_mode) & stat.S_ISUID
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "source"]
+
+
+@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="Python below 3.11.4 has no filters")
+@pytest.mark.parametrize("members", [{"../out.txt": b"x"}, {"top/../../out.txt": b"x"}, {"top/link": "/etc/passwd"}, {"top/link": "../../out"}])
+def test_unpack_refuses_to_leave_its_folder(tmp_path: Path, members: dict[str, bytes | str]) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    with pytest.raises(tarfile.FilterError):
+        toolchain.unpack(make_archive(tmp_path / "a.tar.gz", members), inner / "source")
+    assert list(inner.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name != "inner"] == ["a.tar.gz"]
+
+
+def test_a_source_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_run", lambda *_: (tmp_path / f"{toolchain.SDIST}.tar.gz").write_bytes(b"not it"))
+    with pytest.raises(ToolError, match=f"{toolchain.SDIST_SHA256} is pinned"):
+        toolchain._download(tmp_path)
+
+
+def test_this_projects_toolchain_is_stamped() -> None:
+    if os.environ.get("LLAMA_CPP_HOME"):
+        pytest.skip("LLAMA_CPP_HOME is set: another build is used")
+    assert toolchain.is_built(DEFAULT_HOME)
+
+
+def test_the_tools_take_the_libraries_beside_them(tmp_path: Path) -> None:
+    """A copied build must not live on libraries of the place where it was made, which may go away."""
+    if os.environ.get("LLAMA_CPP_HOME"):
+        pytest.skip("LLAMA_CPP_HOME is set: another build is used")
+    shutil.copytree(DEFAULT_HOME / "build" / "bin", tmp_path / "build" / "bin", symlinks=True)
+    assert stamp.runs(tmp_path)
+    for library in (tmp_path / "build" / "bin").glob("libggml-base.*"):
+        library.unlink()
+    assert not stamp.runs(tmp_path)

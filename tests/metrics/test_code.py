@@ -1,0 +1,190 @@
+"""code: an answer's code is found however it is fenced, and a row's tests are whole, hold for the reference and fail without an answer."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pipeline.metrics import code
+from pipeline.metrics.code import asserts_in, code_in, passes
+from pipeline.metrics.score import Score
+
+FENCED = """Here you are:
+
+```python
+import math
+
+def area(r):
+    return math.pi * r * r
+```
+
+It is used like this:
+
+```python
+print(area(2))
+```
+"""
+LISTED = """1. Write it:
+
+   ```python
+   def f(x):
+       return x
+   ```
+2. Use it.
+"""
+ADD = "def add(a, b):\n    return a + b"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_remembered() -> Iterator[None]:
+    yield
+    code.check_tests.cache_clear()
+
+
+def run_here(answer: str, tests: str) -> str:
+    """`run_tests` without the sandbox's walls, by the guard's own function: these answers are ours."""
+    from pipeline.metrics.guard import run
+
+    return run(answer, tests)
+
+
+@pytest.fixture
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "run_tests", run_here)
+
+
+def score(reference: str, answer: str, prompt: str = "?") -> Score:
+    return passes(reference, answer, {"id": "r1", "prompt": prompt})
+
+
+def test_the_code_of_an_answer() -> None:
+    assert code_in(FENCED).startswith("import math") and "print" not in code_in(FENCED)
+    assert code_in("```\nx = 1\n```\n```py\ny = 2\n```") == "y = 2\n"
+    assert code_in("```\nx = 1\n```") == "x = 1\n"
+    assert code_in("~~~python\nx = '```'\n~~~") == "x = '```'\n"
+    assert code_in("```python\nx = 1") == "x = 1"  # cut off by the limit of tokens
+    assert code_in("x = 1") == "x = 1"
+
+
+def test_the_code_of_an_answer_however_it_is_fenced() -> None:
+    assert code_in(FENCED.replace("\n", "\r\n")) == code_in(FENCED)
+    assert code_in(LISTED) == "def f(x):\n    return x\n"
+    assert code_in("- ```python\n  x = 1\n    \n\n  if x:\n      x = 2\n  ```") == "x = 1\n  \n\nif x:\n    x = 2\n"
+    assert code_in("  ```python\nx = 1\n  ```") == "x = 1\n"
+    assert code_in("\t```python\n\tx = 1\n\t```\nEnd") == "x = 1\n"
+
+
+def test_the_tests_of_a_row() -> None:
+    blocks = (
+        "import math\ndef f(x): return x\ny = 3\nassert f(1) == 1\ndef test_f():\n    assert f(2) == 2\ndef test_with(fixture): pass",
+        "assert f(3) == 3",
+    )
+    found = asserts_in("\n".join(f"```python\n{block}\n```" for block in blocks))
+    assert found == "import math\nassert f(1) == 1\ndef test_f():\n    assert f(2) == 2\nassert f(3) == 3\ntest_f()"
+    assert asserts_in("assert f(1)") == "assert f(1)"
+    assert asserts_in("def f(): pass") == "" == asserts_in("no Python") == asserts_in("```python\nassert (\n```") == asserts_in("")
+    assert asserts_in("```js\nassert (x)\n```") == ""
+    assert asserts_in("assert " + "(" * 50 + "1" + ")" * 50) == "assert 1"
+    assert asserts_in("assert " + "+".join("1" * 50_000)) in ("", "assert " + " + ".join("1" * 50_000))  # deeper than Python goes
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert add(1, 2) == 3",
+        "x = add(1, 2)\nassert x == 3\nx = add(x, 1)\nassert x == 4",
+        "total = 0\nfor n in range(3):\n    total += add(n, 1)\nassert total == 6",
+        "CASES = [(1, 2, 3)]\ndef test_all():\n    for a, b, c in CASES:\n        assert add(a, b) == c",
+        "for a, b, c in [(1, 2, 3)]:\n    assert add(a, b) == c",
+        "seen = []\nseen.append(add(1, 2))\nassert seen == [3]",
+        "from solution import add\nassert add(1, 2) == 3",
+        "from __main__ import add as plus\nassert plus(1, 2) == 3",
+        "from .solution import *\nassert add(1, 2) == 3",
+        "import solution\nassert solution.add(1, 2) == 3",
+        "import my.solution as s\ndef test(): assert s.add(1, 2) == 3",
+        "def test():\n    from solution import add\n    assert add(1, 2) == 3",
+        "from __future__ import annotations\nimport math\nassert add(math.floor(1.5), int(2.5)) == 3",
+        "try:\n    add('a', 1)\nexcept TypeError:\n    pass\nelse:\n    assert False\nassert add(1, 2) == 3",
+    ],
+)
+@pytest.mark.usefixtures("_here")
+def test_right_answers_pass_and_wrong_ones_fail(tests: str) -> None:
+    helped = f"WIDE = 2\ndef wide(x): return add(x, WIDE)\n{tests}\nassert wide(1) == 3"
+    for reference in (tests, f"```python\n{ADD}\n```\n\n```python\n{tests}\n```", helped):  # tests alone, with a solution, with a helper
+        assert score(reference, f"```python\n{ADD}\n```") == Score(1.0, True)
+        assert score(reference, "add = int.__add__\nx = total = seen = None") in (Score(1.0, True), Score(0.0, True))
+        assert score(reference, "def add(a, b): return a - b") == Score(0.0, True)
+        assert score(reference, "def sum_of(a, b): return a + b") == Score(0.0, True)
+        assert score(reference, "Sure!") == Score(0.0, False)
+        assert score(reference, " ") == Score(0.0, False)
+
+
+@pytest.mark.usefixtures("_here")
+def test_the_references_own_values_stay_out_of_the_answers_way() -> None:
+    reference = "memo = {}\ndef f(n):\n    memo[n] = n\n    return n\nassert f(1) == 1"
+    assert score(reference, "memo = []\ndef f(n):\n    memo.append(n)\n    return n") == Score(1.0, True)
+
+
+@pytest.mark.usefixtures("_here")
+def test_what_a_reference_does_beside_its_tests_does_not_run() -> None:
+    reference = "STEP = 1\ndef f(n): return n + STEP\nn = int(input())\nprint(f(n))\nassert f(1) == 2"
+    assert score(reference, "def f(n): return n + 1") == Score(1.0, True)
+    assert asserts_in(reference) == "assert f(1) == 2"
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("deep", ["+".join("1" * 950), "(" * 150 + "1" + ")" * 150, "[" * 90 + "]" * 90, "not " * 900 + "1"])
+def test_a_reference_of_any_depth_is_scored_or_a_value_error(deep: str) -> None:
+    for reference in (f"x = {deep}\nassert f(1) == 2", f"def f(n):\n    x = {deep}\n    return n\nassert f(1) == 1", "nonlocal x\nassert f()"):
+        with contextlib.suppress(ValueError):
+            assert score(reference, "def f(n): return n") in (Score(1.0, True), Score(0.0, True))
+
+
+@pytest.mark.usefixtures("_here")
+def test_names_may_come_from_a_star() -> None:
+    reference = f"from math import *\n{ADD}\nassert floor(add(1.5, 2)) == 3"
+    assert score(reference, ADD) == Score(1.0, True)
+    assert score(reference, "def add(a, b): return a - b") == Score(0.0, True)
+
+
+@pytest.mark.usefixtures("_here")
+def test_the_question_may_hold_the_tests() -> None:
+    question = "Write f.\n```python\ndef f(x):\n    ...\n\nassert f(2) == 4\n```"
+    for reference in ("It doubles x.", "def f(x): return 2 * x"):
+        assert score(reference, "def f(x): return 2 * x", question) == Score(1.0, True)
+        assert score(reference, "def f(x): return x", question) == Score(0.0, True)
+    with pytest.raises(ValueError, match="the reference's own code fails its tests"):
+        score("def f(x): return x", "def f(x): return 2 * x", question)
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("tests", ["assert True", "def f(x): return x\ndef test_f(): f(1)\nassert 1", "f = lambda x: x\nassert f(1) == 1"])
+def test_tests_that_no_answer_can_fail_are_the_rows_fault(tests: str) -> None:
+    with pytest.raises(ValueError, match="its tests pass without any answer"):
+        score(tests if "test_f" not in tests else tests.replace("f(1)", "None"), "x = 1")
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("reference", ["def f(x): return x\nassert f(1) == 2", "def f(x): return List[x]\ndef test_f(): assert f(1)"])
+def test_a_reference_that_fails_its_own_tests_is_the_rows_fault(reference: str) -> None:
+    with pytest.raises(ValueError, match="the reference's own code fails its tests"):
+        score(reference, "def f(x): return x")
+
+
+def test_a_rows_tests_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(code, "run_tests", lambda answer, tests: asked.append((answer, tests)) or run_here(answer, tests))
+    for _ in range(3):
+        assert score(f"{ADD}\nassert add(1, 2) == 3", ADD) == Score(1.0, True)
+    tests = "assert add(1, 2) == 3"
+    assert asked == [("", tests), (ADD, tests)] + 3 * [(ADD, tests)]
+
+
+def test_an_answer_runs_in_the_sandbox() -> None:
+    from pipeline.core.errors import ToolError
+
+    try:
+        assert score("from solution import add\nassert add(1, 2) == 3", ADD) == Score(1.0, True)
+    except ToolError as error:
+        pytest.skip(str(error))

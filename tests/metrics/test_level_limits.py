@@ -1,0 +1,114 @@
+"""Limits that are auto: what is sound passes at every size and level, what costs far more than is published does not."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from test_gate import evaluation, finding, judge
+from test_parity_outputs import OTHER, said
+
+from pipeline.config.levels import LEVELS
+from pipeline.config.params import load_params
+from pipeline.config.sections import Gate
+from pipeline.core.errors import ConfigError
+from pipeline.gate.rules_adapter import judge_adapter
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.metrics.level_limits import PUBLISHED_KLD, level_limit, other_top, served_limit
+from pipeline.stages.parity.hand_overs import level_seam
+
+RECIPES = PROJECT / "recipes"
+AUTO = Gate(max_kld="auto", min_same_top="auto", max_task_drop=None, min_stopped=None, max_forgetting=None)
+SEVEN, HALF, SMOL = 7_615_616_512, 494_032_768, 134_515_008
+
+
+@pytest.mark.parametrize(
+    ("level", "parameters", "kld", "same_top"),
+    [  # measured or published of sound files: Llama-3-8B, Llama-2-7B, Qwen3.5-0.8B, SmolLM2-135M
+        ("Q4_K_M", SEVEN, 0.031, 0.919), ("Q4_K_M-imatrix", SEVEN, 0.028, 0.92), ("Q8_0", SEVEN, 0.0014, 0.977), ("Q2_K", SEVEN, 0.445, 0.711),
+        ("Q6_K", SEVEN, 0.0055, 0.960), ("Q5_0", SEVEN, 0.0123, 0.9476), ("q4_k_m", SEVEN, 0.0127, 0.947), ("Q4_K_M", 0.8e9, 0.0363, 0.91),
+        ("Q4_K_M", SMOL, 0.0765, 0.871), ("Q5_K_M", SMOL, 0.0953, 0.844), ("nf4", SMOL, 0.315, 0.795), ("F16", SEVEN, 0.0, 1.0),
+    ],
+)  # fmt: skip
+def test_what_is_sound_passes(level: str, parameters: int, kld: float, same_top: float) -> None:
+    found = level_limit(level, parameters)
+    assert kld <= found.kld
+    assert same_top >= found.same_top
+
+
+def test_a_limit_follows_from_level_and_size() -> None:
+    kld = {level: level_limit(level, SEVEN).kld for level in PUBLISHED_KLD}
+    assert kld["Q8_0"] < kld["Q6_K"] < kld["Q5_K_M"] < kld["Q4_K_M"] < kld["Q3_K_M"] < kld["Q2_K"]
+    assert level_limit("Q4_K_M", SEVEN).kld < level_limit("Q4_K_M", HALF).kld < level_limit("Q4_K_M", SMOL).kld
+    assert level_limit("Q4_K_M", 70e9) == level_limit("Q4_K_M", 8.03e9) == level_limit("Q4_K_M", None)
+    # a quarter of the demo's limit, and of a Q5_K_M a twelfth
+    assert kld["Q4_K_M"] == pytest.approx(0.125, rel=0.02)
+    assert kld["Q5_K_M"] == pytest.approx(0.043, rel=0.02)
+
+
+@pytest.mark.parametrize("level", sorted(LEVELS))
+def test_every_level_has_a_limit_that_refuses_a_model_of_other_words(level: str) -> None:
+    for parameters in (SEVEN, SMOL):
+        found = level_limit(level, parameters)
+        assert 0 < found.kld <= max(0.5, 1.51 * PUBLISHED_KLD.get(level, 0))
+        assert 0 <= found.same_top < 1
+    assert ("no figure is published" in found.source) == (level not in PUBLISHED_KLD)
+
+
+def test_first_choices_that_go_with_a_divergence() -> None:
+    assert [round(other_top(kld), 3) for kld in (0.001355, 0.031273, 0.445132)] == [0.023, 0.081, 0.289]
+    assert other_top(1e-6) < 0.01
+    assert other_top(1e6) == 1.0
+
+
+def test_the_gate_holds_each_level_to_its_own_limit_and_says_whose_it_is() -> None:
+    level: dict[str, Any] = evaluation(kld_mean=0.1, same_top=0.86, parameters=SEVEN)
+    assert judge(level, AUTO).verdict == "pass"
+    refused = judge(level, AUTO, model="Q5_K_M", evaluations={"Q5_K_M": level}, answers={"Q5_K_M": []})
+    assert [one.rule for one in refused.findings if one.verdict == "fail" and one.rule != "parity"] == ["kld", "same_top"]
+    assert finding(refused, "kld").limit == level_limit("Q5_K_M", SEVEN).kld
+    assert "published for Llama-3-8B at Q5_K_M" in finding(refused, "kld").sentence
+    small = evaluation(kld_mean=0.08, same_top=0.88, parameters=SMOL)
+    assert judge(small, AUTO, model="Q5_K_M", evaluations={"Q5_K_M": small}, answers={"Q5_K_M": []}).findings[1].verdict == "pass"
+
+
+def test_an_adapter_on_its_file_has_the_limit_of_what_serves_it() -> None:
+    def verdicts(kld: float, same_top: float) -> list[str]:
+        seam = {"title": "", "verdict": "pass", "unit": "nats", "figure": kld, "figures": {"same_top": same_top}}
+        parity = {"verdict": "pass", "seams": {"outputs_served": seam}}
+        found = judge_adapter({"adapter": {"reference": "base", "lora": {}}}, {}, parity, AUTO, 0)
+        return [one.verdict for one in found.findings if one.rule in ("kld", "same_top")]
+
+    assert verdicts(0.01, 0.94) == ["pass", "pass"]
+    assert verdicts(0.07, 0.81) == ["fail", "fail"]
+    assert served_limit().kld == pytest.approx(0.06)
+
+
+def test_parity_holds_a_level_to_its_own_limit() -> None:
+    limits: Any = SimpleNamespace(max_kld_exact=1e-3, max_kld_level="auto", max_kld_trained="auto")
+    for level in ("Q8_0", "Q4_K_M"):
+        seam = level_seam("X", level, said().gguf, OTHER, said(), limits)
+        assert seam.limit == level_limit(level, None).kld
+        assert f"at {level}" in seam.detail
+
+
+@pytest.mark.parametrize("recipe", ["qwen2.5-7b-8gb", "qwen2.5-7b-a100", "qwen2.5-7b-gguf-8gb", "qwen2.5-0.5b"])
+def test_real_models_are_not_held_to_the_demos_limits(recipe: str) -> None:
+    params = load_params(RECIPES / f"{recipe}.yaml")
+    assert (params.report.gate.max_kld, params.report.gate.min_same_top) == ("auto", "auto")
+    assert (params.parity.max_kld_level, params.parity.max_kld_trained) == ("auto", "auto")
+    assert params.evaluate.scorers, "the recommendation needs a score"
+    assert params.graph == "adapter" or params.merge.base == "auto"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("max_kld", 0), ("max_kld", "loose"), ("max_kld", True), ("min_same_top", 1.5), ("min_same_top", "none"), ("max_kld", float("inf"))],
+)
+def test_what_is_no_limit_is_one_error(tmp_path: Path, key: str, value: Any) -> None:
+    params = load_params(RECIPES / "demo.yaml").model_dump(mode="json")
+    params["report"]["gate"][key] = value
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"1 error:\n  report\.gate\.{key}: is .* or auto \(line \d+\)$"):
+        load_params(tmp_path / "params.yaml")

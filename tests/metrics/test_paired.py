@@ -1,0 +1,118 @@
+"""paired, intervals: mirrored when swapped, nothing found where nothing is, and intervals that hold what they say."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.metrics.intervals import RESAMPLES, interval, resampled_means
+from pipeline.metrics.paired import compare_scores
+
+FRACTIONS = st.sampled_from([0.0, 0.2, 0.25, 0.5, 0.6, 0.8, 1.0])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_the_interval_is_ordered_in_range_and_repeatable(points: list[float]) -> None:
+    low, high = interval(points, seed=0)
+    assert min(points) - 1e-9 <= low <= high <= max(points) + 1e-9
+    assert interval(points, seed=0) == (low, high)
+
+
+def test_the_interval_covers_the_true_mean_about_95_times_in_100() -> None:
+    draw = random.Random(1)  # noqa: S311
+    held = 0
+    for seed in range(200):
+        low, high = interval([float(draw.random() < 0.7) for _ in range(60)], seed)
+        held += low <= 0.7 <= high
+    assert 180 <= held <= 200
+
+
+def test_more_rows_make_a_narrower_interval() -> None:
+    few, many = interval([0.0, 1.0] * 10, seed=1), interval([0.0, 1.0] * 250, seed=1)
+    assert many[1] - many[0] < (few[1] - few[0]) / 3
+
+
+def test_many_rows_are_resampled_in_parts_with_the_same_numbers() -> None:
+    values = np.random.default_rng(3).random(5000)
+    whole = values[np.random.default_rng(7).integers(0, 5000, size=(RESAMPLES, 5000))].mean(axis=1)
+    assert np.array_equal(resampled_means(values.tolist(), 7), whole)
+
+
+def test_the_interval_is_scipys_percentile_bootstrap() -> None:
+    from scipy.stats import bootstrap
+
+    values = np.random.default_rng(5).beta(2, 1, 300)
+    found = bootstrap((values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(1)).confidence_interval
+    assert interval(values.tolist(), seed=0) == pytest.approx((found.low, found.high), abs=0.004)
+
+
+@given(st.lists(st.tuples(FRACTIONS, FRACTIONS), min_size=1, max_size=40), st.integers(0, 5))
+def test_swapped_models_mirror(pairs: list[tuple[float, float]], seed: int) -> None:
+    first, second = zip(*pairs, strict=True)
+    there, back = compare_scores(first, second, seed), compare_scores(second, first, seed)
+    assert (back.points, back.low, back.high) == pytest.approx((-there.points, -there.high, -there.low), abs=1e-9)
+    assert (back.p_value, back.method) == (pytest.approx(there.p_value), there.method)
+    assert there.low - 1e-9 <= there.points <= there.high + 1e-9 or len(pairs) < 5
+    assert 0 < there.p_value <= 1
+
+
+@given(st.lists(FRACTIONS, min_size=2, max_size=40))
+def test_equal_scores_are_no_difference(scores: list[float]) -> None:
+    found = compare_scores(scores, scores, 0)
+    assert (found.points, found.low, found.high, found.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_mcnemar_is_the_sum_of_binomial_terms() -> None:
+    won, lost = 12, 3
+    found = compare_scores([0.0] * won + [1.0] * lost + [1.0] * 20, [1.0] * won + [0.0] * lost + [1.0] * 20, 0)
+    assert found.method == "McNemar, exact"
+    assert found.p_value == pytest.approx(2 * sum(math.comb(15, k) for k in range(lost + 1)) / 2**15)
+    assert found.points == pytest.approx(100 * 9 / 35)
+    assert found.low > 0  # and so says the interval
+    assert compare_scores([0.0, 1.0], [0.5, 1.0], 0).method == "paired permutation"
+
+
+def test_few_rows_are_never_certain() -> None:
+    """A bootstrap of one row draws that row 2,000 times, and of two models that are alike it told 78 of 100 apart."""
+    one = compare_scores([0.8], [0.3], 0)
+    assert (one.low, one.high, one.p_value) == (-100.0, 100.0, 1.0)
+    for rows in range(2, 8):
+        found = compare_scores([0.8] * rows, [0.3, 0.4] * (rows // 2) + [0.3] * (rows % 2), 0)
+        assert found.p_value == pytest.approx(2 / 2**rows)  # all signs alike: one of the 2ⁿ ways to swap, and its mirror
+
+
+def test_pairing_finds_what_two_intervals_would_not() -> None:
+    draw = random.Random(2)  # noqa: S311
+    first = [draw.random() for _ in range(64)]
+    second = [max(0.0, value - 0.05) for value in first]
+    found = compare_scores(first, second, 0)
+    assert found.high < 0 and found.p_value < 0.01
+    assert interval(first, 0)[0] < interval(second, 0)[1]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_coverage_and_false_alarms(binary: bool) -> None:
+    """Of 300 pairs of models whose true difference is known, about 95 % of the intervals hold it, and about 5 % of equal ones are told apart."""
+    random = np.random.default_rng(11)
+    held = alarms = 0
+    for seed in range(300):
+        hardness = random.random(64)
+        if binary:
+            first, second, equal = ((random.random(64) < hardness * share).astype(float) for share in (0.9, 0.7, 0.9))
+        else:
+            first, second, equal = (np.clip(hardness * share + random.normal(0, 0.02, 64), 0, None) for share in (0.9, 0.7, 0.9))
+        found = compare_scores(first.tolist(), second.tolist(), seed)
+        held += found.low <= 100 * 0.5 * (0.7 - 0.9) <= found.high
+        alarms += compare_scores(first.tolist(), equal.tolist(), seed).p_value < 0.05
+    assert 0.90 * 300 <= held <= 300
+    assert alarms <= 0.09 * 300
+
+
+def test_lists_that_are_no_pair_are_an_error() -> None:
+    with pytest.raises(ValueError, match="0 scores and 0"):
+        compare_scores([], [], 0)
+    with pytest.raises(ValueError, match="1 scores and 2"):
+        compare_scores([1.0], [1.0, 0.0], 0)

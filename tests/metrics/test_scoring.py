@@ -1,0 +1,323 @@
+"""scorers: what each gives points for, what it refuses, and what it says of a mistake in params.yaml."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config.scorers import check_scorers
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.metrics.score import Score
+from pipeline.metrics.scorers import parse
+
+REFERENCE = json.dumps({"module": "os", "required": ["path"], "n": 1, "flag": True})
+
+
+def score(spelling: str, reference: str, answer: str, root: Path = Path(), **row: Any) -> Score:
+    return parse(spelling, root=root).measure(reference, answer, {"id": "r1", "prompt": "?"} | row)
+
+
+@pytest.mark.parametrize(
+    ("answer", "points", "valid"),
+    [
+        (REFERENCE, 1.0, True),
+        ('{"module": "os", "required": ["path"]}', 0.5, True),
+        ('{"module": "os", "required": ["path"], "n": true, "flag": 1}', 0.5, True),  # 1 is not true
+        ('{"module": "sys", "extra": 1}', 0.0, True),
+        ("[1]", 0.0, False),
+        ("Sure! " + REFERENCE, 0.0, False),
+        ("", 0.0, False),
+        ("[" * 100_000, 0.0, False),
+    ],
+)
+def test_json_fields(answer: str, points: float, valid: bool) -> None:
+    assert score("json_fields", REFERENCE, answer) == Score(points, valid)
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "points"),
+    [
+        ("[1]", "[true]", 0),
+        ('{"b": 1}', '{"b": true}', 0),
+        ('[{"b": [0]}]', '[{"b": [false]}]', 0),
+        ("1", "true", 0),
+        ("1", "1.0", 1),  # JSON has one kind of number
+        ('{"b": [1, 2.0]}', '{"b": [1.0, 2]}', 1),
+        ('{"b": 1, "c": null}', '{"c": null, "b": 1}', 1),
+        ("[1, 2]", "[2, 1]", 0),
+        ("[]", "{}", 0),
+        ('"1"', "1", 0),
+        ("0", "null", 0),
+    ],
+)
+def test_values_in_json_are_equal_at_any_depth(reference: str, answer: str, points: float) -> None:
+    assert score("json_fields", f'{{"a": {reference}}}', f'{{"a": {answer}}}') == Score(points, True)
+    assert score("json_fields", f'{{"a": {answer}}}', f'{{"a": {reference}}}') == Score(points, True)
+
+
+def test_json_of_any_depth_is_scored() -> None:
+    for depth in range(1, 1200, 13):
+        nested = '{"a":' * depth + "1" + "}" * depth
+        try:
+            assert score("json_fields", nested, nested) in (Score(1.0, True), Score(0.0, False))
+        except ValueError:
+            break  # deeper than the parser goes
+
+
+def test_exact_match() -> None:
+    assert score("exact_match", "42", " 42\n") == Score(1.0, True)
+    assert score("exact_match", "42", "42.0") == Score(0.0, True)
+    assert score("exact_match", "42", "  ") == Score(0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "points", "valid"),
+    [
+        ("So 6 × 7.\n#### 42", 1, True),
+        ("#### 42.", 1, True),
+        ("#### 42.000", 1, True),
+        ("####42", 1, True),
+        ("#### +42 apples", 1, True),
+        ("#### $42", 1, True),
+        ("#### **42**", 1, True),
+        ("#### 4.2e1", 1, True),
+        ("#### 7\nNo: #### 42", 1, True),  # the last one counts
+        ("#### -42", 0, True),
+        ("#### 43", 0, True),
+        ("#### 42,000", 0, True),
+        (r"#### \boxed{42}", 1, True),
+        (r"#### $\boxed{42}$.", 1, True),
+        (r"#### \(42\)", 1, True),
+        (r"#### \$42", 1, True),
+        ("#### 4.2×10^1", 1, True),
+        ("#### 0.42 x 10^2", 1, True),
+        (r"#### 420 \times 10^{-1}", 1, True),
+        ("#### 42 apples", 1, True),
+        ("#### 42\n3 more than before", 1, True),
+        ("#### 42 - as I said", 1, True),
+        ("#### 42. 3 of them are left", 1, True),
+        ("#### 42 000", 0, True),
+        ("#### 42 1/2", 0, False),
+        ("#### 42-3", 0, False),
+        ("#### 42 - 3", 0, False),
+        ("#### 42×3", 0, False),
+        ("#### 42x10", 0, False),
+        ("#### 42:30", 0, False),
+        ("#### 42e0", 1, True),
+        ("#### 42e1000", 0, False),
+        ("#### 42e99999999999", 0, False),
+        ("#### 42/2", 0, False),
+        ("#### 42,5", 0, False),
+        ("#### 42.1.2", 0, False),
+        ("#### none", 0, False),
+        ("42", 0, False),
+        ("", 0, False),
+    ],
+)
+def test_number(answer: str, points: float, valid: bool) -> None:
+    assert score("number:####", "6 × 7 = 42\n#### 42", answer) == Score(points, valid)
+
+
+@pytest.mark.parametrize(
+    "text", ["1,234,567.5", "1 234 567.5", "1'234'567.50", "$1,234,567.5.", "1\u202f234\u202f567.5", "1_234_567.5", "+1234567.5"]
+)
+def test_numbers_are_equal_however_they_are_written(text: str) -> None:
+    assert score("number:Answer", "Answer: 1234567.5", f"Answer: {text}").points == 1
+    assert score("number:Answer", "Answer: 1234567.5", f"Answer: -{text.lstrip('+')}").points == 0
+    assert score("number:Answer", "Answer: −1234567.5", f"Answer: -{text.lstrip('+')}").points == 1
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(0, 4))
+def test_any_number_is_read_with_and_without_thousands(number: int, decimals: int) -> None:
+    assert score("number:=>", f"x => {number}", f"y => {number:,.{decimals}f}.") == Score(1.0, True)
+    assert score("number:=>", f"x => {number}", f"y => {number + 1:,.{decimals}f}").points == 0.0
+
+
+@given(st.text())
+def test_any_text_after_the_marker_is_a_number_or_none(text: str) -> None:
+    assert score("number:####", "#### 42", f"#### {text}").points in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 200_000, "1" * 200_000 + "/2", "$ " * 200_000, "1,111" + ",111" * 200_000 + "/2", "1" + "/" * 200_000, "1." + "1" * 200_000 + "/2",
+        "1" + "-" * 200_000, "- " * 200_000, "\\" * 200_000, r"\boxed" * 200_000, "*" * 200_000 + "-" * 200_000,
+    ],
+)  # fmt: skip
+def test_a_long_answer_is_read_at_once(text: str) -> None:
+    start = time.monotonic()
+    assert score("number:####", "#### 42", f"#### {text}").points == 0.0
+    assert time.monotonic() - start < 10  # much less than a second; what is quadratic takes minutes
+
+
+def test_regex() -> None:
+    assert score(r"regex:Answer: ([A-D])", "Answer: B", "I think B. Answer: B") == Score(1.0, True)
+    assert score(r"regex:Answer: ([A-D])", "Answer: B", "Answer: C") == Score(0.0, True)
+    assert score(r"regex:Answer: ([A-D])", "Answer: B", "B") == Score(0.0, False)
+    assert score(r"regex:(?i)yes|no", "Yes", "Well, Yes.") == Score(1.0, True)  # no group: all of the match
+    assert score(r"regex:x:(a)?", "x:a", "x:") == Score(0.0, False)  # a group that took no part
+
+
+def test_a_pattern_that_backtracks_for_ever_is_stopped() -> None:
+    start = time.monotonic()
+    assert score(r"regex:^(([a-z])+.)+[A-Z]([a-z])+$", "aaAa", "a" * 5000) == Score(None, False)
+    assert time.monotonic() - start < 30  # and not for ever
+    with pytest.raises(ValueError, match="make it simpler"):
+        score(r"regex:^(([a-z])+.)+[A-Z]([a-z])+$", "a" * 5000, "aAa")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reference", "words"),
+    [
+        ("json_fields", "four", "no JSON object"),
+        ("number:####", "four", "no number after '####'"),
+        ("regex:[0-9]+", "four", "finds nothing"),
+        ("rouge_l", "…", "no words"),
+        ("code", "def f(): pass", "neither its reference nor its question has an assert"),
+    ],
+)
+def test_a_reference_that_cannot_be_scored_is_an_error(scorer: str, reference: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        score(scorer, reference, "x")
+
+
+def test_rouge_l() -> None:
+    found = score("rouge_l", "the cat sat on the mat", "The cat lay on a mat.").points
+    assert found == pytest.approx(4 / 6)  # the … cat … on … mat: 4 of 6 words on both sides
+    assert score("rouge_l", "a b c", "c b a").points == pytest.approx(1 / 3)
+    assert score("rouge_l", "a b", "") == Score(0.0, False)
+    assert score("rouge_l", "Кошка сидит", "кошка спит").points == pytest.approx(0.5)
+    assert score("rouge_l", "今天下雨", "今天晴").points == pytest.approx(2 * 2 / 7)
+
+
+@settings(deadline=None)  # the library takes its time to load
+@given(st.text(st.characters(max_codepoint=126)), st.text(st.characters(max_codepoint=126)))
+def test_rouge_l_of_ascii_is_the_librarys_own(reference: str, answer: str) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    if any(map(str.isalnum, reference)):
+        assert score("rouge_l", reference, answer).points == RougeScorer(["rougeL"]).score(reference, answer)["rougeL"].fmeasure
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=80), st.lists(st.sampled_from("abcd"), max_size=80))
+def test_rouge_l_of_many_equal_words_is_the_librarys_own(reference: list[str], answer: list[str]) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    texts = " ".join(reference), " ".join(answer)
+    assert score("rouge_l", *texts).points == RougeScorer(["rougeL"]).score(*texts)["rougeL"].fmeasure
+
+
+def test_rouge_l_of_long_texts_is_quick() -> None:
+    reference, answer = (" ".join(str(n * step % 997) for n in range(16_000)) for step in (7, 11))
+    start = time.monotonic()
+    assert 0 < (score("rouge_l", reference, answer).points or 0) < 1
+    assert score("rouge_l", reference, reference).points == 1.0
+    assert time.monotonic() - start < 10  # 0.1 s; what is quadratic takes a minute
+
+
+OWN = """
+def half(reference, answer, row):
+    return 0.5 if row["id"] == "r1" else 0
+def same(reference, answer, row): return reference == answer
+def broken(reference, answer, row): return {}[answer]
+def words(reference, answer, row): return "good"
+def too_much(reference, answer, row): return 7
+def nan(reference, answer, row): return float("nan")
+def leave(reference, answer, row): sys.exit(0)
+def numpys(reference, answer, row): return {"bool": numpy.True_, "float": numpy.float32(0.5), "array": numpy.ones(2)}[answer]
+number = 3
+import sys, numpy
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "data/evaluation/mine"
+    folder.mkdir(parents=True)
+    (folder / "own.py").write_text(OWN)
+    (folder / "bad.py").write_text("import nowhere_to_be_found")
+    (folder / "script.py").write_text("def f(reference, answer, row): return 1\nimport sys\nsys.exit(0)")
+    return tmp_path
+
+
+def test_a_function_of_the_users_own(root: Path) -> None:
+    assert score("python:mine/own.py:half", "a", "b", root) == Score(0.5, True)
+    assert score("python:mine/own.py:same", "a", "a", root) == Score(1.0, True)
+    assert score("python:mine/own.py:numpys", "a", "bool", root) == Score(1.0, True)
+    assert score("python:mine/own.py:numpys", "a", "float", root) == Score(0.5, True)
+    assert not (root / "data/evaluation/mine/__pycache__").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("broken", r"python:mine/own.py:broken, row r1: it raised KeyError: 'b': mend the function in .*own.py"),
+        ("words", r"row r1: it gave 'good': a number from 0 to 1 is wanted"),
+        ("too_much", r"row r1: it gave 7"),
+        ("nan", r"row r1: it gave nan"),
+        ("leave", r"row r1: it raised SystemExit: 0: mend the function in .*own.py"),
+        ("numpys", r"row r1: it raised KeyError"),
+    ],
+)
+def test_what_is_wrong_with_the_users_function_is_one_sentence(root: Path, function: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        score(f"python:mine/own.py:{function}", "a", "b", root)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "words"),
+    [
+        ("python:none.py:f", "none.py isn't there"),
+        ("python:mine/own.py:absent", "has no function absent"),
+        ("python:mine/own.py:number", "has no function number"),
+        ("python:mine/bad.py:f", r"bad.py can't be loaded \(ModuleNotFoundError"),
+        ("python:mine/script.py:f", r"script.py can't be loaded \(SystemExit: 0\): mend it"),
+    ],
+)
+def test_a_function_that_is_not_there_is_one_sentence(root: Path, spelling: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse(spelling, root=root)
+
+
+@pytest.mark.parametrize(
+    ("spellings", "words"),
+    [
+        (["exakt"], "'exakt' is no scorer: write exact_match, json_fields"),
+        ([""], "is no scorer"),
+        (["exact_match:x"], "exact_match takes nothing after it"),
+        (["number:"], "names no marker"),
+        (["number"], "names no marker"),
+        (["regex:("], r"regex:\( can't be read as a regular expression"),
+        (["regex:"], "names no pattern"),
+        (["python:f"], "write python:FILE.py:FUNCTION"),
+        (["python:../f.py:g"], "write python:FILE.py:FUNCTION"),
+        (["python:/etc/f.py:g"], "write python:FILE.py:FUNCTION"),
+        (["python:a/../../f.py:g"], "write python:FILE.py:FUNCTION"),
+        (["judge"], "evaluate.judge is null"),
+        (["rouge_l", "exact_match", "rouge_l"], "rouge_l is named twice"),
+    ],
+)
+def test_a_list_that_cannot_be_is_one_sentence(spellings: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_scorers(spellings, has_judge=False)
+
+
+def test_a_list_that_can_be() -> None:
+    check_scorers(["exact_match", "json_fields", "rouge_l", "number:####", "regex:a:b", "code", "python:a/b.py:f"], has_judge=False)
+    check_scorers([], has_judge=False)
+    with pytest.raises(ConfigError, match=r"evaluate\.scorers: 'exakt' is no scorer"):
+        parse("exakt")
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = "import sys, pipeline.metrics.scorers, pipeline.metrics.paired; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"scipy", "nltk", "rouge_score", "openai", "torch", "httpx", "regex"} & set(names)

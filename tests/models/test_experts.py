@@ -1,0 +1,44 @@
+"""experts: every way in which a configuration says that a model is a mixture, and dense models that speak of experts too."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import DataError
+from pipeline.models.experts import refuse_experts, refuse_experts_of
+
+MIXTURES: list[dict[str, Any]] = [
+    {"model_type": "qwen2_moe", "num_experts": 60, "moe_intermediate_size": 1408},
+    {"model_type": "mixtral", "num_local_experts": 8},
+    {"model_type": "deepseek_v2", "n_routed_experts": 64, "n_shared_experts": 2},
+    {"model_type": "new", "moe_num_experts": [64, 64]},
+    {"model_type": "new", "moe_layer_freq": 2},
+    {"model_type": "granitemoe"},
+    {"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16}},
+    {"model_type": "llama4", "text_config": {"num_local_experts": 16}},
+]
+DENSE: list[dict[str, Any]] = [
+    {"model_type": "qwen2"},
+    {"model_type": "deepseek_v2", "n_routed_experts": None},
+    {"model_type": "granitemoehybrid", "num_local_experts": 0, "num_experts_per_tok": 0},
+    {"model_type": "hunyuan_v1_dense", "num_experts": 1, "moe_topk": 1},
+    {"model_type": "gemma", "text_config": {"num_experts": None}},
+]
+
+
+@pytest.mark.parametrize("config", MIXTURES, ids=str)
+def test_a_mixture_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"^a/b is a mixture of experts \(\w+ .*\), whose experts"):
+        refuse_experts(config, "a/b")
+
+
+@pytest.mark.parametrize("config", DENSE, ids=str)
+def test_a_dense_model_is_not(config: dict[str, Any]) -> None:
+    refuse_experts(config, "a/b")
+
+
+@pytest.mark.parametrize(("fields", "refused"), [({"llama.expert_count": 8}, True), ({"llama.expert_count": 0}, False), ({}, False)])
+def test_a_gguf_says_it_in_its_header(fields: dict[str, Any], refused: bool) -> None:
+    with pytest.raises(DataError, match="mixture") if refused else nullcontext():
+        refuse_experts_of({"general.architecture": "llama"} | fields, "x.gguf")

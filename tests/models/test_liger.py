@@ -1,0 +1,122 @@
+"""liger: its parts are in the model after loading, its loss is plain cross entropy's, and it is refused where it can't be."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.core.errors import ToolError
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
+
+# in a process of its own: Liger's patches stay for good
+APPLY = """
+import sys
+from pathlib import Path
+from transformers import AutoConfig, AutoModelForCausalLM
+from pipeline.models.liger_loss import apply_liger, check_liger
+
+for folder in map(Path, sys.argv[1:]):
+    apply_liger(folder)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    check_liger(model)
+    layer = model.model.layers[0]
+    print(*(type(part).__name__ for part in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp, model.model.norm)))
+"""
+
+# in Triton's interpreter: its kernels on a CPU
+COMPARE = """
+import sys
+import torch
+from types import SimpleNamespace
+from pipeline.models.liger_loss import fused_loss
+
+device, softcap, scaling = sys.argv[1], float(sys.argv[2]) or None, float(sys.argv[3])
+torch.manual_seed(0)
+hidden, vocabulary, tokens = 32, 160, 24
+head = torch.nn.Linear(hidden, vocabulary, bias=False).to(device).requires_grad_(False)
+states = torch.randn(1, tokens, hidden, device=device, requires_grad=True)
+labels = torch.randint(0, vocabulary, (1, tokens), device=device)
+labels[0, :7] = -100
+config = SimpleNamespace(final_logit_softcapping=softcap, logits_scaling=scaling)
+model = SimpleNamespace(model=lambda **inputs: (states,), lm_head=head, config=config)
+
+fused = fused_loss(model, {"input_ids": labels, "labels": labels}, tokens=17)
+fused.backward()
+gradient, states.grad = states.grad.clone(), None
+logits = head(states[:, :-1]).flatten(0, 1) / scaling
+logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+plain = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=-100, reduction="sum") / 17
+plain.backward()
+assert abs(fused.item() - plain.item()) < 1e-5 * plain.item(), (fused.item(), plain.item())
+assert torch.allclose(gradient, states.grad, rtol=1e-5, atol=1e-6), (gradient - states.grad).abs().max()
+print("equal", fused.item(), plain.item())
+"""
+
+
+def run(script: str, *arguments: str, **environment: str) -> str:
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, env=os.environ | environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def write_config(folder: Path, model_type: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    shape = {
+        "model_type": model_type, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(shape))
+    return folder
+
+
+def test_the_loaded_models_are_made_of_ligers_parts(tmp_path: Path) -> None:
+    folders = [write_config(tmp_path / model_type, model_type) for model_type in ("qwen2", "qwen3", "llama", "mistral")]
+    assert run(APPLY, *map(str, folders)).splitlines() == ["LigerRMSNorm LigerRMSNorm LigerSwiGLUMLP LigerRMSNorm"] * 4
+
+
+def test_a_model_without_ligers_parts_is_refused() -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    with pytest.raises(ToolError, match="RoPE of qwen2 is not Liger's after loading"):
+        check_liger(Qwen2ForCausalLM(Qwen2Config(**shape)))
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neox", "gemma2"])  # unknown to Liger; known, but with another MLP
+def test_an_architecture_without_all_kernels_is_refused(model_type: str, tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match=f"SwiGLU of {model_type}: set train.loss to chunked"):
+        apply_liger(write_config(tmp_path, model_type))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "triton", "wanted", "chosen"),
+    [
+        (True, True, "auto", "liger"),
+        (True, True, "liger", "liger"),
+        (True, True, "chunked", "chunked"),
+        (True, False, "auto", "chunked"),
+        (False, True, "auto", "chunked"),
+        (False, True, "liger", "need a GPU"),
+        (True, False, "liger", "need Triton"),
+    ],
+)
+def test_the_loss_is_what_the_machine_can_do(gpu: bool, triton: bool, wanted: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr("pipeline.models.liger_loss.find_spec", lambda name: triton or None)
+    if chosen.startswith("need"):
+        with pytest.raises(ToolError, match=chosen):
+            choose_loss(wanted)
+    else:
+        assert choose_loss(wanted) == chosen
+
+
+@pytest.mark.parametrize("scaling", [pytest.param("1", marks=pytest.mark.slow), "0.25"])
+def test_the_fused_loss_is_cross_entropy_in_tritons_interpreter(scaling: str) -> None:
+    """Without a softcap, which the interpreter can't pass to the kernel: tests/gpu has that case."""
+    assert run(COMPARE, "cpu", "0", scaling, TRITON_INTERPRET="1").startswith("equal")

@@ -1,0 +1,100 @@
+"""The NF4 codec: bitsandbytes' bytes and numbers for every shape and type; numbers rounded once to 16 bits."""
+
+from collections.abc import Iterator
+
+import bitsandbytes.functional as bnb
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.errors import DataError
+from pipeline.models.merging.judge import unit
+from pipeline.models.merging.nf4 import Nf4, block_maxima, codes, dynamic_values, nf4_values, packed, round_trip, tensor_scales
+from pipeline.models.merging.rounding import check_finite, round_once
+
+TYPES = ("float32", "bfloat16", "float16")
+
+
+@pytest.fixture(autouse=True)
+def _eager() -> Iterator[None]:
+    """bitsandbytes compiles a part of its CPU code anew for every shape, which takes seconds each."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def test_the_tables_are_bitsandbytes() -> None:
+    assert torch.equal(nf4_values(), bnb.get_4bit_type("nf4", "cpu"))
+    assert torch.equal(dynamic_values(), bnb.create_dynamic_map())
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    rows=st.integers(1, 90), columns=st.sampled_from([1, 2, 7, 33, 63, 64, 128, 130, 320, 576]), dtype=st.sampled_from(TYPES), double=st.booleans(),
+    scale=st.sampled_from([0.0, 1e-6, 0.02, 1.0, 300.0]), zeros=st.sampled_from([0.0, 0.5, 0.99]), seed=st.integers(0, 999),
+)  # fmt: skip
+def test_bytes_and_numbers_are_bitsandbytes(rows: int, columns: int, dtype: str, double: bool, scale: float, zeros: float, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    values = torch.randn(rows, columns, generator=random) * scale * (torch.rand(rows, columns, generator=random) >= zeros)
+    values = values.to(getattr(torch, dtype))
+    theirs, state = bnb.quantize_4bit(values, blocksize=64, compress_statistics=double, quant_type="nf4")
+    nf4 = Nf4(dtype, double)
+    cut = rows * columns // 2 // 64 * 64  # the same in two runs of whole blocks
+    maxima, scales = tensor_scales([part for part in (values.view(-1)[:cut], values.view(-1)[cut:]) if part.numel()], nf4)
+    assert torch.equal(packed(codes(values.view(-1), maxima, 64)), theirs.view(-1))
+    if double:
+        assert torch.equal(scales.codes, state.absmax)
+        assert torch.equal(scales.nested, state.state2.absmax)
+        assert torch.equal(scales.offset, state.offset)
+    else:
+        assert torch.equal(scales.used, state.absmax)
+    ours = round_trip(values.view(-1), maxima, scales.used, nf4)
+    assert ours.dtype == values.dtype
+    assert torch.equal(ours, bnb.dequantize_4bit(theirs, state).reshape(-1))
+
+
+def test_codes_are_right_next_to_every_boundary() -> None:
+    middles = (nf4_values()[1:] + nf4_values()[:-1]) / 2
+    edges = torch.arange(-256, 257) / 256.0  # of the table that finds the code
+    near = torch.cat([(torch.cat([middles, edges]).view(torch.int32) + step).view(torch.float32).clamp(-1, 1) for step in range(-40, 41)])
+    near = near.nan_to_num(0.0)  # one step below +0 are the bits of a NaN
+    near = torch.cat([near, torch.zeros(-len(near) % 63)]).view(-1, 63)
+    blocks = torch.cat([torch.ones(len(near), 1), near], dim=1).view(-1)  # with a 1, a block's scale is 1
+    assert torch.equal(codes(blocks, block_maxima(blocks, 64), 64), torch.bucketize(blocks, middles, out_int32=True))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("float16", "F16"), ("bfloat16", "BF16")])
+def test_numbers_are_rounded_once(kind: str, name: str) -> None:
+    dtype = getattr(torch, kind)
+    low = torch.arange(0x100, 0x7B00, 7).to(torch.int16).view(dtype)
+    low = torch.cat([low, -low])
+    high = torch.nextafter(low, torch.tensor(float("inf"), dtype=dtype))
+    middle = (low.double() + high.double()) / 2
+    for step in (-1e-9, -1e-12, 0.0, 1e-12, 1e-9):  # so near a tie that float32 would fall onto it
+        exact = middle * (1 + step)
+        rounded = round_once(exact.clone(), dtype)
+        assert ((rounded.double() - exact).abs() <= 0.5 * unit(exact, name)).all(), step
+    tie = round_once(middle.clone(), dtype).view(torch.int16)
+    assert (tie & 1 == 0).all()
+    twice = (middle * (1 + 1e-12)).to(dtype)
+    assert ((twice.double() - middle * (1 + 1e-12)).abs() > 0.5 * unit(middle, name)).any()  # what torch does
+
+
+@given(st.lists(st.floats(-60_000, 60_000), min_size=1, max_size=50))
+def test_any_number_is_within_half_a_unit(numbers: list[float]) -> None:
+    exact = torch.tensor(numbers, dtype=torch.float64)
+    for kind, name in (("float16", "F16"), ("bfloat16", "BF16")):
+        normal = exact[(exact.abs() > 2.0**-126) | (exact == 0)]
+        rounded = round_once(normal.clone(), getattr(torch, kind))
+        assert ((rounded.double() - normal).abs() <= 0.5 * unit(normal, name)).all()
+    assert torch.equal(round_once(exact.clone(), torch.float32), exact.float())
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_not_finite_is_refused(kind: str, wrong: float) -> None:
+    dtype = getattr(torch, kind)
+    check_finite(torch.tensor([0.0, -1.0, torch.finfo(dtype).max], dtype=dtype), "w")
+    check_finite(torch.tensor([], dtype=dtype), "w")
+    with pytest.raises(DataError, match=f"w has values that {kind} can't hold"):
+        check_finite(torch.tensor([1.0, wrong], dtype=dtype), "w")

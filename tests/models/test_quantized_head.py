@@ -1,0 +1,136 @@
+"""A packed head's loss: chunked_loss's number and gradients on the same weights dense, whatever is trained, by blocks of any size."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_quantized_linear import random_rows
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipeline.models import quantized_head as head
+from pipeline.models.chunked_loss import ChunkedLoss, chunked_loss
+from pipeline.models.loss_parts import trained_states
+from pipeline.models.quantized_head import packed_loss
+from pipeline.models.quantized_linear import PackedLinear
+
+HIDDEN, VOCABULARY = 256, 96
+
+
+def models(kind: Kind = Kind.Q4_K, dtype: torch.dtype = torch.float32, bias: bool = False, scale: float = 1.0, **config: Any) -> tuple[Any, Any]:
+    """A model with a packed head and its twin with the same head dense; what they answer is a leaf `states` (2, 12, H) of `dtype`."""
+    packed = PackedLinear(random_rows(kind, VOCABULARY, HIDDEN), int(kind), torch.linspace(-1, 1, VOCABULARY) if bias else None, compute_dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    values = (torch.randn(2, 12, HIDDEN, generator=generator) * scale).to(dtype)
+    made = []
+    for lm_head in (packed, packed.densify()):
+        states = values.clone().requires_grad_()
+        shape = SimpleNamespace(vocab_size=VOCABULARY, **config)
+        made.append(SimpleNamespace(model=lambda states=states, **inputs: (states,), lm_head=lm_head, states=states, config=shape))
+    return made[0], made[1]
+
+
+def plain_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
+    """chunked_loss's own way, whatever kind of head it is."""
+    states, targets = trained_states(model, inputs)
+    return ChunkedLoss.apply(states, targets, model, max(len(targets), 1) if tokens is None else tokens, torch.is_grad_enabled())
+
+
+def compare(ours: Any, theirs: Any, labels: torch.Tensor, tokens: Any = None, tolerance: float = 1e-5) -> None:
+    """Both losses and both gradients are the same."""
+    value, expected = packed_loss(ours, {"labels": labels}, tokens), plain_loss(theirs, {"labels": labels}, tokens)
+    assert value.dtype == torch.float32 and value.item() == pytest.approx(expected.item(), rel=tolerance, abs=1e-7)
+    (value * 3).backward(), (expected * 3).backward()
+    largest = max(float(theirs.states.grad.float().abs().max()), 1e-12)
+    torch.testing.assert_close(ours.states.grad.float(), theirs.states.grad.float(), rtol=tolerance, atol=tolerance * largest)
+
+
+def all_trained() -> torch.Tensor:
+    """Labels (2, 12) of different tokens over the whole vocabulary."""
+    return torch.arange(24).reshape(2, 12) * 7 % VOCABULARY
+
+
+@settings(max_examples=25, deadline=None)
+@given(trained=st.lists(st.booleans(), min_size=24, max_size=24), block=st.integers(1, 100), tokens=st.sampled_from([None, 17]))
+def test_value_and_gradients_are_chunked_losss(trained: list[bool], block: int, tokens: int | None) -> None:
+    labels = torch.where(torch.tensor(trained).reshape(2, 12), all_trained(), -100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head, "BLOCK_HEAD", block * HIDDEN)
+        compare(*models(), labels, tokens)
+
+
+@pytest.mark.parametrize("config", [{"final_logit_softcapping": 3.0}, {"logits_scaling": 8.0}, {"logit_scale": 0.25, "final_logit_softcapping": 2.0}])
+@pytest.mark.parametrize("bias", [False, True])
+def test_factor_softcap_and_bias_are_honoured(config: dict[str, Any], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "BLOCK_HEAD", 10 * HIDDEN)
+    compare(*models(bias=bias, scale=4.0, **config), all_trained())
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q6_K, Kind.Q4_1, Kind.F16], ids=lambda kind: kind.name)
+def test_any_type_of_head(kind: Kind) -> None:
+    compare(*models(kind), all_trained())
+
+
+def test_bfloat16_is_as_close_as_bfloat16_is() -> None:
+    compare(*models(dtype=torch.bfloat16), all_trained(), tolerance=1e-2)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_gradient_below_float16_waits_for_the_loss_scale_in_float32(packed: bool) -> None:
+    """Divided by the tokens of a step, before the scaler's 65,536."""
+    tokens, scale = 40_000_000, 65_536.0
+    found, exact = (pair[not packed] for pair in (models(dtype=torch.float16), models(dtype=torch.float32)))
+    for model in (found, exact):
+        loss = packed_loss if packed else plain_loss
+        (loss(model, {"labels": all_trained()}, tokens) * scale).backward()
+    exact_gradient = exact.states.grad
+    assert found.states.grad.dtype == torch.float16 and float(exact_gradient.abs().max()) / scale < 6e-8
+    torch.testing.assert_close(found.states.grad.float(), exact_gradient, rtol=2e-2, atol=2e-2 * float(exact_gradient.abs().max()))
+
+
+def test_of_a_token_that_it_is_sure_of_the_gradient_is_not_lost_in_rounding() -> None:
+    ours, theirs = models(dtype=torch.bfloat16)
+    exact, _ = models()
+    labels = all_trained()
+    towards = torch.linalg.pinv(exact.lm_head.rows(0, VOCABULARY)).T  # (V, H): a logit of 1 for its token, of 0 for the others
+    sure = (12 * towards)[labels.roll(-1, 1)].bfloat16()  # softmax of the target about 0.999
+    for model in (ours, theirs, exact):
+        model.states.data.copy_(sure)
+    for model in (ours, exact):
+        packed_loss(model, {"labels": labels}).backward()
+    plain_loss(theirs, {"labels": labels}).backward()
+    wanted = exact.states.grad
+    off, usual = (float((model.states.grad.float() - wanted).norm() / wanted.norm()) for model in (ours, theirs))
+    assert off <= 1.2 * usual
+
+
+def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:
+            made = function(*arguments, **(more or {}))
+            sizes.extend(one.numel() for one in (made if isinstance(made, tuple | list) else (made,)) if isinstance(one, torch.Tensor))
+            return made
+
+    ours, _ = models(Kind.F32)  # its packed bytes are few operations, each of a block
+    monkeypatch.setattr(head, "BLOCK_HEAD", 4 * HIDDEN)
+    with Sizes():
+        packed_loss(ours, {"labels": all_trained()}).backward()
+    assert max(sizes) < VOCABULARY * HIDDEN and 22 * VOCABULARY not in sizes
+
+
+def test_without_gradients_none_are_made() -> None:
+    ours, theirs = models()
+    with torch.no_grad():
+        value, expected = packed_loss(ours, {"labels": all_trained()}), plain_loss(theirs, {"labels": all_trained()})
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5) and not value.requires_grad
+
+
+def test_chunked_loss_takes_it_for_a_packed_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _ = models()
+    monkeypatch.setattr(ChunkedLoss, "apply", None)
+    assert chunked_loss(ours, {"labels": all_trained()}).item() == packed_loss(ours, {"labels": all_trained()}).item()

@@ -1,0 +1,248 @@
+"""A model on a GGUF's bytes: transformers' own logits of the same file, every tensor used once, trained as the dense model is; others refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import MORE, SIZES, write_tokenizer
+from gguf_edit import Tensors, change_tensors
+from peft import get_peft_model
+from qwen2_variants import ROWS
+from tiny import tiny_gguf
+from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+
+from pipeline.config.params import Params
+from pipeline.core.errors import DataError
+from pipeline.gguf.tensors import gguf_tensors
+from pipeline.llamacpp.converters import quantise_gguf, to_gguf
+from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.models.chunked_loss import check_head, chunked_loss
+from pipeline.models.qlora import check_adapter, lora_config
+from pipeline.models.quantized_linear import PackedEmbedding, PackedLinear
+from pipeline.models.quantized_model import in_order, load_packed
+from pipeline.models.tensors import frozen_tensors, tensor_bytes
+
+LEVELS = ("F16", "Q8_0", "Q4_K_M")
+IDS = torch.arange(48).reshape(2, 24) * 37 % 2000
+
+
+def write_model(name: str, folder: Path, tools: Toolchain, tied: bool) -> Path:
+    """A random two-layer model whose norms and biases are random too, as a Hugging Face folder; the folder."""
+    ends = write_tokenizer("qwen2", folder, tools)  # the same small vocabulary for all
+    config = AutoConfig.for_model(name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": ROWS, "tie_word_embeddings": tied}))
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[("llama", False), ("llama", True), ("qwen2", True), ("qwen2", False), ("qwen3", False)],
+                ids=lambda param: f"{param[0]}-{'tied' if param[1] else 'untied'}")  # fmt: skip
+def levels(request: pytest.FixtureRequest, tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """{level: folder with config.json and model.gguf} of one model."""
+    name, tied = request.param
+    root = tmp_path_factory.mktemp(name)
+    source = write_model(name, root / "source", tools, tied)
+    made = {level: root / level for level in LEVELS}
+    for level, folder in made.items():
+        folder.mkdir()
+        for file in source.glob("*config.json"):
+            shutil.copyfile(file, folder / file.name)
+        if level == "F16":
+            to_gguf(tools, source, folder / "model.gguf", "F16", name, "qwen2")
+        else:
+            quantise_gguf(tools, made["F16"] / "model.gguf", folder / "model.gguf", level, 1)
+    return made
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """The one-layer Llama of `tiny_gguf`, with its config.json; the folder."""
+    tiny_gguf(tmp_path / "model.gguf")
+    config = AutoConfig.for_model(
+        "llama", vocab_size=261, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
+        max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=True, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
+    """`load_packed` on the CPU."""
+    return load_packed(folder, compute_dtype=dtype, device="cpu", **more)
+
+
+def logits(model: Any) -> torch.Tensor:
+    """Float32 logits of IDS."""
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=IDS % model.config.vocab_size, use_cache=False).logits.float()
+    return found
+
+
+def settings(params: dict[str, Any]) -> Any:
+    """The section train of `params` for LoRA on all linears."""
+    params["train"] |= {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "lora_dropout": 0.0}
+    return Params.model_validate(params).train
+
+
+# --- what it answers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_logits_are_transformers_own_of_the_same_file(levels: dict[str, Path], level: str) -> None:
+    folder = levels[level]
+    theirs = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file="model.gguf", config=AutoConfig.from_pretrained(folder), dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )  # fmt: skip
+    expected = logits(theirs.eval())
+    model = load(folder)
+    check_head(model)
+    assert float((logits(model) - expected).abs().max() / expected.abs().max()) <= 1e-4
+    assert float((logits(load(folder, dense=True)) - expected).abs().max() / expected.abs().max()) <= 1e-4
+    in_bfloat16 = logits(load(folder, torch.bfloat16))
+    assert float((in_bfloat16 - expected).pow(2).mean() / expected.pow(2).mean()) <= 1e-3
+    for (name, ours), (_, other) in zip(model.named_buffers(), theirs.named_buffers(), strict=True):
+        assert torch.equal(ours, other), name
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> None:
+    model = load(levels[level], torch.bfloat16)
+    assert not model.config.use_cache and not model.training and not any(weight.requires_grad for weight in model.parameters())
+    matrices = {tensor for tensor in gguf_tensors(levels[level] / "model.gguf")[1].values() if len(tensor.shape) == 2}
+    packed = [module.weight for module in model.modules() if isinstance(module, PackedLinear | PackedEmbedding)]
+    assert tensor_bytes(packed) == sum(tensor.rows * tensor.row_bytes for tensor in matrices)
+    vectors = [weight for weight in model.parameters() if weight.dim() == 1]
+    assert {weight.dtype for weight in vectors} == {torch.bfloat16}
+    assert tensor_bytes(frozen_tensors(model)) == tensor_bytes([*packed, *vectors, *model.buffers()])
+    if model.config.tie_word_embeddings:
+        assert model.lm_head.weight is model.get_input_embeddings().weight
+    kinds = {module.kind for module in model.modules() if isinstance(module, PackedLinear)}
+    assert kinds == {"F16": {1}, "Q8_0": {8}, "Q4_K_M": {12, 14}}[level]  # ggml's numbers: Q4_K and Q6_K in the last
+
+
+def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(levels: dict[str, Path], tiny_params: dict[str, Any]) -> None:
+    train = settings(tiny_params)
+    labels = torch.where(torch.arange(IDS.numel()).reshape(IDS.shape) % 3 > 0, IDS, -100)
+    learnt = []
+    for dense in (False, True):
+        torch.manual_seed(0)
+        model = get_peft_model(load(levels["Q4_K_M"], dense=dense), lora_config(train))
+        assert check_adapter(model, train) > 0
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.data = torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.02
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+        loss = chunked_loss(model.train().get_base_model(), {"input_ids": IDS, "labels": labels})
+        loss.backward()
+        learnt.append((loss.item(), {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}))
+    (ours, gradients), (theirs, expected) = learnt
+    assert ours == pytest.approx(theirs, rel=1e-5) and gradients.keys() == expected.keys() and len(gradients) == 2 * 7 * 2
+    for name, gradient in gradients.items():
+        assert float((gradient - expected[name]).abs().max()) <= 1e-4 * float(expected[name].abs().max()), name
+        assert float(gradient.abs().max()) > 0
+
+
+def test_it_generates(levels: dict[str, Path]) -> None:
+    model = load(levels["Q4_K_M"])
+    answer = model.generate(input_ids=IDS[:1, :4], attention_mask=torch.ones(1, 4, dtype=torch.long), max_new_tokens=3, do_sample=False)
+    assert answer.shape[1] > 4
+    expected = load(levels["Q4_K_M"], dense=True).generate(
+        input_ids=IDS[:1, :4], attention_mask=torch.ones(1, 4, dtype=torch.long), max_new_tokens=3, do_sample=False
+    )
+    assert torch.equal(answer, expected)
+
+
+def test_rows_go_back_to_where_the_converter_took_them_from() -> None:
+    rows = torch.arange(24).reshape(12, 2)
+    heads = np.concatenate([np.stack(np.split(head, 2), axis=1).reshape(-1, 2) for head in np.split(rows.numpy(), 3)])  # as gguf_sources has it
+    assert not np.array_equal(heads, rows.numpy())
+    assert torch.equal(in_order(torch.from_numpy(heads), 3), rows)
+
+
+# --- what it refuses --------------------------------------------------------------------------------------------------------
+
+
+def drop(name: str) -> Callable[[Tensors], Tensors]:
+    """Takes a tensor out."""
+    return lambda tensors: {key: value for key, value in tensors.items() if key != name}
+
+
+def add(name: str, like: str) -> Callable[[Tensors], Tensors]:
+    """Puts in another tensor with the shape and bytes of one that is there."""
+    return lambda tensors: tensors | {name: tensors[like]}
+
+
+def test_the_tiny_file_is_fine(base: Path) -> None:
+    assert logits(load(base)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (drop("blk.0.ffn_up.weight"), r"has no blk\.0\.ffn_up\.weight, which config\.json asks for \(model\.layers\.0\.mlp\.up_proj\.weight\)"),
+        (drop("output_norm.weight"), r"has no output_norm\.weight"),
+        (add("blk.1.attn_norm.weight", "blk.0.attn_norm.weight"), r"holds blk\.1\.attn_norm\.weight, which config\.json has no place for"),
+        (add("output.weight", "token_embd.weight"), r"holds output\.weight"),
+        (add("rope_freqs.weight", "output_norm.weight"), r"scaled rotary positions \(rope_freqs\.weight\)"),
+        (add("blk.0.ffn_up.weight", "blk.0.ffn_down.weight"), r"blk\.0\.ffn_up\.weight is \(32, 64\) and config\.json asks for \(64, 32\)"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_not_this_models_is_refused(base: Path, change: Callable[[Tensors], Tensors], sentence: str) -> None:
+    change_tensors(base / "model.gguf", change)
+    with pytest.raises(DataError, match=sentence):
+        load(base)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}, "is a Qwen2MoeForCausalLM, and only LlamaForCausalLM, "),
+        ({"architectures": None}, "is a model without architectures, and only"),
+        ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, "is of architecture llama and config.json beside it of qwen2"),
+        ({"tie_word_embeddings": False}, r"has no output\.weight"),
+        ({"num_hidden_layers": 2}, r"has no blk\.1\."),
+    ],
+)  # fmt: skip
+def test_a_config_that_is_not_this_files_is_refused(base: Path, changed: dict[str, Any], sentence: str) -> None:
+    config = json.loads((base / "config.json").read_text()) | changed
+    (base / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=sentence):
+        load(base)
+
+
+def test_a_norm_that_the_compute_type_cannot_hold_is_refused(base: Path) -> None:
+    tiny_gguf(base / "model.gguf", tensors={"output_norm.weight": np.full(32, 1e6, np.float32)})
+    with pytest.raises(DataError, match=r"output_norm\.weight has values that torch\.float16 can't hold"):
+        load(base, torch.float16)
+
+
+def test_a_file_that_is_cut_off_is_refused(base: Path) -> None:
+    data = (base / "model.gguf").read_bytes()
+    (base / "model.gguf").write_bytes(data[:-100])
+    with pytest.raises(DataError, match="not a whole GGUF"):
+        load(base)
+
+
+# --- what is claimed of it --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_it_runs() -> None:
+    script = PROJECT / "benchmarks" / "gguf_train.py"
+    done = subprocess.run([sys.executable, str(script), "--quick"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "packed ÷ NF4: peak " in done.stdout

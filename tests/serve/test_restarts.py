@@ -1,0 +1,214 @@
+"""Restarts: pauses and limit on a clock, and the real llama-server killed, stuck and grown, under `quench serve`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import tiny
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.params import load_params
+from pipeline.core.errors import MachineError, ToolError
+from pipeline.llamacpp.server import Server, free_port, serving
+from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.serve.restarts import HOUR, LONGEST_PAUSE, Restarts, how_it_ended, keep_serving, own_memory, watch
+
+# each rule is twice the next one or it once: 2^40 ways to go on
+BOMB = "root ::= r0\n" + "\n".join(f"r{number} ::= r{number + 1} r{number + 1} | r{number + 1}" for number in range(40)) + '\nr40 ::= "a"?'
+
+
+def test_pauses_grow_up_to_the_limit() -> None:
+    restarts = Restarts(8)
+    assert [restarts.after_crash(float(second)) for second in range(9)] == [1, 2, 4, 8, 16, 32, 60, 60, None]
+    assert restarts.after_crash(HOUR + 8.5) == 1  # all are more than an hour ago, and the pauses are short again
+
+
+def test_without_restarts_the_first_crash_is_the_last() -> None:
+    assert Restarts(0).after_crash(1.0) is None
+
+
+@given(st.integers(0, 10), st.lists(st.floats(0, 3 * HOUR), min_size=1, max_size=60).map(sorted))
+def test_never_more_restarts_within_an_hour_than_allowed(limit: int, crashes: list[float]) -> None:
+    restarts = Restarts(limit)
+    restarted = [moment for moment in crashes if (pause := restarts.after_crash(moment)) is not None and 1 <= pause <= LONGEST_PAUSE]
+    for moment in restarted:
+        assert sum(0 <= moment - other < HOUR for other in restarted) <= limit  # subtracted as the code does: a float near 0 is lost otherwise
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(0, "ended by itself with exit status 0"), (-11, "was ended by SIGSEGV"), (-250, "was ended by signal 250")],
+)
+def test_ends_in_words(status: int, words: str) -> None:
+    assert how_it_ended(status) == words
+
+
+def test_a_first_start_that_fails_is_told_as_it_is() -> None:
+    @contextmanager
+    def broken() -> Iterator[Server]:
+        raise ToolError("llama-server ended with exit status 1 while loading:\nlast line")
+        yield
+
+    with pytest.raises(ToolError, match="while loading"):
+        keep_serving(broken, 5, lambda _: None, lambda _: None)
+
+
+def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["/bin/true"])
+    starts: Iterator[str] = iter(["up", "taken", "up", "taken"])
+    told: list[str] = []
+
+    @contextmanager
+    def start() -> Iterator[Server]:
+        if next(starts) == "taken":
+            raise MachineError("port 1 of 127.0.0.1 is in use")
+        with httpx.Client() as client:
+            yield Server(process, "", Path("no log"), client)
+
+    monkeypatch.setattr("pipeline.serve.restarts.time.sleep", lambda seconds: None)
+    with pytest.raises(ToolError, match=r"^port 1 of 127.0.0.1 is in use, more than 3 times within an hour[^\n]*\n\(the log is gone\)$"):
+        keep_serving(start, 3, lambda _: None, told.append)
+    assert [line.partition(":")[0] for line in told] == [
+        "llama-server ended by itself with exit status 0", "port 1 of 127.0.0.1 is in use", "llama-server answers again",
+        "llama-server ended by itself with exit status 0",
+    ]  # fmt: skip
+    with pytest.raises(MachineError):  # at the very first start
+        keep_serving(lambda: _taken(), 3, lambda _: None, told.append)
+
+
+@contextmanager
+def _taken() -> Iterator[Server]:
+    raise MachineError("port 1 of 127.0.0.1 is in use")
+    yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.tiny_gguf(tmp_path_factory.mktemp("restarts") / "tiny.gguf")
+
+
+def test_a_server_that_hangs_is_ended(tools: Toolchain, model: Path) -> None:
+    """The grammar keeps the loop that all answers come from busy; measured: for hours."""
+    with serving(tools, model, ctx_size=256, parallel=2, threads=1) as server:
+
+        def ask() -> None:
+            with pytest.raises(httpx.TransportError):
+                body = {"prompt": "a", "grammar": BOMB}
+                httpx.post(f"{server.url}/completion", json=body, headers=server.client.headers, timeout=60, trust_env=False)
+
+        client = threading.Thread(target=ask)
+        client.start()
+        time.sleep(0.5)
+        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200  # says nothing
+        assert watch(server, stall_seconds=2) == "llama-server answered nothing for 2 s and was ended"
+        client.join()
+
+
+def test_a_server_that_grows_is_ended(tools: Toolchain, model: Path) -> None:
+    with serving(tools, model, ctx_size=256, threads=1) as server:
+        assert (own_memory(server.process.pid) or 0) > 1_000_000
+        assert "of memory and was ended" in watch(server, growth_bytes=-1)
+    assert own_memory(2**22 + 1) is None
+
+
+def served_project(root: Path, max_restarts: int) -> tuple[dict[str, Any], list[str]]:
+    """A project with one model on a free port: its section serve, and the command that serves it."""
+    values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
+    values["serve"] |= {"port": free_port(), "ctx_size": 128, "n_predict": 16, "threads": 1, "parallel": 2, "max_restarts": max_restarts}
+    (root / "models" / "gguf").mkdir(parents=True)
+    tiny.tiny_gguf(root / "models" / "gguf" / "demo-Q4_K_M.gguf")
+    (root / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    return values["serve"], [sys.executable, "-m", "pipeline.cli", "serve", "Q4_K_M", "--root", str(root)]
+
+
+def server_of(parent: int) -> int:
+    """The process that a `quench serve` started."""
+    return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
+
+
+def lines_until(process: subprocess.Popen[str], words: str) -> str:
+    """What the process prints up to a line with `words`."""
+    assert process.stdout is not None
+    read = ""
+    for line in process.stdout:
+        read += line
+        if words in line:
+            return read
+    raise AssertionError(f"{words!r} was not said: {read}")
+
+
+def test_kill_9_restarts_it_until_it_is_too_often(tmp_path: Path) -> None:
+    settings, command = served_project(tmp_path, max_restarts=1)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+    try:
+        lines_until(process, "-d '")
+        key = (tmp_path / ".quench" / "api-key").read_text().strip()
+        os.kill(server_of(process.pid), signal.SIGKILL)
+        said = lines_until(process, "answers again")
+        assert said.startswith("llama-server was ended by SIGKILL: starting it again in 1 s (restart 1 of at most 1 within an hour)\n")
+        answer = httpx.post(
+            f"http://127.0.0.1:{settings['port']}/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+            headers={"Authorization": f"Bearer {key}"}, trust_env=False,
+        )  # fmt: skip
+        assert answer.status_code == 200
+        os.kill(server_of(process.pid), signal.SIGSEGV)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 4
+    assert err.startswith(
+        "quench: llama-server was ended by SIGSEGV, more than 1 times within an hour (serve.max_restarts): it is not started again; "
+    )
+    assert "print_timing" in err
+
+
+def test_a_second_serve_takes_nothing_from_the_first_and_a_log_may_vanish(tmp_path: Path) -> None:
+    _, command = served_project(tmp_path, max_restarts=1)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+    try:
+        lines_until(process, "-d '")
+        second = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
+        assert second.returncode == 6 and "is in use" in second.stderr
+        log = tmp_path / "logs" / "serve-Q4_K_M.log"
+        assert "model loaded" in log.read_text()
+        log.unlink()
+        os.kill(server_of(process.pid), signal.SIGKILL)
+        lines_until(process, "answers again")
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_no_server_stays_behind(tmp_path: Path, number: signal.Signals) -> None:
+    _, command = served_project(tmp_path, max_restarts=5)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+    lines_until(process, "-d '")
+    child = server_of(process.pid)
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == ((-9, "", "") if number == signal.SIGKILL else (0, "\nstopped\n", ""))
+    end = time.monotonic() + 5
+    while Path(f"/proc/{child}/exe").exists():  # a zombie has none
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_the_watch_is_answered_while_an_answer_is_generated(tools: Toolchain, model: Path) -> None:
+    body = {"prompt": "a", "n_predict": 5000, "ignore_eos": True, "stream": True}
+    with serving(tools, model, ctx_size=256, parallel=1, threads=1) as server, server.client.stream("POST", "/completion", json=body) as answer:
+        assert json.loads(next(answer.iter_lines()).removeprefix("data: "))
+        assert server.client.get("/lora-adapters", timeout=10).json() == []

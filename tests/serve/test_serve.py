@@ -1,0 +1,541 @@
+"""`quench serve` and `quench chat` against the real llama-server on tiny models that are rigged to say "he", once or without end."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tiny
+import yaml
+
+from pipeline.commands import chat as chatting
+from pipeline.commands.serve import Reply, choose_model, held_out_prompts, how_to_call, judge, model_file, need_port, serve, smoke
+from pipeline.config.params import Params, load_params
+from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, ToolError
+from pipeline.llamacpp.server import Server, connect, free_port, server_command
+from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.serve.key import KEY_FILE, ensure_key, read_key
+from pipeline.serve.stream import Piece, parse_line
+
+HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
+QUESTION = [{"role": "user", "content": "say it"}]
+
+
+def rigged(file: Path, *, stops: bool) -> Path:
+    """A model that answers "he" and ends its turn, or says "he" until it is cut off.
+
+    The blocks add nothing, so the last token alone decides: the output row of "he" likes +1 embeddings, the row of
+    the end of turn -1; only "he" itself has -1, and only where the model `stops`.
+    """
+    embedding, output = np.ones((TOKENS, HIDDEN), np.float16), np.zeros((TOKENS, HIDDEN), np.float16)
+    embedding[HE] = -1 if stops else 1
+    output[HE], output[END] = 1, -1
+    nothing = {"blk.0.attn_output.weight": np.zeros((HIDDEN, HIDDEN), np.float16), "blk.0.ffn_down.weight": np.zeros((HIDDEN, 64), np.float16)}
+    return tiny.tiny_gguf(file, tensors={"token_embd.weight": embedding, "output.weight": output, **nothing})
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    """The demo recipe on a free port with a short context."""
+    values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
+    values["serve"] |= {"port": free_port(), "ctx_size": 128, "n_predict": 16, "threads": 1}
+    return Params.model_validate(values)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
+    """A finished project: Q4_K_M stops by itself, Q5_K_M never does."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "models" / "gguf").mkdir(parents=True)
+    rigged(folder / "models" / "gguf" / "demo-Q4_K_M.gguf", stops=True)
+    rigged(folder / "models" / "gguf" / "demo-Q5_K_M.gguf", stops=False)
+    (folder / "params.yaml").write_text(yaml.safe_dump(params.model_dump()), encoding="utf-8")
+    (folder / "data" / "final").mkdir(parents=True)
+    row = {"kind": "chat", "messages": [*QUESTION, {"role": "assistant", "content": "he"}]}
+    text = {"kind": "text", "messages": [], "segments": [{"text": "he", "train": True}]}
+    lines = [json.dumps(row), json.dumps(text), *[json.dumps(row)] * 2]
+    (folder / "data" / "final" / "test.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+Open = Callable[[str], Any]
+
+
+@pytest.fixture
+def served(tools: Toolchain, params: Params, root: Path) -> Open:
+    """`served("Q4_K_M")` is a context with that model's server."""
+    return lambda model: serve(
+        tools=tools, model=model_file(params, root, model), key_file=ensure_key(root), log=root / "logs" / "test.log", settings=params.serve
+    )
+
+
+@pytest.fixture
+def server(served: Open) -> Iterator[Server]:
+    """The server of the model that stops."""
+    with served("Q4_K_M") as running:
+        yield running
+
+
+def test_closed_without_the_key_and_what_nobody_needs_is_closed_with_it(server: Server) -> None:
+    body = {"messages": QUESTION}
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=body).status_code == 401
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=body, headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert server.client.post("/v1/chat/completions", json=body).status_code == 200
+    assert server.client.get("/slots").status_code == 501
+    assert server.client.get("/metrics").status_code == 501
+    assert [server.client.get(path).status_code for path in ("/", "/index.html")] == [404, 404]
+
+
+def test_listens_on_loopback_only(server: Server) -> None:
+    port = int(server.url.rpartition(":")[2])
+    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    assert [words[1] for words in listening if words[1].endswith(f":{port:04X}") and words[3] == "0A"] == [f"0100007F:{port:04X}"]
+    everywhere = [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+    assert not [words for words in everywhere if words[1].endswith(f":{port:04X}") and words[3] == "0A"]
+
+
+def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: Path) -> None:
+    command = server_command(
+        tools, tmp_path / "x-Q4.gguf", port=8081, key_file=tmp_path / "key", ctx_size=4096, parallel=2, threads=6, n_gpu_layers=99,
+        flash_attn="on", n_predict=7,
+    )  # fmt: skip
+    for flag in ("--no-webui", "--no-slots", "--offline", "--jinja", "--cont-batching"):
+        assert flag in command
+    given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith("--") and command.index(flag) + 1 < len(command)}
+    assert (given["--batch-size"], given["--cache-ram"]) == ("512", "512")  # how long nobody else is looked at, and MiB of old conversations
+    assert given["--host"] == "127.0.0.1"
+    assert given["--api-key-file"] == str(tmp_path / "key")
+    assert (given["--ctx-size"], given["--parallel"], given["--threads"], given["--n-gpu-layers"]) == ("8192", "2", "6", "99")
+    assert (given["--flash-attn"], given["--n-predict"], given["--alias"]) == ("on", "7", "x-Q4")
+
+
+def test_smoke_tells_a_model_that_stops_from_one_that_does_not(served: Open, root: Path) -> None:
+    prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", 2)
+    assert prompts == [{"messages": QUESTION}] * 2
+    with served("Q4_K_M") as running:
+        replies = smoke(running, prompts)
+        assert [(reply.text, reply.finish_reason) for reply in replies] == [("he", "stop")] * 2
+        assert judge(replies, 0.9).startswith("2 of 2 answers stopped by themselves, 4 tokens, ")
+    with served("Q5_K_M") as running:
+        replies = smoke(running, prompts)
+        assert [(reply.finish_reason, reply.tokens) for reply in replies] == [("length", 16)] * 2
+        with pytest.raises(GateError, match=r"0 of 2 .*cut off: answer 1, 2"):
+            judge(replies, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "asked", "limit", "passes"),
+    [(5, 5, 0.9, True), (4, 5, 0.9, True), (3, 5, 0.9, True), (2, 5, 0.9, False), (6, 8, 0.9, True), (5, 8, 0.9, False), (0, 1, 0.9, False),
+     (4, 5, 1.0, False), (1, 5, None, True), (0, 5, None, False)],
+)  # fmt: skip
+def test_a_handful_of_answers_refuses_only_what_the_gate_would(stopped: int, asked: int, limit: float | None, passes: bool) -> None:
+    replies = [Reply("he", "stop" if number < stopped else "length", 2, 1.0) for number in range(asked)]
+    if passes:
+        assert ("cut off" in judge(replies, limit)) == (stopped < asked)
+    else:
+        with pytest.raises(GateError, match=f"^{stopped} of {asked} .*cut off"):
+            judge(replies, limit)
+
+
+def test_an_empty_answer_fails_the_smoke_test() -> None:
+    with pytest.raises(GateError, match="empty: answer 2"):
+        judge([Reply("he", "stop", 2, 1.0), Reply(" \n", "stop", 1, 1.0)], 0.9)
+
+
+def test_chat_streams_keeps_the_conversation_and_shows_the_speed(server: Server, root: Path) -> None:
+    told: list[str] = []
+    lines = iter(["", "say it", "/what", "again", "/new", "/quit"])
+    with connect(server.url, ensure_key(root).read_text().strip()) as client:
+        assert chatting.served_model(client) == "demo-Q4_K_M"
+        chatting.converse(client, lambda: next(lines), told.append)
+    text = "".join(told)
+    assert text.count("he\n[2 tokens, ") == 2
+    assert chatting.HELP in text and "a new conversation" in text
+
+
+def test_chat_says_that_the_context_is_full_and_goes_on(server: Server, root: Path) -> None:
+    told: list[str] = []
+    lines = iter(["word " * 200, "say it"])
+
+    def ask() -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    with connect(server.url, ensure_key(root).read_text().strip()) as client:
+        chatting.converse(client, ask, told.append)
+    assert "exceeds the available context size" in "".join(told)
+    assert "".join(told).count("he\n[2 tokens, ") == 1
+
+
+def test_chat_without_a_server_says_how_to_start_it(params: Params, tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="start the server with `quench serve`"):
+        chatting.main(params, tmp_path, None)
+    ensure_key(tmp_path)
+    with pytest.raises(ToolError, match="start the server with `quench serve`"):
+        chatting.main(params, tmp_path, None)
+
+
+def test_chat_refuses_another_key_and_another_model(server: Server, params: Params, root: Path) -> None:
+    with connect(server.url, "wrong") as client, pytest.raises(ToolError, match="does not take this project's key"):
+        chatting.served_model(client)
+    with pytest.raises(ConfigError, match="demo-Q4_K_M is served, not q5_k_m"):
+        chatting.main(params, root, "q5_k_m")
+
+
+@contextmanager
+def foreign(without_key: tuple[int, bytes], with_key: tuple[int, bytes]) -> Iterator[tuple[str, list[str | None]]]:
+    """The address of a server that is none of ours, and the keys that it was sent."""
+    keys: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            keys.append(self.headers["Authorization"])
+            status, body = with_key if keys[-1] else without_key
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_port}", keys
+    finally:
+        listening.shutdown()
+        thread.join()
+        listening.server_close()
+
+
+def test_the_key_goes_to_nobody_who_does_not_ask_for_one() -> None:
+    models = (200, b'{"data": [{"id": "x"}]}')
+    with foreign(models, models) as (url, keys), connect(url, "secret") as client:
+        with pytest.raises(ToolError, match=r"asks for no key \(HTTP 200\)"):
+            chatting.served_model(client)
+        assert keys == [None]
+
+
+def test_a_server_that_still_loads_says_so_before_it_asks_for_the_key() -> None:
+    loading = (503, b'{"error": {"message": "Loading model"}}')
+    with foreign(loading, loading) as (url, keys), connect(url, "secret") as client:
+        with pytest.raises(ToolError, match="still loading its model"):
+            chatting.served_model(client)
+        assert keys == [None]
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"\xff", b'{"object": "list"}', b'{"data": []}', b"[1]", b'{"data": 1}'])
+def test_a_foreign_server_is_told_as_one(body: bytes) -> None:
+    with foreign((401, b""), (200, body)) as (url, _), connect(url, "secret") as client, pytest.raises(ToolError, match="is no llama-server"):
+        chatting.served_model(client)
+
+
+def test_what_is_no_http_is_no_llama_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            one, _ = listening.accept()
+            with one:
+                one.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with connect(f"http://127.0.0.1:{listening.getsockname()[1]}", "secret") as client, pytest.raises(ToolError, match="is no llama-server"):
+            chatting.served_model(client)
+        thread.join()
+
+
+FOREIGN_LINES = (
+    "no JSON", "[]", '"text"', "3", '{"choices": 1}', '{"choices": [1]}', '{"choices": [{"delta": {"content": 5}}]}', '{"usage": 3}',
+    '{"choices": [{"delta": {"tool_calls": 3}}]}', '{"error": {}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", FOREIGN_LINES)
+def test_a_streamed_line_of_no_known_protocol_is_an_error(line: str) -> None:
+    piece = parse_line(f"data: {line}")
+    assert piece is not None and piece.error
+
+
+@pytest.mark.parametrize(
+    ("line", "piece"),
+    [
+        ('{"error": "boom"}', Piece(error="boom")),
+        ('{"error": {"message": "full", "code": 500}}', Piece(error="full")),
+        ('{"error": null, "choices": [{"delta": null}]}', Piece()),
+        ('{"choices": null, "usage": {"completion_tokens": "2", "details": {}, "n": 1}}', Piece(usage={"n": 1})),
+        ('{"choices": [{"delta": {"content": null, "reasoning_content": "h"}}], "timings": {"predicted_n": 3}}',
+         Piece(reasoning="h", timings={"predicted_n": 3})),
+    ],
+)  # fmt: skip
+def test_streamed_lines(line: str, piece: Piece) -> None:
+    assert parse_line(f"data: {line}") == piece
+
+
+@pytest.mark.parametrize("line", [b"data: no JSON\n\n", b'data: {"error": "bo\\u001bom"}\n\n'])
+def test_chat_goes_on_after_a_foreign_answer(line: bytes) -> None:
+    told: list[str] = []
+    lines = iter(["hi", "/quit"])
+    with foreign((401, b""), (200, line)) as (url, _), connect(url, "secret") as client:
+        chatting.converse(client, lambda: next(lines), told.append)
+    assert "the server broke off" in "".join(told)
+    assert "\x1b" not in "".join(told)
+
+
+def test_ctrl_c_at_the_prompt_keeps_the_conversation_and_twice_ends_it() -> None:
+    told: list[str] = []
+    said: Iterator[str | None] = iter([None, "/what", None, None, "/quit"])
+
+    def ask() -> str:
+        if (line := next(said)) is None:
+            raise KeyboardInterrupt
+        return line
+
+    chatting.converse(httpx.Client(), ask, told.append)
+    assert next(said) == "/quit"
+    assert told[0].startswith("\n") and chatting.HELP in told[1]
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [("plain – ünï\n\tok", "plain – ünï\n\tok"), ("a\x1b[2Jb\x07\r", "a[2Jb"), ("\u202egnp.exe", "gnp.exe"), ("👩‍💻\u00a01", "👩‍💻\u00a01")],
+)
+def test_model_text_can_not_steer_the_terminal(raw: str, shown: str) -> None:
+    assert chatting.printable(raw) == shown
+
+
+def test_key_is_made_once_and_is_its_owners_only(tmp_path: Path) -> None:
+    path = ensure_key(tmp_path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    key = path.read_text()
+    assert len(key.strip()) >= 43
+    path.chmod(0o644)
+    assert ensure_key(tmp_path).read_text() == key
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o666)
+    path.write_text("")
+    with path.open() as opened_before:
+        assert ensure_key(tmp_path).read_text().strip()
+        assert not opened_before.read()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def broken_key(path: Path, content: bytes | None) -> None:
+    path.parent.mkdir()
+    path.mkdir() if content is None else path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe", "schlüssel-schlüssel".encode(), b"short", b"two-lines-of-a-key\nand-the-other-line\n", b"with a space in it", b"\n", None],
+)
+def test_a_key_that_is_none(params: Params, tmp_path: Path, content: bytes | None) -> None:
+    broken_key(tmp_path / ".quench" / "api-key", content)
+    for reads in (lambda: ensure_key(tmp_path), lambda: chatting.main(params, tmp_path, None)):
+        with pytest.raises(ConfigError, match=r"api-key .*`quench serve` makes a new one"):
+            reads()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_key_of_somebody_else(tmp_path: Path) -> None:
+    ensure_key(tmp_path).chmod(0)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        read_key(tmp_path / KEY_FILE)
+
+
+def test_the_printed_command_keeps_the_key_out_of_the_list_of_processes(server: Server, root: Path) -> None:
+    path = ensure_key(root)
+    printed = how_to_call("Q4_K_M", server.url, path, root / "log")
+    assert path.read_text().strip() not in printed
+    assert "$(" not in printed  # a command's arguments are everybody's to read
+    if shutil.which("curl"):
+        done = subprocess.run(["/bin/sh", "-c", printed.partition("curl:\n")[2]], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "he"
+
+
+def test_what_is_printed_about_adapters(tmp_path: Path) -> None:
+    def printed(*adapters: str) -> str:
+        return how_to_call("adapter", "http://127.0.0.1:1", tmp_path / "key", tmp_path / "log", adapters)
+
+    assert "adapters" not in printed()
+    one, two = printed("own"), printed("own", "a tone")
+    assert "quench adapters own=0 (off), own=0.5 (half)\n" in one
+    assert '"lora"' not in one  # what is kept of one adapter's prompts isn't cleared by a request's own scales
+    assert "quench adapters own=0 (off), 'a tone=0.5' (half)\n" in two
+    assert '"lora": [{"id": 0, "scale": 0.5}] in its JSON, the others are off in it (0 own, 1 a tone)\n  OpenAI clients' in two
+
+
+def test_the_command_names_its_adapters_and_keeps_no_prompts_of_several(tools: Toolchain, tmp_path: Path) -> None:
+    def command(*lora: tuple[Path, float], **more: str) -> dict[str, str]:
+        words = server_command(tools, tmp_path / "x.gguf", port=1, key_file=tmp_path / "key", ctx_size=1, parallel=1, threads=1, n_gpu_layers=0,
+                               lora=lora, **more)  # fmt: skip
+        return dict(zip(words, [*words[1:], ""], strict=True))
+
+    one = command((Path("a,b.gguf"), 1))
+    assert (one["--lora"], one["--alias"], one["--cache-ram"], "--no-cache-prompt" in one) == ('"a,b.gguf"', "x+a_b", "0", False)
+    two = command((Path("a.gguf"), 0), (Path("b.gguf"), 1), alias="named")
+    assert (two["--lora-scaled"], two["--lora"], two["--alias"], "--no-cache-prompt" in two) == ("a.gguf:0.000000", "b.gguf", "named", True)
+
+
+def test_port_in_use_is_one_sentence(served: Open, params: Params) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # earlier tests' connections linger
+        taken.bind(("127.0.0.1", params.serve.port))
+        taken.listen()
+        with pytest.raises(MachineError, match=f"port {params.serve.port} of 127.0.0.1 is in use"), served("Q4_K_M"):
+            pass
+    need_port(params.serve.port)
+
+
+@pytest.mark.parametrize(
+    ("report", "asked", "chosen"),
+    [
+        (None, None, "Q4_K_M"),
+        ({"recommended": "Q5_K_M"}, None, "Q5_K_M"),
+        ({"recommended": "F16"}, None, "F16"),
+        ({"recommended": None}, None, "Q4_K_M"),
+        ({"recommended": "Q8_0"}, None, "Q4_K_M"),  # a report of another recipe
+        ({"recommended": "Q5_K_M"}, "q4_k_m", "Q4_K_M"),
+        (None, "BASE-f16", "base-F16"),
+    ],
+)
+def test_which_model_is_served(params: Params, tmp_path: Path, report: dict[str, Any] | None, asked: str | None, chosen: str) -> None:
+    if report is not None:
+        (tmp_path / "reports").mkdir()
+        (tmp_path / "reports" / "quants.json").write_text(json.dumps(report))
+    assert choose_model(params, tmp_path, asked) == chosen
+
+
+def test_unknown_model_and_missing_file(params: Params, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no model is called 'Q9': this recipe makes Q4_K_M, Q5_K_M, .*F16, base-F16"):
+        choose_model(params, tmp_path, "Q9")
+    without = params.model_copy(update={"convert": params.convert.model_copy(update={"base": False})})
+    with pytest.raises(ConfigError, match="no model is called 'base-F16'"):
+        choose_model(without, tmp_path, "base-F16")
+    with pytest.raises(DataError, match="stage quantize@Q4_K_M makes it"):
+        model_file(params, tmp_path, "Q4_K_M")
+    with pytest.raises(DataError, match="stage convert makes it"):
+        model_file(params, tmp_path, "base-F16")
+    with pytest.raises(DataError, match="run `snakemake curate`"):
+        held_out_prompts(tmp_path / "test.jsonl", 1)
+
+
+def quench(root: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "pipeline.cli", *words, "--root", str(root)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_until_it_is_told_to_stop(root: Path, params: Params, number: signal.Signals) -> None:
+    process = subprocess.Popen(quench(root, "serve"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(f"Q4_K_M is served on http://127.0.0.1:{params.serve.port}")
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert out.endswith("stopped\n")
+    end = time.monotonic() + 5
+    while time.monotonic() < end:  # the server's own end
+        try:
+            need_port(load_params(root / "params.yaml").serve.port)
+            break
+        except MachineError:
+            time.sleep(0.05)
+    need_port(params.serve.port)
+
+
+@pytest.mark.parametrize(("model", "code", "words"), [("Q4_K_M", 0, "2 of 2 answers stopped"), ("Q5_K_M", 5, "0 of 2 answers stopped")])
+def test_the_command_smoke(root: Path, model: str, code: int, words: str) -> None:
+    done = subprocess.run(quench(root, "serve", model, "--smoke", "2"), capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert words in (done.stderr if code else done.stdout)
+
+
+def test_lines_that_go_on() -> None:
+    def said(*lines: str) -> str:
+        rest = iter(lines)
+        return chatting.whole(lambda: next(rest))
+
+    assert said("one") == "one"
+    assert said("one\\", "two\\", "three", "four") == "one\ntwo\nthree"
+    assert said('"""', "a\\", "", "b", '"""', "c") == "a\\\n\nb"
+
+
+def test_reasoning_is_dimmed_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [Piece(reasoning="h"), Piece(reasoning="m"), Piece(text="yes"), Piece(timings={"predicted_n": 3, "predicted_per_second": 2.0})]
+    asked: list[Any] = []
+
+    def answer(client: httpx.Client, messages: list[Any]) -> Iterator[Piece]:
+        asked.append(messages)
+        yield from pieces
+
+    monkeypatch.setattr(chatting, "stream", answer)
+    told: list[str] = []
+    lines = iter(["a", "b", "/quit"])
+    chatting.converse(httpx.Client(), lambda: next(lines), told.append)
+    assert "".join(told) == "\033[2mhm\033[0m\nyes\n[3 tokens, 2.0 tokens/s]\n" * 2
+    assert [message["content"] for message in asked[1]] == ["a", "yes", "b"]
+
+
+def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: Params, root: Path) -> None:
+    """The model never stops by itself and there is one slot: the next answer comes only once the broken-off one is gone."""
+    told: list[str] = []
+    lines = iter(["say it", "/quit"])
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if told.count("he") == 3 and "!" not in told:
+            told.append("!")
+            raise KeyboardInterrupt
+
+    endless = {"messages": QUESTION, "max_tokens": 100_000, "stream": True, "stream_options": {"include_usage": True}}
+    with (
+        served("Q5_K_M") as running,
+        connect(running.url, ensure_key(root).read_text().strip()) as client,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        send = client.stream
+        patch.setattr(client, "stream", lambda method, path, json: send(method, path, json=endless))
+        chatting.converse(client, lambda: next(lines), tell)
+        assert " (broken off)" in told
+        assert running.client.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 2}, timeout=20).status_code == 200
+
+
+@pytest.mark.parametrize("place", ["logs", "logs/serve-Q4_K_M.log"])
+def test_a_log_that_can_not_be_written_is_one_sentence(root: Path, tmp_path: Path, place: str) -> None:
+    for name in ("models", "params.yaml"):
+        (tmp_path / name).symlink_to(root / name)
+    if place == "logs":
+        (tmp_path / place).write_text("")
+    else:
+        (tmp_path / place).mkdir(parents=True)
+    done = subprocess.run(quench(tmp_path, "serve", "Q4_K_M"), capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
+    assert done.returncode == 6
+    assert done.stderr.count("\n") == 1 and "serve-Q4_K_M.log can't be written" in done.stderr
+
+
+def test_every_slot_has_the_whole_context(tools: Toolchain, params: Params, root: Path) -> None:
+    settings = params.serve.model_copy(update={"parallel": 3, "ctx_size": 256})
+    model = root / "models" / "gguf" / "demo-Q4_K_M.gguf"
+    with serve(tools=tools, model=model, key_file=ensure_key(root), log=root / "logs" / "slots.log", settings=settings) as running:
+        shown = running.client.get("/props").json()
+        assert (shown["total_slots"], shown["default_generation_settings"]["n_ctx"]) == (3, settings.ctx_size)

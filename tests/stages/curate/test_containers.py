@@ -1,0 +1,480 @@
+"""Containers: which files are read, where their rows begin and end, and that each row is accounted for in flat memory."""
+
+import csv
+import errno
+import gzip
+import io
+import json
+import os
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import BadLine, dump_line, parse_line
+from pipeline.stages.curate.reading import unpack
+from pipeline.stages.curate.reading.containers import files_below, raw_files, raw_lines, refusal, sha256, size
+
+Items = list[tuple[int, int | None, bytes | str]]
+PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
+BOM = b"\xef\xbb\xbf"
+
+
+def read(path: Path, max_line_bytes: int = 100, notes: Counter[str] | None = None) -> Items:
+    """What `raw_lines` gives, with reasons as their codes."""
+    notes = Counter() if notes is None else notes
+    rows = raw_lines(path, path.name, max_line_bytes=max_line_bytes, notes=notes)
+    return [(number, offset, row.code if isinstance(row, BadLine) else row) for number, offset, row in rows]
+
+
+def read_bytes(folder: Path, name: str, data: bytes, **options: Any) -> Items:
+    path = folder / name
+    path.write_bytes(data)
+    return read(path, **options)
+
+
+LINES: dict[str, tuple[bytes, Items]] = {
+    "nothing": (b"", []),
+    "lines": (b'{"a": 1}\n{"b": 2}\n', [(1, 0, b'{"a": 1}'), (2, 9, b'{"b": 2}')]),
+    "no newline at the end": (b"{}\n{}", [(1, 0, b"{}"), (2, 3, b"{}")]),
+    "blank lines": (b"\n \t\n{}\n\r\n", [(1, 0, "blank"), (2, 1, "blank"), (3, 4, b"{}"), (4, 7, "blank")]),
+    "CRLF": (b"{}\r\n{}\r\n", [(1, 0, b"{}"), (2, 4, b"{}")]),
+    "a byte order mark": (BOM + b"{}\n{}\n", [(1, 0, b"{}"), (2, 6, b"{}")]),
+    "other line breaks": ('"\u2028\u2029\x85\x0b\x0c\x1e"\n{}'.encode(), [(1, 0, '"\u2028\u2029\x85\x0b\x0c\x1e"'.encode()), (2, 14, b"{}")]),
+    "a long line": (b'{"a": "' + b"x" * 200 + b'"}\n{}\n', [(1, 0, "too_long"), (2, 210, b"{}")]),
+    "garbage": (b"\xff\x00\n}{\n", [(1, 0, b"\xff\x00"), (2, 3, b"}{")]),
+    "an array in the first line": (b'[1]\n{"a": 1}\n', [(1, 0, b"[1]"), (2, 4, b'{"a": 1}')]),
+    "an object in two lines, then another": (b'{"a":\n1}\n{}\n', [(1, 0, b'{"a":'), (2, 6, b"1}"), (3, 9, b"{}")]),
+    "an object over several lines": (b' {\n "a": 1\n}\n', [(1, 1, b'{\n "a": 1\n}')]),
+    "an object over too many": (b"{\n" + b" " * 200 + b"}\n", [(1, 0, b"{"), (2, 2, "too_long")]),
+    "an array": (b'[\n  {"a": [1, {}]},\n  {"b": "],[{\\""}\n]\n', [(1, 4, b'{"a": [1, {}]}'), (2, 22, b'{"b": "],[{\\""}')]),
+    "an array in one line": (b'[{"a": 1},{"b": 2}]', [(1, 1, b'{"a": 1}'), (2, 10, b'{"b": 2}')]),
+    "an array behind a byte order mark": (BOM + b" \r\n[{}, 1]", [(1, 7, b"{}"), (2, 11, b"1")]),
+    "an empty array": (b" [ ]\n\n", []),
+    "an array with a long element": (b"[1, " + b"2" * 101 + b", 3]", [(1, 1, b"1"), (2, 4, "too_long"), (3, 107, b"3")]),
+    "an array never closed": (b'[{"a": 1}, {"b"', [(1, 1, b'{"a": 1}'), (2, 11, "not_json")]),
+    "an array closed by a brace": (b"[{}, 1}, {}]", [(1, 1, b"{}"), (2, 5, "not_json")]),
+    "an array with a comma too many": (b"[{}, ]", [(1, 1, b"{}"), (2, 5, "not_json")]),
+    "an array with a string never closed": (b'[{}, {"a": "b}, {"c": "d"}]', [(1, 1, b"{}"), (2, 5, "not_json")]),
+    "an array with a bad element": (b'[{}, {"a" 1}, {"b": 2}]', [(1, 1, b"{}"), (2, 5, "not_json")]),
+    "an array with what JSON has no word for": (b'[{"a": NaN}, {"\xff": 1}, {}]', [(1, 1, b'{"a": NaN}'), (2, 13, b'{"\xff": 1}'), (3, 23, b"{}")]),
+    "an array and more": (b"[{}]\n[{}]\n", [(1, 0, b"[{}]"), (2, 5, b"[{}]")]),
+    "an array over lines and more": (b"[\n{}]\n{}\n", [(1, 2, b"{}"), (2, 6, "not_json")]),
+    "an array, an element a line": (b'[{"a": 1},\n{"b": 2}\n]', [(1, 1, b'{"a": 1}'), (2, 11, b'{"b": 2}')]),
+    "an array with commas first": (b'[ 1\n, {"b": 2}\n, 3 ]', [(1, 2, b"1"), (2, 6, b'{"b": 2}'), (3, 17, b"3")]),
+    "an array of one": (b'[\n\n{"a": 1}\n\n]', [(1, 3, b'{"a": 1}')]),
+    "an array of one over lines": (b"[-1.5e3\n]", [(1, 1, b"-1.5e3")]),
+    "a date in brackets": (b'[2024-01-01] start\n\n"x"\n{}\n', [(1, 0, b"[2024-01-01] start"), (2, 19, "blank"), (3, 20, b'"x"'), (4, 24, b"{}")]),
+    "a word in brackets": (b"[INFO] start\r\n{}\n{}", [(1, 0, b"[INFO] start"), (2, 14, b"{}"), (3, 17, b"{}")]),
+    "a number in brackets": (b"[1/2] start\n{}\n", [(1, 0, b"[1/2] start"), (2, 12, b"{}")]),
+    "an array that no comma follows": (
+        b'["a"] start\n\n{"a": 1}\n{}\n',
+        [(1, 0, b'["a"] start'), (2, 12, "blank"), (3, 13, b'{"a": 1}'), (4, 22, b"{}")],
+    ),
+    "a bracket alone": (b"[\n{}\n{}\n", [(1, 0, b"["), (2, 2, b"{}"), (3, 5, b"{}")]),
+    "an array cut off": (b'[{"a": 1},\n{"b": 2}', [(1, 0, b'[{"a": 1},'), (2, 11, b'{"b": 2}')]),
+}
+
+
+@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("suffix", [".jsonl", ".JSON"])
+@pytest.mark.parametrize("case", LINES)
+def test_rows_of_json(tmp_path: Path, case: str, suffix: str, packing: str) -> None:
+    data, rows = LINES[case]
+    assert read_bytes(tmp_path, "a.b" + suffix + packing, PACK[packing](data)) == rows
+
+
+CSV: dict[str, tuple[bytes, list[Any]]] = {
+    "nothing": (b"", []),
+    "a header": (b"text\n", []),
+    "text": (b'prompt,completion\r\n"a, ""b""\r\nc", d\r\n', [{"prompt": 'a, "b"\r\nc', "completion": " d"}]),
+    "a byte order mark": (BOM + b'"prompt",x\n1,2\n', [{"prompt": "1", "x": "2"}]),
+    "empty cells": (b'a,b,c\n,"",1\n,,\n', [{"c": "1"}, {}]),
+    "a blank line": (b"a\n\n1", ["blank", {"a": "1"}]),
+    "missing and spare cells": (b"a,b\n1\n1,2,3\n1,2\n", ["bad_shape", "bad_shape", {"a": "1", "b": "2"}]),
+    "JSON": (b'messages,tools\n"[{""role"": ""user""}]"," {}"\n', [{"messages": [{"role": "user"}], "tools": {}}]),
+    "JSON that isn't": (b'messages\n[{\'role\': \'user\'}]\n"[{""a"": NaN}]"\nplain\n', ["not_json", "not_finite", {"messages": "plain"}]),
+    "turns or text": (
+        b'prompt\n"[{""role"": 1}]"\n[INST] hi\n{name}\n"[{ oh"\n',
+        [{"prompt": [{"role": 1}]}, {"prompt": "[INST] hi"}, {"prompt": "{name}"}, "not_json"],
+    ),
+    "labels and scores": (
+        b"label,score\nTrue,1\n0,-.5e1\nmaybe,1e999\nfalse,1_0\n",
+        [{"label": "True", "score": 1.0}, {"label": "0", "score": -5.0}, {"label": "maybe", "score": "1e999"}, {"label": "false", "score": "1_0"}],
+    ),
+    "no UTF-8": (b'a\n\xe9\n"\xe9\nb"\n1\n', ["not_utf8", "not_utf8", {"a": "1"}]),
+    "a bad quote in one line": (b'a,b\n"x"y,"z"\n1,2\n', ["not_csv", {"a": "1", "b": "2"}]),
+    "a bad quote over lines": (b'a,b\n5" x,y\n7" x,y\n1,2\n3,4\n', ["not_csv", "not_csv"]),
+    "a quote never closed": (b'a,b\n1,2\n"3,4\n5,6\n', [{"a": "1", "b": "2"}, "not_csv"]),
+    "a long record": (b"a,b\n" + b"x" * 101 + b",2\n3,4\n", ["too_long", {"a": "3", "b": "4"}]),
+    "a long record over lines": (b'a,b\n"' + b"x\n" * 60 + b'",2\n3,4\n', ["too_long", "not_csv"]),
+    "a column twice": (b"a,a\n1,2\n", ["bad_header"]),
+    "a column without a name": (b"a,\n1,2\n", ["bad_header"]),
+    "a blank header": (b"\na\n1\n", ["bad_header"]),
+    "a header with a bad quote": (b'"a"b\n1\n', ["bad_header"]),
+    "a header that is too long": (b"x" * 101 + b"\n1\n", ["bad_header"]),
+    "control characters": (b"a\nx\x00\x08\n", [{"a": "x\0\b"}]),
+}
+
+
+@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("case", CSV)
+def test_rows_of_csv(tmp_path: Path, case: str, packing: str) -> None:
+    data, rows = CSV[case]
+    items = read_bytes(tmp_path, "a.csv" + packing, PACK[packing](data))
+    assert [(number, offset) for number, offset, _ in items] == [(number, None) for number in range(1, len(rows) + 1)]
+    assert [row if isinstance(row, str) else json.loads(row) for _, _, row in items] == rows
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"prompt;completion\na;b\nc;d\n", "separated by semicolons: write commas"),
+        (b'"prompt";"completion"\n', "separated by semicolons: write commas"),
+        (BOM + b"prompt\tcompletion\r\na\tb\r\n", "separated by tabs: write commas"),
+        (b"prompt|completion\n", "separated by vertical bars: write commas"),
+        (b"prompt,completion\ra,b\rc,d\r", "a line ends with CR alone"),
+        (b'"a"b,c\n', "something stands between a quote and the next comma"),
+        (b'"a,b\n', "a quote is never closed"),
+        (b"a,a\n", "two have the same name"),
+        (b"a,\n", "one has no name"),
+        (b"\n", "nothing on this line"),
+        ("a\tb\n".encode("utf-16"), "byte 0 is not UTF-8"),
+    ],
+)
+def test_a_bad_header_is_told_once_and_why(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    ((_, _, row),) = raw_lines(tmp_path / "a.csv", "a.csv", max_line_bytes=100, notes=Counter())
+    assert isinstance(row, BadLine)
+    assert row.code == "bad_header"
+    assert words in str(row)
+    assert "newline=" not in str(row)
+
+
+def test_a_bad_record_is_told_in_our_words(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'a,b\nx\ry,z\n"x"y,z\n')
+    rows = raw_lines(tmp_path / "a.csv", "a.csv", max_line_bytes=100, notes=Counter())
+    assert [str(row) for _, _, row in rows] == ["a line ends with CR alone: write LF or CRLF", "something stands between a quote and the next comma"]
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=2, max_size=2), max_size=5),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_any_cells_come_back(tmp_path_factory: pytest.TempPathFactory, cells: list[list[str]], newline: str) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator=newline, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *cells])
+    items = read_bytes(tmp_path_factory.mktemp("csv"), "a.csv", text.getvalue().encode(), max_line_bytes=1000)
+    assert [json.loads(row) for _, _, row in items] == [{key: cell for key, cell in zip("ab", pair, strict=True) if cell} for pair in cells]
+
+
+def parquet(rows: Iterable[dict[str, Any]], schema: pyarrow.Schema | None = None, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema), sink, **options)
+    return sink.getvalue()
+
+
+def test_rows_of_parquet(tmp_path: Path) -> None:
+    """Rows of every batch; nulls are left out of objects, also where Arrow had to add them to give all the same keys."""
+    turns = [{"role": "user", "content": "ä\n"}, {"role": "assistant", "content": "b", "train": False}]
+    rows = [{"messages": turns, "n": 2**60, "score": 0.5, "none": None}] + [{"messages": [], "label": True}] * 99
+    items = read_bytes(tmp_path, "a.parquet", parquet(rows, row_group_size=7), max_line_bytes=1000)
+    assert [(number, offset) for number, offset, _ in items] == [(number, None) for number in range(1, 101)]
+    assert json.loads(items[0][2]) == {"messages": turns, "n": 2**60, "score": 0.5}
+    assert [json.loads(row) for _, _, row in items[1:]] == [{"messages": []}] * 99  # the first row has no label, so its column is unknown
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "code"),
+    [
+        (10**12, pyarrow.timestamp("s"), "bad_shape"),  # the year 33,658
+        (float("nan"), pyarrow.float64(), "not_finite"),
+        ("x" * 100, pyarrow.string(), "too_long"),
+    ],
+)
+def test_what_json_has_no_form_for_rejects_its_row_alone(tmp_path: Path, value: object, kind: pyarrow.DataType, code: str) -> None:
+    schema = pyarrow.schema([("a", pyarrow.struct([("b", kind)]))])
+    items = read_bytes(tmp_path, "a.parquet", parquet([{"a": {"b": None}}, {"a": {"b": value}}, {"a": None}], schema))
+    assert [row for _, _, row in items] == [b'{"a":{}}', code, b"{}"]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "said"),
+    [
+        (date(2024, 2, 29), pyarrow.date32(), "2024-02-29"),
+        (datetime(2024, 2, 29, 1, 2, 3, tzinfo=UTC), pyarrow.timestamp("us", "UTC"), "2024-02-29T01:02:03+00:00"),
+        (10**18, pyarrow.timestamp("ns"), "2001-09-09T01:46:40"),
+        (time(1, 2), pyarrow.time64("us"), "01:02:00"),
+        (timedelta(days=1), pyarrow.duration("us"), "1 day, 0:00:00"),
+        (Decimal("1.50"), pyarrow.decimal128(3, 2), "1.50"),
+        (UUID(int=1).bytes, pyarrow.uuid(), "00000000-0000-0000-0000-000000000001"),
+        ("grün".encode(), pyarrow.binary(), "grün"),
+        (b"\x89PNG", pyarrow.binary(), {"bytes": 4}),  # no text, but there: a picture must not vanish
+        ([("a", 1)], pyarrow.map_(pyarrow.string(), pyarrow.int64()), [["a", 1]]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_json_lacks_a_type_for_becomes_text(tmp_path: Path, value: object, kind: pyarrow.DataType, said: object, nested: bool) -> None:
+    array = pyarrow.array([value], kind)
+    column = pyarrow.StructArray.from_arrays([array], ["b"]) if nested else array
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"], "a": column}), sink)
+    ((_, _, row),) = read_bytes(tmp_path, "a.parquet", sink.getvalue(), max_line_bytes=1000)
+    assert json.loads(row) == {"text": "x", "a": {"b": said} if nested else said}
+
+
+def test_a_time_that_nobody_can_tell_does_not_cost_the_row(tmp_path: Path) -> None:
+    """Seconds taken for milliseconds: the year 33,658, in a column that most often nobody reads."""
+    schema = pyarrow.schema([("text", pyarrow.string()), ("created_at", pyarrow.timestamp("s"))])
+    data = parquet([{"text": "x", "created_at": 10**12}, {"text": "y", "created_at": 10**9}], schema)
+    rows = [json.loads(row) for _, _, row in read_bytes(tmp_path, "a.parquet", data)]
+    assert rows == [{"text": "x"}, {"text": "y", "created_at": "2001-09-09T01:46:40"}]
+
+
+def test_text_in_parquet_that_is_not_utf8_rejects_its_row_alone(tmp_path: Path) -> None:
+    texts = pyarrow.StringArray.from_buffers(
+        3, pyarrow.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0])), pyarrow.py_buffer(b"a\xffb")
+    )
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"a": texts}), sink)
+    assert [row for _, _, row in read_bytes(tmp_path, "a.parquet", sink.getvalue())] == [b'{"a":"a"}', "bad_shape", b'{"a":"b"}']
+
+
+def test_columns_of_parquet_with_one_name(tmp_path: Path) -> None:
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"]), sink)
+    assert read_bytes(tmp_path, "a.parquet", sink.getvalue()) == [(1, None, "bad_header")]
+
+
+def test_byte_order_marks_and_crlf_are_counted(tmp_path: Path) -> None:
+    for name, data, expected in (
+        ("a.jsonl", BOM + b"{}\r\n{}\n\r\n", {"bom": 1, "crlf": 2}),
+        ("b.jsonl", b"{}\n", {}),
+        ("c.json", BOM + b"[\n{}]", {"bom": 1}),
+        ("d.csv", BOM + b"a\r\n1\r\n2\n", {"bom": 1, "crlf": 2}),
+    ):
+        notes: Counter[str] = Counter()
+        read_bytes(tmp_path, name, data, notes=notes)
+        assert +notes == Counter(expected), name
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_files_of_several_members_are_read_to_the_end(tmp_path: Path, packing: str) -> None:
+    pack = PACK[packing]
+    data = pack(b'{"a": 1}\n{"b"') + pack(b"") + pack(b": 2}\n")
+    assert read_bytes(tmp_path, "a.jsonl" + packing, data) == [(1, 0, b'{"a": 1}'), (2, 9, b'{"b": 2}')]
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_a_broken_packing_costs_the_rest_of_the_file(tmp_path: Path, packing: str) -> None:
+    """Cut or damaged anywhere: rows from the start in order, then one item for all that is lost (of damage, checksums may tell only at the end)."""
+    lines = [b'{"text": "%d %s"}' % (number, os.urandom(30).hex().encode()) for number in range(3000)]
+    whole = PACK[packing](b"\n".join(lines))
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 255
+    for data in (whole[: len(whole) // 2], whole[:-1], bytes(damaged), whole + b"more"):
+        *rows, last = read_bytes(tmp_path, "a.jsonl" + packing, data)
+        assert last == (len(rows) + 1, None, "broken_container")
+        assert [number for number, _, _ in rows] == list(range(1, len(rows) + 1))
+        assert data == bytes(damaged) or [row for _, _, row in rows] == lines[: len(rows)]
+    assert read_bytes(tmp_path, "b.jsonl" + packing, b"no such thing") == [(1, None, "broken_container")]
+    assert read_bytes(tmp_path, "b.csv" + packing, whole[:9]) == [(1, None, "broken_container")]
+
+
+def test_a_broken_parquet_file_is_one_item(tmp_path: Path) -> None:
+    whole = parquet({"a": str(number) * 50} for number in range(100))
+    for data in (b"", b"PAR1", whole[:-30], b"PAR1" + bytes(len(whole) - 12) + whole[-8:]):
+        assert read_bytes(tmp_path, "a.parquet", data) == [(1, None, "broken_container")]
+
+
+@pytest.mark.parametrize(("name", "line"), [("a.jsonl", b'{"a": "%s"}\n' % (b"x" * 1000)), ("a.csv", b"a" * 999 + b"\n"), ("a.jsonl", b"\0")])
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_a_bomb_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: bytes, packing: str) -> None:
+    monkeypatch.setattr(unpack, "ALWAYS_ALLOWED", 1 << 20)
+    monkeypatch.setattr(unpack, "MAX_GROWTH", 2)
+    items = read_bytes(tmp_path, name + packing, PACK[packing](line * ((8 << 20) // len(line))), max_line_bytes=2000)
+    assert items[-1][2] == "expands_too_much"
+    assert [number for number, _, _ in items] == list(range(1, len(items) + 1))
+    assert len(items) <= (1 << 20) // len(line) + 1
+
+
+def test_a_bomb_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary of one text makes thousands of rows of a few bytes."""
+    monkeypatch.setattr(unpack, "ALWAYS_ALLOWED", 1 << 20)
+    data = parquet({"a": "x" * 10_000} for _ in range(3_000))
+    items = read_bytes(tmp_path, "a.parquet", data, max_line_bytes=20_000)
+    assert items[-1][2] == "expands_too_much"
+    assert 10 < len(items) < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("a.jsonl", b""), ("a.json", b"[1,"), ("a.json", b'["'), ("a.json", b"["), ("a.json", b"{"), ("a.csv", b"a\n"), ("a.csv", b'a\n"')],
+    ids=lambda part: part if isinstance(part, str) else repr(part),
+)
+def test_memory_stays_flat(tmp_path: Path, name: str, head: bytes) -> None:
+    """A file of 50 MB without a line break costs no more than a few blocks."""
+    read_bytes(tmp_path, name, head)  # what is imported on the way doesn't count
+    path = tmp_path / name
+    os.truncate(path, 50_000_000)
+    tracemalloc.start()
+    items = read(path, 1024)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    assert items[-1][2] in ("too_long", "not_json")
+
+
+def test_a_large_array_is_read_block_by_block(tmp_path: Path) -> None:
+    """Strings, escapes and brackets that lie across the ends of blocks."""
+    rows = [{"text": "\\" * (number % 7) + '"[{]},' * (number % 11) + "x" * (number % 501)} for number in range(3000)]
+    for indent in (None, 2):
+        items = read_bytes(tmp_path, "a.json", json.dumps(rows, indent=indent).encode(), max_line_bytes=5000)
+        assert [parse_line(row) for _, _, row in items if isinstance(row, bytes)] == rows
+    data = (tmp_path / "a.json").read_bytes()
+    assert all(data[offset:].startswith(row) for _, offset, row in items)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("a.jsonl", None), ("a.NDJSON.gz", None), ("a.json.zst", None), ("a.csv", None), ("a.b.parquet", None)]
+    + [(name, "unknown_container") for name in ("a.txt", "a", "a.gz", "a.jsonl.bz2", "a.parquet.gz", "a.tsv", "jsonl", "a.csv.gz.zst")],
+)
+def test_files_are_known_by_their_suffix(tmp_path: Path, name: str, code: str | None) -> None:
+    (tmp_path / name).write_bytes(b"")
+    why = refusal(tmp_path / name)
+    assert (why and why.code) == code
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in tmp_path.iterdir():
+        why = refusal(path)
+        assert why is not None and why.code == "unknown_container"
+
+
+def test_raw_files_are_sorted_and_hidden_ones_are_no_data(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a/z.parquet", "a/.cache/x.jsonl", ".gitkeep", "notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).touch()
+    assert [name for name, _ in raw_files(tmp_path)] == ["\\udcff.jsonl", "a/z.parquet", "b.jsonl", "notes.txt"]
+
+
+def test_links_to_files_are_data_and_links_to_folders_are_not_followed(tmp_path: Path) -> None:
+    raw, elsewhere = tmp_path / "raw", tmp_path / "elsewhere"
+    raw.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "a.jsonl").write_text("{}")
+    (raw / "link.jsonl").symlink_to(elsewhere / "a.jsonl")
+    (raw / "folder").symlink_to(elsewhere)
+    assert raw_files(raw) == [("folder", raw / "folder"), ("link.jsonl", raw / "link.jsonl")]
+    (tmp_path / "other").symlink_to(raw)
+    assert [name for name, _ in raw_files(tmp_path / "other")] == ["folder", "link.jsonl"]
+
+
+def test_two_files_with_one_name_in_the_reports_are_told(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).touch()
+    (tmp_path / "\\udcff.jsonl").touch()
+    with pytest.raises(DataError, match=r"udcff\.jsonl' and b'.*/\\xff\.jsonl' would have one name in the reports: rename one"):
+        raw_files(tmp_path)
+
+
+def shut(error: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that can't be listed (of which root knows no such thing)."""
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if Path(path).name == where:
+            raise OSError(error, os.strerror(error), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+
+
+def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("good/a.jsonl", "shut/b.jsonl", ".hidden/c.jsonl"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    with monkeypatch.context() as patched:
+        shut(errno.EACCES, ".hidden", patched)
+        assert [name for name, _ in files_below(tmp_path)] == ["good/a.jsonl", "shut/b.jsonl"]
+    shut(errno.EACCES, "shut", monkeypatch)
+    with pytest.raises(DataError, match=r"shut can't be read \(Permission denied\): mend its rights or take it away"):
+        raw_files(tmp_path)
+
+
+def test_a_folder_whose_files_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rights r--: it lists its names, and no more (root may do all)."""
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "shut/a.jsonl").touch()
+    monkeypatch.setattr(os, "access", lambda folder, _: Path(folder).name != "shut")
+    with pytest.raises(DataError, match=r"shut can't be read \(Permission denied\)"):
+        raw_files(tmp_path)
+
+
+def test_a_folder_without_data_is_told(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(DataError, match=r"no data in .*: put JSONL there"):
+            raw_files(folder)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(DataError, match=r"it holds 1 file, but none that is \*\.jsonl.*\*\.parquet"):
+        raw_files(tmp_path)
+
+
+@pytest.mark.parametrize("use", [read, sha256, size])
+def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, use: Callable[[Path], object]) -> None:
+    with pytest.raises(DataError, match=r"gone\.jsonl can't be read \(No such file or directory\): mend its rights or take it away"):
+        use(tmp_path / "gone.jsonl")
+
+
+def test_hash_and_size_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"abc")
+    assert sha256(tmp_path / "a.jsonl") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert size(tmp_path / "a.jsonl") == 3
+
+
+def test_a_file_that_breaks_while_it_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk's error is an item as any other."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{}\n{}\n")
+
+    def lines(*_: object) -> Iterable[tuple[int, int, bytes]]:
+        yield 1, 0, b"{}"
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("pipeline.stages.curate.reading.containers.read_raw_lines", lines)
+    assert read(path) == [(1, 0, b"{}"), (2, None, "broken_container")]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=5) | st.integers(-9, 9) | st.lists(st.none(), max_size=2), max_size=3), max_size=6)
+)
+def test_all_containers_give_the_same_rows(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
+    folder = tmp_path_factory.mktemp("same")
+    lines = b"".join(dump_line(row) for row in rows)
+    for name, data in (
+        ("a.jsonl", lines),
+        ("a.json", json.dumps(rows).encode()),
+        ("b.json", json.dumps(rows, indent=1, ensure_ascii=False).encode()),
+    ):
+        for packing, pack in PACK.items():
+            items = read_bytes(folder, name + packing, pack(data), max_line_bytes=1000)
+            assert [json.loads(row) for _, _, row in items] == rows

@@ -1,0 +1,95 @@
+"""Personal data: what is found, what is left alone, and which spellings are one value."""
+
+import pytest
+
+from pipeline.stages.curate.rules.personal import KINDS, find_personal, identity
+
+
+def found(text: str, *kinds: str) -> list[tuple[str, str]]:
+    return [(span.kind, text[span.start : span.end]) for span in find_personal(text, kinds or KINDS)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("email", "bob.smith+lists@mail.acme.co.uk"),
+        ("email", "info@müller-söhne.de"),
+        ("email", "12345@163.com"),
+        ("phone", "+49 30 901820"),
+        ("phone", "+1 (212) 555-0123"),
+        ("phone", "+8613800138000"),
+        ("phone", "+33 1 23 45 67 89"),
+        ("phone", "(212) 555-0123"),
+        ("phone", "212-555-0123"),
+        ("phone", "1-800-356-9377"),
+        ("phone", "212.555.0123"),
+        ("ip", "93.184.216.34"),
+        ("ip", "2a00:1450:4001:80b::200e"),
+        ("ip", "2606:2800:220:1:248:1893:25c8:1946"),
+        ("iban", "DE89 3704 0044 0532 0130 00"),
+        ("iban", "GB29NWBK60161331926819"),
+        ("iban", "NL91-ABNA-0417-1643-00"),
+        ("iban", "NO9386011117947"),
+        ("card", "4111 1111 1111 1111"),
+        ("card", "5500-0000-0000-0004"),
+        ("card", "378282246310005"),
+        ("card", "3782 822463 10005"),
+        ("card", "6011111111111117"),
+    ],
+)
+def test_found_in_any_surroundings(kind: str, value: str):
+    for text in (value, f"({value})", f'{{"a": "{value}"}}', f"It is {value}.", f"它是{value}。", f"a\n{value}\nb", f"x={value}, y"):
+        assert (kind, value) in found(text), text
+        assert found(text, *(other for other in KINDS if other not in (kind, "phone"))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bob@example.com, eve@mail.example.org, a@b.test, root@localhost, x@host.invalid",  # RFC 2606
+        "git clone git@github.com:acme/x.git",
+        "scp a.txt bob@acme.dev:/tmp/; rsync -a x 'bob@acme.dev:~/y'",
+        "ssh -p 22 bob@acme.dev uptime",
+        "@dataclass a @ b, npm i left-pad@1.3.0, icon@2x.png, pi@192.168.1.PI",
+        "10.0.0.1 192.168.1.20 172.16.3.4 127.0.0.1 0.0.0.0 255.255.255.0 169.254.1.1",  # private, loopback, link-local
+        "192.0.2.7 198.51.100.3 203.0.113.9 2001:db8::1 ::1 fe80::1 fd00::1",  # documentation, local
+        "ping 8.8.8.8 or 1.1.1.1",
+        "version 9.1.2.3, v93.184.216.34, Chrome/93.184.216.34, pip install x==93.184.216.34, foo-93.184.216.34.jar",
+        "OID 1.3.6.1.4.1.311 and 2.5.29.19, 256.1.2.3, 01.02.03.04.05",
+        "12:34:56, 00:1a:2b:3c:4d:5e, std::vector<int>, a::b, 2024::x",
+        "call 555-0123, 2024-01-15, 2024-01-15T12:00:00, 123-45-6789, 123-456-7890",
+        "1600000000000 and 1234567812345678, 4111111111111112, 0.4111111111111111",
+        "48+24=72, 12+34567=34579, +12 points, +1 234, a+441234567890",
+        "DE89 3704 0044 0532 0130 01, ZZ89370400440532013000, GB29",
+        "3.14159265358979, 6.02214076e23, 100,000,000,000, $1,234,567.89",
+    ],
+)
+def test_left_alone(text: str):
+    assert found(text) == []
+
+
+def test_a_number_that_runs_into_the_next():
+    assert found("+44 20 7946 0018 2024 12") == [("phone", "+44 20 7946 0018")]
+    assert found("+33 1 23 45 67 89/+33 6 12 34 56 78") == [("phone", "+33 1 23 45 67 89"), ("phone", "+33 6 12 34 56 78")]
+    assert found("DE89 3704 0044 0532 0130 00 USD 500") == [("iban", "DE89 3704 0044 0532 0130 00")]
+
+
+def test_only_the_kinds_asked_for():
+    text = "bob@acme.dev 93.184.216.34"
+    assert found(text, "ip") == [("ip", "93.184.216.34")]
+    assert list(find_personal(text, ())) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "spellings"),
+    [
+        ("email", ["Bob@Acme.dev", "bob@acme.dev"]),
+        ("phone", ["+1 (212) 555-0123", "212-555-0123", "1-212-555-0123", "(212) 555-0123"]),
+        ("iban", ["DE89 3704 0044 0532 0130 00", "DE89370400440532013000"]),
+        ("card", ["4111 1111 1111 1111", "4111-1111-1111-1111"]),
+        ("ip", ["2A00:1450:0:0::200e", "2a00:1450::200e"]),
+        ("name", ["Ann Lee", "ANN LEE"]),
+    ],
+)
+def test_one_value_in_many_spellings(kind: str, spellings: list[str]):
+    assert len({identity(kind, spelling) for spelling in spellings}) == 1

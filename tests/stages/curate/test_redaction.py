@@ -1,0 +1,374 @@
+"""Placeholders: consistent, numbered, idempotent, and nothing secret in what is said about them."""
+
+import json
+import pickle
+import re
+import runpy
+import time
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.chat.rows import BadRow, texts
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.stages.curate.rules.changes import EXCERPT, Change
+from pipeline.stages.curate.rules.redaction import PASSES, Redactor, kinds
+
+BENCHMARK = runpy.run_path(str(PROJECT / "benchmarks/redaction.py"))
+chat = BENCHMARK["chat"]
+KEY = "hf_" + "aZ3kQ9xW7bN2vR5tY8uL1pM4cD6fG0hJ"
+PEOPLE = "bob@acme.dev, eve@acme.dev, +49 30 901820, 93.184.216.34, DE89370400440532013000, 4111111111111111"
+
+
+def redacted(*contents: str, **settings) -> list[str]:
+    return [text for _, text in texts(Redactor(**settings).rule(chat(*contents), []))]
+
+
+def test_a_clean_row_is_the_same_object():
+    row, changes = chat("How do I list files?", "With `ls -la`, see https://man7.org."), []
+    redactor = Redactor(names=("Bob",))
+    assert redactor.rule(row, changes) is row
+    assert not changes and not redactor.counts
+
+
+def test_the_same_value_has_one_placeholder_and_numbers_count_in_order():
+    first, second = redacted("Mail eve@acme.dev and bob@acme.dev.", "I wrote to BOB@acme.dev and eve@acme.dev from 93.184.216.34.")
+    assert first == "Mail [EMAIL_1] and [EMAIL_2]."
+    assert second == "I wrote to [EMAIL_2] and [EMAIL_1] from [IP_1]."
+
+
+def test_every_place_of_a_row_is_reached():
+    arguments = {"to": "bob@acme.dev", "headers": [{"x": KEY}], "password": "tr0ub4dor"}
+    call = {"id": "call_1", "type": "function", "function": {"name": "send", "arguments": arguments}}
+    row = {
+        **chat(f"Use {KEY}."),
+        "chosen": [{"role": "assistant", "content": "", "reasoning_content": "bob@acme.dev?", "tool_calls": [call]}],
+        "rejected": [{"role": "assistant", "content": "The password tr0ub4dor works."}],
+        "tools": [{"type": "function", "function": {"name": "send", "description": "as eve@acme.dev"}}],
+        "segments": [{"text": "bob@acme.dev", "train": True}],
+        "answer": KEY,
+    }
+    changes: list[Change] = []
+    new = Redactor().rule(row, changes)
+    assert new["messages"][0]["content"] == "Use [HUGGINGFACE_TOKEN_1]."
+    assert new["chosen"][0]["reasoning_content"] == "[EMAIL_1]?"
+    assert new["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {
+        "to": "[EMAIL_1]", "headers": [{"x": "[HUGGINGFACE_TOKEN_1]"}], "password": "[PASSWORD_1]"
+    }  # fmt: skip
+    assert new["rejected"][0]["content"] == "The password [PASSWORD_1] works."
+    assert new["segments"][0]["text"] == "[EMAIL_1]"
+    assert new["tools"][0]["function"]["description"] == "as [EMAIL_2]"
+    assert new["answer"] == "[HUGGINGFACE_TOKEN_1]"
+    assert {change.place for change in changes} >= {"messages 1", "chosen 1 tool_calls", "rejected 1", "tools", "answer"}
+
+
+def test_a_password_told_once_is_hidden_everywhere():
+    assert redacted("export DB_PASSWORD=hunter2x", "I put hunter2x into the vault.", "whunter2xy") == [
+        "export DB_PASSWORD=[PASSWORD_1]", "I put [PASSWORD_1] into the vault.", "whunter2xy"
+    ]  # fmt: skip
+
+
+def test_numbers_go_on_after_those_that_are_there():
+    assert redacted("I am [EMAIL_3].", "Mail bob@acme.dev.") == ["I am [EMAIL_3].", "Mail [EMAIL_4]."]
+
+
+def test_secrets_come_before_personal_data():
+    assert redacted("postgres://app:s3cr3tpw@db.acme.dev:5432/main") == ["postgres://app:[URL_PASSWORD_1]@db.acme.dev:5432/main"]
+    assert redacted('api_key = "' + KEY + '"') == ['api_key = "[HUGGINGFACE_TOKEN_1]"']
+
+
+def test_an_escape_is_no_letter_before_a_key():
+    assert redacted(f'print("a\\n{KEY}\\tb\\n93.184.216.34")') == ['print("a\\n[HUGGINGFACE_TOKEN_1]\\tb\\n[IP_1]")']
+
+
+def test_names_are_whole_words_as_written_or_in_capitals():
+    text = "Ann Lee met ANN LEE, ann lee and Joann Leeds. 张伟说你好. Ann_Lee"
+    assert redacted(text, names=("Ann Lee", "张伟", " ")) == ["[NAME_1] met [NAME_1], ann lee and Joann Leeds. [NAME_2]说你好. Ann_Lee"]
+
+
+def test_keep_leaves_secrets_and_the_kinds_not_named():
+    assert redacted(f"{KEY} bob@acme.dev 93.184.216.34", secrets="keep", personal=("ip",)) == [f"{KEY} bob@acme.dev [IP_1]"]
+    assert redacted(f"{KEY} {PEOPLE}", personal=()) == [f"[HUGGINGFACE_TOKEN_1] {PEOPLE}"]
+
+
+def test_reject_names_the_place_and_the_kind_alone():
+    redactor = Redactor(secrets="reject")
+    with pytest.raises(BadRow) as error:
+        redactor.rule(chat("bob@acme.dev", f"Here: {KEY}"), [])
+    assert (error.value.code, str(error.value)) == ("secret", "messages 2 holds a secret of kind huggingface_token")
+    assert not redactor.counts
+    call = {"type": "function", "function": {"name": "login", "arguments": {"password": "tr0ub4dor"}}}
+    row = {**chat("Log in."), "chosen": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
+    with pytest.raises(BadRow, match=r"^tool_calls holds a secret of kind password$"):
+        redactor.rule(row, [])
+    assert redactor.rule(chat("bob@acme.dev"), [])["messages"][0]["content"] == "[EMAIL_1]"
+
+
+def test_counts_are_occurrences_and_begin_anew():
+    redactor = Redactor()
+    redactor.rule(chat("bob@acme.dev bob@acme.dev", KEY), [])
+    redactor.rule(chat("93.184.216.34"), [])
+    assert redactor.take_counts() == {"email": 2, "huggingface_token": 1, "ip": 1}
+    assert not redactor.take_counts()
+
+
+def test_a_change_tells_kinds_and_lengths_per_rule():
+    changes: list[Change] = []
+    Redactor().rule(chat("hello", f"bob@acme.dev {KEY} eve@acme.dev"), changes)
+    assert changes == [
+        Change("secrets", "messages 2", "‹huggingface_token, 35 characters›", "[HUGGINGFACE_TOKEN_1]"),
+        Change("personal", "messages 2", "‹email, 12 characters›, ‹email, 12 characters›", "[EMAIL_1], [EMAIL_2]"),
+    ]
+
+
+def test_a_change_of_many_finds_stays_short():
+    changes: list[Change] = []
+    Redactor().rule(chat(" ".join(f"p{i}@acme.dev" for i in range(40))), changes)
+    assert changes[0].after == "[EMAIL_1], [EMAIL_2], [EMAIL_3], [EMAIL_4], [EMAIL_5] and 35 more"
+    assert len(changes[0].before) <= EXCERPT
+
+
+def test_nothing_secret_is_said_anywhere():
+    for _, secret, text in BENCHMARK["planted"](200, seed=11):
+        changes: list[Change] = []
+        redactor = Redactor(names=("Ann Lee",))
+        redactor.rule(chat(text, PEOPLE, "Ann Lee"), changes)
+        with pytest.raises(BadRow) as error:
+            Redactor(secrets="reject").rule(chat(text), [])
+        said = (
+            f"{changes} {error.value} {error.value!r} {redactor!r} {redactor.counts} {redactor.scrub(text)} {redactor.scrub(json.dumps(chat(text)))}"
+        )
+        assert not BENCHMARK["leaks"](secret, said)
+        assert "Ann" not in said and not any(value in said for value in PEOPLE.split(", "))
+
+
+def test_a_redactor_travels_to_a_worker_as_its_settings():
+    redactor = Redactor(secrets="reject", personal=("email",), names=("Ann Lee",))
+    redactor.rule(chat("bob@acme.dev"), [])
+    copy = pickle.loads(pickle.dumps(redactor))  # noqa: S301
+    assert not copy.counts
+    assert copy.scrub("Ann Lee bob@acme.dev 93.184.216.34") == "[NAME] [EMAIL] 93.184.216.34"
+
+
+PIECES = [text for _, _, text in BENCHMARK["planted"](180, seed=3)] + PEOPLE.split(", ")
+PIECES += [
+    "bob@acme.dev",
+    "+12125550123",
+    "password='tr0ub4dor'",
+    "password=TOKEN_1",
+    "[HUGGINGFACE_TOKEN_1]",
+    "[EMAIL_2]",
+    "[SECRET]",
+    "Ann Lee",
+    "EMAIL",
+]
+PIECES += ["://", "@", "\\n", "\\u0041", "\n", " ", ":", "=", "é", "张"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=6).map("".join), min_size=1, max_size=3))
+def test_a_redacted_row_has_nothing_left_to_redact(contents: list[str]):
+    redactor = Redactor(names=("Ann Lee", "Email"))
+    try:
+        once = redactor.rule(chat(*contents), [])
+    except BadRow as error:
+        assert error.code == "unredactable"
+        return
+    changes: list[Change] = []
+    assert redactor.rule(once, changes) is once
+    assert not changes
+
+
+def test_what_lays_bare_ever_more_is_refused():
+    text = "+12125550123" * (PASSES + 1)
+    with pytest.raises(BadRow) as error:
+        Redactor().rule(chat(text), [])
+    assert error.value.code == "unredactable"
+    assert "555" not in str(error.value)
+    assert Redactor().scrub(text) == "[REDACTED]"
+
+
+def test_a_password_that_looks_like_a_placeholder_breaks_none():
+    assert redacted("password=TOKEN_1", f"[HUGGINGFACE_TOKEN_1] TOKEN_1 {KEY}") == [
+        "password=[PASSWORD_1]", "[HUGGINGFACE_TOKEN_1] [PASSWORD_1] [HUGGINGFACE_TOKEN_2]"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        ("", ""),
+        ('{"a": 1}', '{"a": 1}'),
+        ('{"a": "bob@acme.dev\\n' + KEY + '"}', '{"a": "[EMAIL]\\n[HUGGINGFACE_TOKEN]"}'),
+        ('{"card": 4111111111111111}', '{"card": [CARD]}'),
+        ('{"password": "tr0ub4dor"', '{"password": "[PASSWORD]"'),  # no JSON
+        ('{"a": "bob\\u0040acme.dev", "b": "caf\\u00e9"}', '{"a": "[EMAIL]", "b": "caf\\u00e9"}'),  # what is left stays as written
+        ('{"a": "redis:\\/\\/u:s3cr3tpw@cache\\/0", "b": 4111111111111111}', '{"a": "redis:\\/\\/u:[URL_PASSWORD]@cache\\/0", "b": [CARD]}'),
+        ('{"a": "caf\\u00e9"}', '{"a": "caf\\u00e9"}'),
+        ("\ud800 bob@acme.dev", "? [EMAIL]"),
+        ('"\\ud800 bob@acme.dev"', '"\\ud800 [EMAIL]"'),
+        ("export DB_PASSWORD=hunter2x # I put hunter2x into the vault", "export DB_PASSWORD=[PASSWORD] # I put [PASSWORD] into the vault"),
+        ("[" * 100_000 + "\\u0041", "[" * 100_000 + "\\u0041"),
+        ("[EMAIL] [NAME] [EMAIL_1]", "[EMAIL] [NAME] [EMAIL_1]"),
+    ],
+)
+def test_scrub(text: str, scrubbed: str):
+    redactor = Redactor(secrets="keep", names=("Email", "Name"))
+    assert redactor.scrub(text) == scrubbed
+    assert redactor.scrub(scrubbed) == scrubbed
+
+
+EVERYONE = ("Zoë Müller", "𝒜𝒷 Lee")
+HIDDEN = [  # value, what is left of it
+    ("Zoë Müller", "[NAME]"),
+    ("𝒜𝒷 Lee", "[NAME]"),
+    ("john@corp.io", "[EMAIL]"),
+    ("AKIA" + "IOSF7QNN7ABCDEFG", "[AWS_ACCESS_KEY]"),
+    (KEY, "[HUGGINGFACE_TOKEN]"),
+    ("93.184.216.34", "[IP]"),
+    ("4111111111111111", "[CARD]"),
+    ("-----BEGIN PRIVATE KEY-----\n" + "MIIEvQ/+" * 16 + "\n-----END PRIVATE KEY-----", "[PRIVATE_KEY]"),
+]
+
+
+def every_character(value: str, form: str) -> str:
+    return "".join(form.format(int.from_bytes(unit)) for unit in re.findall(rb"(?s)..", value.encode("utf-16-be")))
+
+
+ESCAPED = {
+    "json": lambda value: json.dumps(value)[1:-1],
+    "json twice": lambda value: json.dumps(json.dumps(value))[3:-3],
+    "json thrice": lambda value: json.dumps(json.dumps(json.dumps(value)))[7:-7],
+    "php": lambda value: json.dumps(value)[1:-1].replace("/", "\\/"),
+    "every character": lambda value: every_character(value, "\\u{:04x}"),
+    "in capitals, twice": lambda value: every_character(value, "\\\\u{:04X}"),
+    "its backslash too": lambda value: every_character(value, "\\u005cu{:04x}"),
+    "url": lambda value: quote(value, safe=""),
+    "url in lower case": lambda value: re.sub("%..", lambda match: match[0].lower(), quote(value, safe="")),
+    "html": lambda value: re.sub(r"\W|[^ -~]", lambda match: f"&#{ord(match[0])};", value),
+    "html in hexadecimal": lambda value: "".join(f"&#x{ord(character):x};" for character in value),
+    "html by name": lambda value: value.replace("ë", "&euml;").replace("ü", "&uuml;").replace("@", "&commat;"),
+}
+LINES = [  # around one value
+    '{{"a": "caf\\u00e9 {}", "b": 1}}',
+    '{{"a": "{}", "b": "unclosed',
+    '{{"a": "{}", "a": "{}"}}',
+    '{{"a": "see {}, yes"}} {{"b": 2}}',
+    "{{'a': '{}'}}",
+    "{}",
+]
+
+
+@pytest.mark.parametrize("form", ESCAPED)
+@pytest.mark.parametrize("line", LINES)
+def test_scrub_knows_a_value_by_its_escaped_form_in_any_line(line: str, form: str):
+    redactor = Redactor(names=EVERYONE)
+    for value, mark in HIDDEN:
+        escaped = ESCAPED[form](value)
+        text = line.format(escaped, escaped)
+        assert redactor.scrub(text) == line.format(mark, mark), (value, text)
+
+
+def test_a_row_that_is_cut_is_scrubbed_as_a_whole_one():
+    row = json.dumps({"messages": [{"role": "user", "content": "Zoë Müller <john@corp.io> " * 4000}]}).replace("@", "\\u0040")
+    shown = Redactor(names=EVERYONE).scrub(row[: 1 << 16])[: -(1 << 13)]
+    assert shown.count("[NAME]") == shown.count("[EMAIL]") > 500
+    assert not re.search("Zo|ller|john|corp", shown)
+
+
+@pytest.mark.parametrize("begin", ["eyJhbGciOiJIUzI1NiJ9.eyJ", "ops_eyJ", "ATATT3", "-----BEGIN RSA PRIVATE KEY-----\n"])
+@pytest.mark.parametrize("form", ["{}", "json", "every character"])
+def test_a_long_secret_that_is_cut_leaves_nothing_before_the_last_8_kib(begin: str, form: str):
+    secret = ESCAPED.get(form, str)(begin + KEY[3:] * 600)
+    for cut in (len(secret), 1 << 16, 20_000, 12_345, 8_200, 5_000):
+        shown = Redactor().scrub(f'{{"a": "{secret}'[:cut])
+        assert re.fullmatch(r'\{"a": "\[[A-Z_]+\](?:\\(?:u[0-9a-f]{0,3})?)?', shown), (cut, shown[:200])  # and perhaps half an escape
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        ("a -----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n{0}\n{0}", "a [PRIVATE_KEY]"),  # headers of RFC 1421
+        ('{{"k": "-----BEGIN OPENSSH PRIVATE KEY-----\\n{0}\\n{0}\\nab=", "b": 1', '{{"k": "[PRIVATE_KEY]'),
+        ("-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{0}\n-----END PGP PRIVA", "[PRIVATE_KEY]"),
+        ("-----BEGIN\\u0020PRIVATE KEY-----\\u000a{0}\\/{0}", "[PRIVATE_KEY]"),
+        ("-----BEGIN PRIVATE KEY-----\nMIIE", "[PRIVATE_KEY]"),
+        ("-----BEGIN PRIVATE KEY-----\n-- {0} -----BEGIN EC PRIVATE KEY-----\n{0}\n-----END EC PRIVATE KEY-----\nb", "[PRIVATE_KEY][PRIVATE_KEY]\nb"),
+        ("-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY----- {0}", "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY----- {0}"),
+    ],
+)
+def test_scrub_hides_a_private_key_without_an_end_to_the_end(text: str, scrubbed: str):
+    body = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC" * 2
+    assert Redactor().scrub(text.format(body)) == scrubbed.format(body)
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("", True),
+        ("code-2024_v1.2.jsonl", True),
+        ("日本語/数学", True),
+        ("caf\\u00e9 100%25 R&amp;D", True),
+        ("mail of john@corp.io", False),
+        ("john%40corp.io.jsonl", False),
+        ("Zo\\u00eb M\\u00fcller", False),
+        ("93.184.216.34", True),  # of a kind that the settings leave
+        (KEY, False),  # secrets are hidden whatever the settings
+        ("-----BEGIN PRIVATE KEY-----", False),
+        ("a\ud800", False),
+    ],
+)
+def test_is_clean(text: str, clean: bool):
+    redactor = Redactor(secrets="keep", personal=("email",), names=EVERYONE)
+    assert redactor.is_clean(text) is clean
+    assert not redactor.counts
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([*PIECES, "\\", "u0040", "\\u005c", "%40", "&#64;", "\\ud83d", "\\ude00", "/"]) | st.text(max_size=8), max_size=8))
+def test_a_scrubbed_text_is_clean(pieces: list[str]):
+    redactor = Redactor(names=("Ann Lee", "Email"))
+    assert redactor.is_clean(redactor.scrub("".join(pieces)))
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "\\u0040",
+        "\\",
+        "u005c",
+        "\\u005c",
+        "\\ud83d\\",
+        "%40",
+        "&",
+        "\\/",
+        "a\\u0040b.io ",
+        "-----BEGIN PRIVATE KEY-----",
+        "a@b.",
+        "a@",
+        "1.1.1.1 ",
+        "+1",
+        "1-",
+        "1 ",
+        "AA00 ",
+        "2a00:",
+        "\\n",
+        "[EMAIL_1]",
+        '{"a":',
+        "4111 1111 1111 1111 ",
+        "x" * 99,
+    ],
+)
+def test_scrub_takes_no_more_than_linear_time(unit: str):
+    start = time.process_time()
+    Redactor(names=("Ann Lee",)).scrub(unit * ((1 << 20) // len(unit)))
+    assert time.process_time() - start < 5  # 0.5 s at most; what is quadratic takes hours
+
+
+def test_kinds_names_every_kind_once():
+    listed = [kind for _, kind, _ in kinds()]
+    assert len(listed) == len(set(listed)) > 60
+    assert {rule for rule, _, _ in kinds()} == {"secrets", "personal"}
+    assert {"aws_access_key", "email", "phone", "ip", "iban", "card", "name"} <= set(listed)

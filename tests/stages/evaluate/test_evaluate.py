@@ -1,0 +1,82 @@
+"""evaluate: the right positions are measured against the right reference, unusable input is refused, and every part is in the figures."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.params import load_params
+from pipeline.config.sections import reference_of
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.stages.evaluate.stage import likeness_rows, main, timed
+
+ALL = {"perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp"}
+
+
+def report(finished: Path, model: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((finished / f"reports/eval/{model}.json").read_text())
+    return found
+
+
+def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path, tmp_path: Path) -> None:
+    rows, settings = tmp_path / "test.jsonl", load_params(finished / "params.yaml").evaluate
+    rows.write_text(json.dumps({"id": "r", "messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}) + "\n")
+    tokenizer = load_tokenizer(finished / "models/adapter")
+    (row,) = likeness_rows(tokenizer, rows, settings)
+    assert row.ids[row.positions[-1] + 1] == 151_645  # <|im_end|>
+    assert [b - a for a, b in itertools.pairwise(row.positions)] == [1] * (len(row.positions) - 1)
+    with pytest.raises(DataError, match=r"no held-out chat of .* can be measured"):
+        likeness_rows(tokenizer, rows, settings.model_copy(update={"ctx_size": 8}))
+
+
+def test_the_answers_file_has_one_line_a_row_with_its_score(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "reports/eval/F16.answers.jsonl").read_text().splitlines()]
+    assert len(lines) == report(finished, "F16")["task"]["rows"] == 2
+    keys = {"id", "domain", "prompt", "reference", "answer", "stopped", "refused", "score", "scores"}
+    assert all(line.keys() == keys for line in lines)
+
+
+@pytest.mark.parametrize("model", ["F16", "base-F16", "Q4_K_M"])
+def test_every_part_is_measured(finished: Path, model: str) -> None:
+    found = report(finished, model)
+    assert found["reference"] == "F16"
+    assert found.keys() >= ALL | {"kv_cache_bytes", "perplexity_rows", "perplexity_tokens", "speed", "serving", "task", "general", "harness"}
+    assert found["all_tokens"].keys() == ALL | {"tokens"}
+    assert found["all_tokens"]["tokens"] > found["perplexity_tokens"]
+    assert found["seconds"].keys() == {"likeness", "speed", "serving", "task", "general", "harness"}
+    assert found["general"] is None  # evaluate.general is none there
+    assert found["harness"] is None
+    assert found["serving"]["ctx_size"] == load_params(finished / "params.yaml").serve.ctx_size
+    assert found["kv_cache_bytes"] > 0
+
+
+def test_f16_is_proven_to_be_itself_and_a_level_is_not(finished: Path) -> None:
+    same, level = report(finished, "F16"), report(finished, "Q4_K_M")
+    assert same["self_divergence"] <= 1e-6
+    assert same["kld_max"] <= 1e-6
+    assert level["self_divergence"] is None
+    assert level["kld_mean"] > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("model", "reference"),
+    [("F16", "F16"), ("base-F16", "F16"), ("Q4_K_M", "F16"), ("Q4_K_M-imatrix", "F16"), ("base-Q4_K_M", "base-F16")],
+)
+def test_a_level_of_the_base_is_compared_with_the_base(model: str, reference: str) -> None:
+    assert reference_of(model, "F16") == reference
+    assert reference_of(model.replace("F16", "BF16"), "BF16") == reference.replace("F16", "BF16")
+
+
+def test_a_model_that_is_not_in_the_list_is_refused(finished: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Q8_0 is not in evaluate\.models"):
+        main(load_params(finished / "params.yaml"), finished, "Q8_0")
+
+
+def test_the_time_of_a_part_is_put_down() -> None:
+    seconds: dict[str, float] = {}
+    with timed(seconds, "task"):
+        pass
+    assert 0 <= seconds["task"] < 1

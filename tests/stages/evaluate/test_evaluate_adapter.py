@@ -1,0 +1,158 @@
+"""evaluate where nothing is merged: which files a model is made of, what it is compared with, and that the adapter is really on it everywhere."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import adapter_inputs
+import pytest
+import tiny
+from report_inputs import DEMO_RECIPE
+from tiny_lora import tiny_lora
+
+from pipeline.config.params import Params, load_params
+from pipeline.core.errors import DataError, ToolError
+from pipeline.core.hashing import file_hash
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.answers import answer_rows
+from pipeline.stages.base.quantized_gguf import keep_gguf
+from pipeline.stages.evaluate.divergence import Row
+from pipeline.stages.evaluate.files import compared_with, model_files
+from pipeline.stages.evaluate.serving import serving_figures
+from pipeline.stages.evaluate.speed import GENERATED, IN_PROCESS, speed_in_process
+from pipeline.stages.evaluate.stage import compared, main
+
+ROWS = [Row([5, 6, 7, 40, 41, 8, 9], [2, 3, 4]), Row([5, 6, 7, 11, 12, 13], [3, 4])]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny base and an adapter for it."""
+    folder = tmp_path_factory.mktemp("adapter")
+    return tiny.tiny_gguf(folder / "model.gguf"), tiny_lora(folder / "demo-lora.gguf")
+
+
+def params(level: str | None, method: str = "sft") -> Params:
+    found = adapter_inputs.params(heal=method == "heal")
+    return found.model_copy(update={"base": found.base.model_copy(update={"level": level})})
+
+
+def settings(**changed: Any) -> Any:
+    small = {"prompt_lengths": [16, 8, 16], "generation_depths": [0, 12], "repetitions": 2, "threads": 1, "ctx_size": 128}
+    return adapter_inputs.params().evaluate.model_copy(update=small | changed)
+
+
+@pytest.mark.parametrize(
+    ("level", "method", "references"),
+    [
+        ("Q4_K_M", "sft", {"source": "source", "base": "source", "adapter": "base"}),
+        ("Q4_K_M", "heal", {"source": "source", "base": "source", "adapter": "source"}),
+        (None, "sft", {"base": "base", "adapter": "base"}),
+    ],
+)
+def test_what_each_model_is_compared_with(level: str | None, method: str, references: dict[str, str]) -> None:
+    assert {model: compared_with(params(level, method), model) for model in references} == references
+
+
+def test_the_merged_graph_is_as_it_was(tmp_path: Path) -> None:
+    found = load_params(DEMO_RECIPE)
+    assert model_files(found, tmp_path, "base-Q4_K_M") == (tmp_path / "models/gguf/demo-base-Q4_K_M.gguf", None)
+    assert compared_with(found, "base-Q4_K_M") == "base-F16"
+
+
+def test_base_and_adapter_are_one_file_and_the_adapter_has_a_second(tmp_path: Path) -> None:
+    found = adapter_inputs.params()
+    base, lora = tmp_path / "models/base", tmp_path / "models/gguf/demo-lora.gguf"
+    assert {model: model_files(found, tmp_path, model) for model in ("base", "adapter", "source")} == {
+        "base": (base / "model.gguf", None), "adapter": (base / "model.gguf", lora), "source": (base / "source.gguf", None),
+    }  # fmt: skip
+
+
+def test_likeness_is_measured_with_the_adapter_on_and_row_by_row(files: tuple[Path, Path], tools: Toolchain) -> None:
+    base, lora = files
+    bare = compared(base, base, ROWS, settings(), tools, by_row=True)
+    assert bare["self_divergence"] < 1e-6
+    moved = compared(base, base, ROWS, settings(), tools, lora, by_row=True)
+    assert moved["self_divergence"] is None  # the same file, and yet not itself
+    assert moved["kld_mean"] > 1e-4
+    for name, figures in (("assistant", moved), ("all_tokens", moved["all_tokens"])):
+        rows = moved["by_row"][name]
+        assert rows["tokens"] == ([3, 2] if name == "assistant" else [6, 5])
+        assert sum(rows["kld"]) / sum(rows["tokens"]) == pytest.approx(figures["kld_mean"], rel=1e-3)
+        assert sum(rows["same"]) / sum(rows["tokens"]) == pytest.approx(figures["same_top"], abs=1e-4)
+    assert "by_row" not in compared(base, base, ROWS, settings(), tools)
+
+
+def test_speed_is_measured_with_the_adapter_on(files: tuple[Path, Path], tools: Toolchain, tmp_path: Path) -> None:
+    base, lora = files
+    for one in (None, lora):
+        found = speed_in_process(base, one, settings(), tools)
+        assert [test["tokens"] for test in found["speed"]["prompt"]] == [16, 8]
+        assert [(test["depth"], test["tokens"]) for test in found["speed"]["generation"]] == [(0, GENERATED), (12, GENERATED)]
+        assert {test["runs"] for tests in (found["speed"]["prompt"], found["speed"]["generation"]) for test in tests} == {2}
+        assert found["speed"]["by"] == IN_PROCESS
+        assert found["prompt_tok_s"] == found["speed"]["prompt"][0]["median"] > 0
+        assert found["generation_tok_s"] == found["speed"]["generation"][0]["median"] > 0
+    with pytest.raises(ToolError, match="can't put"):
+        speed_in_process(base, tiny_lora(tmp_path / "other.gguf", arch="qwen2"), settings(), tools)
+
+
+def test_the_server_that_is_measured_and_asked_has_the_adapter(files: tuple[Path, Path], tools: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, lora = files
+    asked: list[Any] = []
+
+    class Stop(Exception):
+        """Nothing is started."""
+
+    def serving(*_: Any, **words: Any) -> Any:
+        asked.append(words["lora"])
+        raise Stop
+
+    for module in ("pipeline.metrics.answers", "pipeline.stages.evaluate.serving"):
+        monkeypatch.setattr(f"{module}.serving", serving)
+    for one in (lora, None):
+        with pytest.raises(Stop):
+            answer_rows(base, [], settings(), tools, one)
+        with pytest.raises(Stop):
+            serving_figures(base, adapter_inputs.params().serve, tools, one)
+    assert asked == [lora, lora, None, None]
+
+
+def test_files_that_are_not_there_are_a_sentence(files: tuple[Path, Path], tools: Toolchain, tmp_path: Path) -> None:
+    with pytest.raises((ToolError, DataError), match="gone"):
+        compared(files[0], files[0], ROWS, settings(), tools, tmp_path / "gone.gguf")
+
+
+def test_the_whole_stage_of_base_and_adapter(tools: Toolchain, tmp_path: Path) -> None:
+    """Both models on a tiny base from end to end; the answers are nonsense, but the adapter's own."""
+    base, adapter = tmp_path / "models/base", tmp_path / "models/adapter"
+    base.mkdir(parents=True)
+    keep_gguf(tiny.tiny_gguf(tmp_path / "tiny.gguf", general__file_type=1), base, None, tools)
+    shutil.copytree(base, adapter, ignore=shutil.ignore_patterns("*.gguf"))
+    (tmp_path / "models/gguf").mkdir()
+    lora = tiny_lora(tmp_path / "models/gguf/demo-lora.gguf", size=2.0)
+    (tmp_path / "data/final").mkdir(parents=True)
+    turns = [[{"role": "user", "content": f"hello {number}"}, {"role": "assistant", "content": "hell"}] for number in range(6)]
+    lines = [json.dumps({"id": f"r{number}", "messages": one}) + "\n" for number, one in enumerate(turns)]
+    (tmp_path / "data/final/test.jsonl").write_text("".join(lines), encoding="utf-8")
+    small = {"scorers": ["exact_match"], "general": "none", "max_new_tokens": 8, "perplexity_rows": 6, "task_rows": 2, "ctx_size": 200}
+    found = params(None)
+    found = found.model_copy(
+        update={
+            "evaluate": settings(models=["base", "adapter"], **small),
+            "serve": found.serve.model_copy(update={"ctx_size": 128, "threads": 1}),
+        }
+    )
+    for model in ("base", "adapter"):
+        main(found, tmp_path, model)
+    said = {model: json.loads((tmp_path / f"reports/eval/{model}.json").read_text()) for model in ("base", "adapter")}
+    answers = {model: (tmp_path / f"reports/eval/{model}.answers.jsonl").read_text() for model in said}
+    assert said["base"]["file"] == said["adapter"]["file"] == "model.gguf"
+    assert said["base"]["sha256"] == said["adapter"]["sha256"] == file_hash(base / "model.gguf")
+    assert said["adapter"]["lora"] == {"file": lora.name, "sha256": file_hash(lora), "bytes": lora.stat().st_size}
+    assert said["adapter"]["bytes"] == said["base"]["bytes"] + lora.stat().st_size
+    assert [said[model]["reference"] for model in said] == ["base", "base"]
+    assert said["base"]["kld_max"] < 1e-6 < said["adapter"]["kld_mean"]
+    assert answers["base"] != answers["adapter"]
+    assert len(said["adapter"]["by_row"]["all_tokens"]["kld"]) == 6

@@ -1,0 +1,140 @@
+"""lm-evaluation-harness: local tasks through a real server, offline; what can't be run is refused in one sentence."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import yaml
+
+from pipeline.core.errors import ConfigError, ToolError
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.evaluate.harness import run_harness
+
+pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra harness isn't installed")
+
+HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
+TASK = {
+    "task": "says_he", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "data/questions.jsonl"}}, "test_split": "test",
+    "output_type": "generate_until", "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}",
+    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4},
+    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+}  # fmt: skip
+FIRST = [{"function": "regex", "regex_pattern": "^(.)"}, {"function": "take_first"}]
+FILTERED = {"task": "first_letter", "filter_list": [{"name": "first", "filter": FIRST}]}
+
+
+@pytest.fixture(scope="module")
+def server(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model that answers every question with "he" and ends."""
+    embedding, output = np.zeros((TOKENS, HIDDEN), np.float16), np.zeros((TOKENS, HIDDEN), np.float16)
+    embedding[:, 0] = 1
+    embedding[HE] = np.eye(HIDDEN)[1]
+    output[HE, 0], output[END, 1] = 1, 1
+    blocks = {f"blk.0.{part}.weight": np.zeros((HIDDEN, HIDDEN), np.float16) for part in ("attn_v", "attn_output")}
+    blocks["blk.0.ffn_down.weight"] = np.zeros((HIDDEN, 64), np.float16)
+    file = tmp_path_factory.mktemp("served") / "he-F16.gguf"
+    tiny.tiny_gguf(file, tensors={"token_embd.weight": embedding, "output.weight": output, **blocks})
+    with serving(tools, file, ctx_size=256, parallel=2, threads=1) as up:
+        yield up
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four questions, one of which is to be answered with "he"."""
+    (tmp_path / "data").mkdir()
+    questions = [{"question": f"Which pronoun has number {i}?", "answer": answer} for i, answer in enumerate(["she", "he", "it", "they"])]
+    (tmp_path / "data/questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    write(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, **changed: object) -> None:
+    task = TASK | changed
+    (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(task))
+
+
+def test_local_tasks_are_scored_through_the_server(server: Server, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(folder, **FILTERED)
+    (folder / "own.py").write_text(
+        "import os, sys\nprint('{\"results\": 1}')\ndef ask(doc):\n    os.environ['LEFT_BEHIND'] = '1'\n    return doc['question']\n"
+    )
+    (folder / "own.yaml").write_text(yaml.safe_dump(TASK | {"task": "own_python"}).replace("'{{question}}'", "!function own.ask"))
+    (folder / "pair.yaml").write_text(yaml.safe_dump({
+        "group": "pair", "task": ["says_he", "own_python"], "aggregate_metric_list": [{"metric": "exact_match", "weight_by_size": True}],
+    }))  # fmt: skip
+    before = dict(os.environ)
+    found = run_harness(server, ["first_letter", "pair"], folder)
+    assert found["says_he"] == found["own_python"]
+    assert found["says_he"]["exact_match"] == 0.25
+    assert found["says_he"]["exact_match_stderr"] == pytest.approx(0.25, abs=1e-3)
+    assert found["says_he"]["rows"] == 4
+    assert found["first_letter"] == {"exact_match,first": 0.0, "exact_match_stderr,first": 0.0, "rows": 4}
+    assert (found["pair"]["exact_match"], found["pair"]["rows"]) == (0.25, 8)
+    assert dict(os.environ) == before
+    printed = capfd.readouterr()
+    assert "Requesting" not in printed.err and not printed.out
+    assert not list(folder.glob("**/*.arrow"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"output_type": "multiple_choice", "doc_to_choice": ["he", "she"], "doc_to_target": 0, "metric_list": [{"metric": "acc"}]},
+         r"task says_he has output_type multiple_choice, which needs log probabilities .* make it generate_until"),
+        ({"generation_kwargs": {"temperature": 0.7, "do_sample": True}}, r"task says_he samples its answers, .*: take do_sample"),
+        ({"generation_kwargs": {"top_p": 0.7}}, r"task says_he has top_p in generation_kwargs, Quench knows"),
+        ({"metric_list": [{"metric": "squad"}]}, r"can't load says_he \(squad not found .*nothing is fetched"),
+        ({"metric_list": [{"metric": "squad", "aggregation": "mean"}]}, r"task says_he has the metric squad, which would have to be fetched"),
+        ({"dataset_path": "allenai/ai2_arc", "dataset_kwargs": None}, r"can't load says_he .*nothing is fetched"),
+        ({"dataset_kwargs": {"data_files": {"test": "nowhere.jsonl"}}}, r"can't load says_he .*nowhere"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_run_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object], sentence: str) -> None:
+    write(folder, **changed)
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, "evaluate", None)  # slow to import; it looks for unknown metrics on the hub
+    with pytest.raises(Exception, match=sentence) as refusal:
+        load(["says_he"], folder)
+    assert type(refusal.value).__name__ == "Refused"
+    assert "\n" not in str(refusal.value)
+
+
+def load(names: list[str], folder: Path) -> None:
+    """What the harness's process does first; here so that lm_eval is imported once."""
+    from lm_eval.tasks import TaskManager
+
+    from pipeline.stages.evaluate import harness_process
+
+    harness_process.load(TaskManager(include_path=folder, include_defaults=False), names, folder)
+
+
+def test_an_unreadable_file_is_named(folder: Path) -> None:
+    (folder / "broken.yaml").write_text("task: [")
+    with pytest.raises(Exception, match=r"broken.yaml can't be read .*: mend it"):
+        load(["hellaswag"], folder)
+
+
+def test_an_unknown_task_is_refused_with_those_found(server: Server, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"names hellaswag, but the tasks below .* are says_he: "):
+        run_harness(server, ["hellaswag"], folder)
+    with pytest.raises(ConfigError, match="there is no folder"):
+        run_harness(server, ["hellaswag"], folder / "elsewhere")
+
+
+def test_a_failure_is_not_taken_for_an_empty_answer(server: Server, folder: Path) -> None:
+    write(folder, doc_to_text="{{question * 50}}")
+    with pytest.raises(ToolError, match=r"ended with exit status 1: .*llama-server answered 400"):
+        run_harness(server, ["says_he"], folder)
+
+
+def test_without_the_extra_the_install_command_is_named(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.stages.evaluate.harness.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'quench\[harness\]'"):
+        run_harness(server, ["says_he"], folder)

@@ -1,0 +1,79 @@
+"""serving figures: load time and peak memory of a real llama-server, and what nvidia-smi says of one process."""
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from qwen2_variants import cut_models
+from tiny import tiny_params
+
+from pipeline.config.sections import Serve
+from pipeline.llamacpp.server import BATCH_TOKENS
+from pipeline.llamacpp.server_process import peak_memory
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.evaluate.serving import ANSWER_TOKENS, gpu_memory, held_by, serving_figures
+
+
+def test_a_served_model_is_measured(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> None:
+    model = cut_models(tmp_path_factory, tools) / "tiny-F16.gguf"
+    asked = tiny_params(Path("base"))["serve"] | {"threads": 1, "ctx_size": 512, "parallel": 2}
+    found = serving_figures(model, Serve(**asked), tools)
+    assert found.keys() == {"ctx_size", "parallel", "n_gpu_layers", "load_seconds", "peak_memory_bytes", "gpu_memory_bytes"}
+    assert (found["ctx_size"], found["parallel"], found["n_gpu_layers"]) == (512, 2, 0)
+    assert 0 < found["load_seconds"] < 60
+    assert found["gpu_memory_bytes"] is None  # nothing was put on a GPU
+    if Path("/proc/self/status").exists():
+        assert model.stat().st_size < found["peak_memory_bytes"] < 10e9
+
+
+@pytest.mark.parametrize(("ctx_size", "length"), [(4096, BATCH_TOKENS), (100, 100 - ANSWER_TOKENS)])
+def test_memory_is_looked_at_after_a_whole_batch(monkeypatch: pytest.MonkeyPatch, tools: Toolchain, ctx_size: int, length: int) -> None:
+    """A short prompt leaves most of the compute buffers untouched, and what is untouched is not resident."""
+    asked: dict[str, Any] = {}
+
+    class Server:
+        process = SimpleNamespace(pid=os.getpid())
+
+        def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+            asked[path] = body
+            return {"tokens": list(range(len(body.get("content", "").split())))}
+
+    monkeypatch.setattr("pipeline.stages.evaluate.serving.serving", lambda *_, **__: nullcontext(Server()))
+    serving_figures(Path("x.gguf"), Serve(**tiny_params(Path("base"))["serve"] | {"ctx_size": ctx_size}), tools)
+    assert len(asked["/completion"]["prompt"]) == length
+    assert asked["/completion"]["n_predict"] == ANSWER_TOKENS
+
+
+def test_memory_of_a_process() -> None:
+    if Path("/proc/self/status").exists():
+        assert (peak_memory(os.getpid()) or 0) > 10e6
+    assert peak_memory(2**22 + 1) is None  # above Linux's largest process id
+
+
+LISTING = "4711, 512\n  815, 6144\n4711, 256\n99, [N/A]\n"
+
+
+def test_a_process_is_found_in_nvidia_smis_list() -> None:
+    assert held_by(4711, LISTING) == 768 << 20  # on two GPUs
+    assert held_by(815, LISTING) == 6 << 30
+    assert held_by(471, LISTING) is None
+    assert held_by(99, LISTING) is None  # the driver doesn't say: not measured, not 0
+    assert held_by(1, "No running processes found\n") is None
+
+
+def test_without_nvidia_smi_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_memory(os.getpid()) is None
+
+
+def test_a_failing_nvidia_smi_measures_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert gpu_memory(os.getpid()) is None
+    tool.write_text(f"#!/bin/sh\necho '{os.getpid()}, 100'\n")
+    assert gpu_memory(os.getpid()) == 100 << 20

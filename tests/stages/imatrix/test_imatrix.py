@@ -1,0 +1,109 @@
+"""imatrix: measured on training rows only, in the same bytes for any number of threads, used and recorded by the levels that ask for it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from qwen2_variants import cut_models
+
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import file_hash
+from pipeline.core.jsonl import read_rows
+from pipeline.gguf.header import read_header
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.imatrix.stage import calibration_texts, imatrix, spread
+from pipeline.stages.quantize.stage import find_imatrix, quantize
+
+
+@pytest.fixture
+def made(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cut_models(tmp_path_factory, tools)
+
+
+def write_chats(file: Path, count: int) -> Path:
+    rows = [{"messages": [{"role": "user", "content": f"Row {n}: C:\\new"}, {"role": "assistant", "content": f"{n} –"}]} for n in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def measure(made: Path, rows: Path, folder: Path, tools: Toolchain, tokens: int = 1500, threads: int = 1) -> dict[str, Any]:
+    return imatrix(rows=rows, tokenizer=made / "hf", model=made / "tiny-F16.gguf", folder=folder, tokens=tokens, threads=threads, n_gpu_layers=0,
+                   tools=tools)  # fmt: skip
+
+
+def test_the_matrix_its_record_and_the_levels_that_use_it(made: Path, tools: Toolchain, tmp_path: Path) -> None:
+    rows = write_chats(tmp_path / "train.jsonl", 100)
+    record = measure(made, rows, tmp_path / "one", tools)
+    assert json.loads((tmp_path / "one/imatrix.json").read_text()) == record
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["imatrix.gguf", "imatrix.json"]
+    texts = list(calibration_texts(load_tokenizer(made / "hf"), spread(rows, 1500), 1500))
+    assert record["rows"] == len(texts) < 100
+    assert 1500 <= record["tokens"] < 1600
+    assert (record["chunks"], record["split"]) == (record["tokens"] // 512, "train")
+    assert (record["data_sha256"], record["model_sha256"]) == (file_hash(rows), file_hash(made / "tiny-F16.gguf"))
+    # the same for another number of threads and in another place
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    assert measure(made, rows, tmp_path / "two", tools, threads=2) == record
+    matrix = find_imatrix(tmp_path / "one", "IQ2_M-imatrix")
+    assert file_hash(tmp_path / "two/imatrix.gguf") == file_hash(matrix)
+    assert str(tmp_path) not in str(read_header(matrix).fields)
+    hashes = set()
+    for threads in (1, 2):
+        level = tmp_path / f"level-{threads}.gguf"
+        quantize(source=made / "tiny-F16.gguf", target=level, level="IQ2_M", nthreads=threads, imatrix=matrix, tools=tools)
+        hashes.add(file_hash(level))
+    assert len(hashes) == 1
+    fields = read_header(level).fields
+    assert (fields["quench.imatrix.sha256"], fields["quantize.imatrix.file"]) == (file_hash(matrix), "imatrix.gguf")
+    assert str(tmp_path) not in str(fields)
+
+
+def test_the_matrix_changes_the_level(made: Path, tools: Toolchain, tmp_path: Path) -> None:
+    measure(made, write_chats(tmp_path / "train.jsonl", 60), tmp_path / "imatrix", tools)
+    for matrix in (None, tmp_path / "imatrix/imatrix.gguf"):
+        quantize(source=made / "tiny-F16.gguf", target=tmp_path / f"{matrix is None}.gguf", level="Q4_K_M", nthreads=1, imatrix=matrix, tools=tools)
+    assert (tmp_path / "True.gguf").read_bytes()[-100_000:] != (tmp_path / "False.gguf").read_bytes()[-100_000:]
+
+
+def test_without_tokens_there_is_only_the_record(made: Path, tools: Toolchain, tmp_path: Path) -> None:
+    assert measure(made, tmp_path / "train.jsonl", tmp_path / "imatrix", tools, tokens=0) == {"tokens": 0}
+    assert [path.name for path in (tmp_path / "imatrix").iterdir()] == ["imatrix.json"]
+
+
+def test_held_out_rows_are_never_taken(made: Path, tools: Toolchain, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"val\.jsonl is not the training split"):
+        measure(made, write_chats(tmp_path / "val.jsonl", 60), tmp_path / "imatrix", tools)
+
+
+def test_too_few_rows_are_an_error(made: Path, tools: Toolchain, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("")
+    with pytest.raises(DataError, match="has 0 tokens of chats, an importance matrix needs 32: add rows"):
+        measure(made, tmp_path / "train.jsonl", tmp_path / "imatrix", tools)
+    assert not (tmp_path / "imatrix").exists()
+
+
+@pytest.mark.parametrize("tokens", [1, 50, 1000, 10**9])
+def test_rows_are_spread_over_the_file_and_each_comes_once(tokens: int, tmp_path: Path) -> None:
+    rows = write_chats(tmp_path / "train.jsonl", 50)
+    found = list(spread(rows, tokens))
+    assert sorted(map(str, found)) == sorted(map(str, read_rows(rows)))
+    if tokens == 50:
+        assert found[1] not in list(read_rows(rows))[:5]
+
+
+def test_rows_are_what_training_saw(made: Path) -> None:
+    tokenizer = load_tokenizer(made / "hf")
+    chat = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "2."}]
+    rows: list[dict[str, Any]] = [
+        {"messages": chat},
+        {"kind": "text", "segments": [{"text": "a ", "train": False}, {"text": "b", "train": True}]},
+        {"kind": "preference", "messages": chat},
+        {"messages": chat[:1]},  # nothing to train
+    ]
+    rendered, text = calibration_texts(tokenizer, iter(rows), 1000)
+    assert rendered == tokenizer.apply_chat_template(chat, tokenize=False)
+    assert text == "a b<|im_end|>"
+    assert len(list(calibration_texts(tokenizer, iter(rows), 1))) == 1

@@ -1,0 +1,48 @@
+"""merge.base auto: one merge at a time is on the disk, and the one that is published is the one that measured better, whole."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.params import load_params
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.metrics.divergence import Divergence
+from pipeline.stages.merge import choose
+
+PARAMS = load_params(PROJECT / "recipes" / "demo.yaml")
+
+
+@pytest.mark.parametrize(("better", "made"), [("nf4", ["w16", "nf4"]), ("w16", ["w16", "nf4", "w16"])])
+def test_one_merge_is_there_at_a_time(better: str, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def make(onto: str, folder: Path) -> dict[str, Any]:
+        assert not [other for other in folder.parent.glob("*") if other.is_dir()]
+        folder.mkdir()
+        (folder / "weights").write_text(onto)
+        calls.append(onto)
+        return {"onto": onto}
+
+    def measure(merged: Path, levels: Any, judge: Any, scratch: Path) -> choose.Found:
+        assert (merged / "weights").read_text() == merged.name
+        kld = [0.1 if merged.name == better else 0.3] * 40
+        return {level: (Divergence(kld, kld[0], 1.0, 0.9, 0.1, 40, 0, (5, 5)), None) for level in ("F16", *levels)}
+
+    @contextmanager
+    def reference(**_: Any) -> Iterator[None]:
+        yield None
+
+    (tmp_path / "models").mkdir()
+    monkeypatch.setattr(choose, "measure", measure)
+    monkeypatch.setattr(choose, "held_out", lambda *_: ([], []))
+    monkeypatch.setattr(choose, "trained_logits", reference)
+    choice, record = choose.merge_the_better(
+        make, base=tmp_path, adapter=tmp_path, merged=tmp_path / "models/merged", rows=tmp_path, params=PARAMS, tools=None, root=tmp_path,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert (choice.onto, record, calls) == (better, {"onto": better}, made)
+    assert set(choice.candidates) == {"w16", "nf4"}
+    assert (tmp_path / "models/merged/weights").read_text() == better
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["merged"]

@@ -1,0 +1,42 @@
+"""decision: the task decides where it separates, else the divergence, else the 16-bit weights."""
+
+import pytest
+
+from pipeline.stages.merge.decision import Measured, decide
+
+ROWS = 40
+SAME = [0.1 + 0.001 * (row % 7) for row in range(ROWS)]
+FAR = [value + 0.2 for value in SAME]
+HALF = [float(row % 2) for row in range(ROWS)]
+FULL = [1.0] * ROWS
+
+
+@pytest.mark.parametrize(
+    ("w16", "nf4", "winner", "words"),
+    [
+        ((SAME, HALF), (FAR, FULL), "nf4", "does the task better by"),
+        ((FAR, FULL), (SAME, HALF), "w16", "does the task better by"),
+        ((SAME, HALF), (FAR, HALF[::-1]), "w16", "closer to the trained model by 0.2000 to 0.2000 nats, 40 rows, and the task's scores can't"),
+        ((FAR, None), (SAME, None), "nf4", "merge into the NF4 base is closer to the trained model by 0.2000 to 0.2000 nats, 40 rows"),
+        ((SAME, None), (SAME, None), "w16", "40 rows can't tell the two merges apart"),
+        ((SAME, FULL), (SAME, FULL), "w16", "can't tell the two merges apart"),
+        (([0.1, 9.0, 0.1, 0.2], None), ([0.2, 0.1, 0.3, 0.3], None), "w16", "4 rows can't tell"),  # one row is no evidence
+    ],
+)
+def test_the_rule(w16, nf4, winner, words) -> None:
+    onto, reason = decide(Measured(w16[0], 1.0, w16[1]), Measured(nf4[0], 1.0, nf4[1]), "Q4_K_M", seed=0)
+    assert onto == winner
+    assert words in reason
+    assert reason.startswith("At Q4_K_M ")
+
+
+def test_rows_that_were_not_measured_are_left_out_of_both() -> None:
+    unsure: list[float | None] = [None if row % 3 == 0 else value for row, value in enumerate(HALF)]
+    onto, reason = decide(Measured(SAME, 1.0, unsure), Measured(FAR, 1.0, FULL), "Q4_K_M", seed=0)
+    assert (onto, "points, 26 rows" in reason) == ("nf4", True)
+    assert decide(Measured(SAME, 1.0, [None] * ROWS), Measured(FAR, 1.0, FULL), "Q4_K_M", seed=0)[0] == "w16"
+
+
+def test_rows_must_be_the_same_ones() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        decide(Measured(SAME, 1.0, None), Measured(SAME[1:], 1.0, None), "Q4_K_M", seed=0)

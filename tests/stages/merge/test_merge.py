@@ -1,0 +1,269 @@
+"""merge: what PEFT's adapter model computes, for every kind of adapter, within half a unit in the last place, or a refusal that says why."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import merging
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.safetensors_rows import INDEX
+from pipeline.models.merging.judge import unit
+from pipeline.stages.merge.stage import merge
+
+BASES: dict[str, dict[str, Any]] = {
+    "qwen2": {"kind": "Qwen2"}, "tied": {"kind": "Qwen2", "tie_word_embeddings": True}, "llama": {"kind": "Llama", "dtype": "float16"},
+    "qwen2_moe": {"kind": "Qwen2Moe"}, "qwen3_moe": {"kind": "Qwen3Moe"}, "gpt2": {"kind": "GPT2", "tie_word_embeddings": True},
+}  # fmt: skip
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+# what is merged: base, settings of the adapter, tensors that the adapter changes
+KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "lora": ("qwen2", {"target_modules": merging.LINEARS}, 8),
+    "rslora": ("llama", {"target_modules": merging.LINEARS, "use_rslora": True}, 8),
+    "patterns": ("qwen2", {"target_modules": merging.LINEARS, "rank_pattern": {"layers.1.self_attn.q_proj": 2, "v_proj": 6},
+                           "alpha_pattern": {r".*\.0\..*o_proj": 3, "down_proj": 1}}, 8),
+    "dora": ("qwen2", {"target_modules": merging.LINEARS, "use_dora": True}, 8),
+    "bias of B": ("qwen2", {"target_modules": ["q_proj", "v_proj"], "lora_bias": True}, 8),
+    "trained biases": ("qwen2", {"target_modules": merging.LINEARS, "bias": "all"}, 8),
+    "head saved": ("qwen2", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, 2),
+    "norms saved": ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["input_layernorm"]}, 2),
+    "embeddings saved, tied": ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, 2),
+    "head saved, tied": ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, 2),
+    "embeddings": ("qwen2", {"target_modules": ["embed_tokens", "q_proj"]}, 3),
+    "embeddings, tied": ("tied", {"target_modules": ["embed_tokens", "q_proj"]}, 3),
+    "head, tied": ("tied", {"target_modules": ["lm_head", "q_proj"]}, 3),
+    "dora on embeddings": ("qwen2", {"target_modules": ["embed_tokens", "q_proj"], "use_dora": True}, 3),
+    "experts": ("qwen2_moe", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}, 2 + 2 * 4 * 3),
+    "one expert parameter": ("qwen3_moe", {"target_modules": [], "target_parameters": EXPERTS[:1]}, 2 * 4 * 2),
+    "experts by their old names": ("qwen3_moe", {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]}, 2 + 2 * 4 * 3),
+    "router": ("qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"], "alpha_pattern": {"gate.weight": 2}}, 4),
+    "stored in by out": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}, 6),
+    "stored in by out, dora": ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True, "use_dora": True}, 2),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bases")
+    for name, settings in BASES.items():
+        merging.write_base(folder / name, **settings)
+    return folder
+
+
+def merge_here(base: Path, folder: Path, dtype: str = "float16", onto: Any = "w16", method: Any = "stream") -> dict[str, Any]:
+    return merge(base=base, adapter=folder / "adapter", merged=folder / "merged", dtype=dtype, onto=onto, method=method)
+
+
+@pytest.fixture
+def plain(bases: Path, tmp_path: Path) -> Path:
+    """A project's models: base qwen2 with a plain adapter, to be changed at will."""
+    shutil.copytree(bases / "qwen2", tmp_path / "base")
+    merging.write_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=merging.LINEARS)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_what_peft_computes(kind: str, bases: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    name, settings, adapted = KINDS[kind]
+    merging.write_adapter(bases / name, tmp_path / "adapter", **settings)
+    done = merge_here(bases / name, tmp_path)
+    assert done["adapted"] == adapted
+    tuned = merging.peft_model(bases / name, tmp_path / "adapter")
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    wanted, found = merging.logits(tuned), merging.logits(ours)
+    before = merging.logits(AutoModelForCausalLM.from_pretrained(bases / name, dtype=torch.float32))
+    assert (found - wanted).abs().max() < 0.02 * (before - wanted).abs().max()
+    if not done["config"]:  # PEFT loses one side of an untied table when it merges
+        reference, weights = tuned.merge_and_unload().state_dict(), ours.state_dict()
+        assert reference.keys() == weights.keys()
+        for key, value in weights.items():
+            exact = reference[key].double()
+            assert ((value.double() - exact).abs() <= 0.5 * unit(exact, "F16") + 3e-7).all(), key  # PEFT sums in float32
+
+
+@pytest.mark.parametrize("name", ["qwen2", "tied"])
+def test_resized_embeddings_carry_the_vocabulary_with_them(name: str, bases: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    merging.write_adapter(bases / name, tmp_path / "adapter", resize=104, target_modules=["q_proj"])
+    done = merge_here(bases / name, tmp_path)
+    assert done["config"] == {"vocab_size": 104}
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    wanted = merging.logits(merging.peft_model(bases / name, tmp_path / "adapter", resize=104))
+    torch.testing.assert_close(merging.logits(ours), wanted, atol=0.01, rtol=0.01)
+
+
+def test_a_head_and_embeddings_of_two_lengths_are_refused(bases: Path, tmp_path: Path) -> None:
+    merging.write_adapter(bases / "qwen2", tmp_path / "adapter", resize=104, target_modules=["q_proj"])
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    save_file({key: value for key, value in load_file(file).items() if "lm_head" not in key}, file)
+    with pytest.raises(DataError, match=r"would have lm_head\.weight 96 and model\.embed_tokens\.weight 104 rows"):
+        merge_here(bases / "qwen2", tmp_path)
+
+
+@pytest.mark.parametrize(("double", "compute"), [(True, "bfloat16"), (False, "float16"), (True, "float32")])
+def test_nf4_is_added_to_exactly_what_training_saw(double: bool, compute: str, bases: Path, tmp_path: Path) -> None:
+    import bitsandbytes
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    merging.write_adapter(bases / "qwen2", tmp_path / "adapter", target_modules=merging.LINEARS)
+    merging.add_run(tmp_path / "adapter", bnb_4bit_compute_dtype=compute, bnb_4bit_use_double_quant=double)
+    done = merge_here(bases / "qwen2", tmp_path, "bfloat16", onto="nf4")
+    assert done["nf4"] == {"compute_dtype": compute, "double_quant": double, "block": 64}
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double, bnb_4bit_compute_dtype=getattr(torch, compute),
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(bases / "qwen2", dtype=getattr(torch, compute), quantization_config=settings, device_map={"": "cpu"})
+    ours, before = load_file(tmp_path / "merged/model.safetensors"), load_file(bases / "qwen2/model.safetensors")
+    parts = {key.removeprefix("base_model.model."): value for key, value in load_file(tmp_path / "adapter/adapter_model.safetensors").items()}
+    linears = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)}
+    assert len(linears) == 14
+    for name, value in ours.items():
+        if name not in linears:
+            assert torch.equal(value, before[name]), name
+            continue
+        weight = linears[name].weight
+        exact = bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state).double()
+        stem = name.removesuffix(".weight")
+        if f"{stem}.lora_A.weight" in parts:
+            exact += 2 * parts[f"{stem}.lora_B.weight"].double() @ parts[f"{stem}.lora_A.weight"].double()
+        assert ((value.double() - exact).abs() <= (0.5 + 2**-20) * unit(exact, "BF16")).all(), name
+
+
+def test_nf4_needs_a_training_that_used_it(plain: Path) -> None:
+    with pytest.raises(DataError, match=r"has no run.json .*set merge.base to w16"):
+        merge_here(plain / "base", plain, onto="nf4")
+    merging.add_run(plain / "adapter", quantization="none")
+    with pytest.raises(DataError, match="was trained on 16-bit weights"):
+        merge_here(plain / "base", plain, onto="nf4")
+    with pytest.raises(ConfigError, match=r"set merge\.base to w16"):
+        merging.add_run(plain / "adapter")
+        merge_here(plain / "base", plain, onto="nf4", method="peft")
+    assert not (plain / "merged").exists()
+
+
+def test_what_the_adapter_leaves_alone_keeps_its_bits_and_a_second_merge_its_bytes(plain: Path) -> None:
+    done = merge_here(plain / "base", plain, "bfloat16")
+    before, after = load_file(plain / "base/model.safetensors"), load_file(plain / "merged/model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name].view(torch.int16), after[name].view(torch.int16))}
+    assert before.keys() == after.keys()
+    assert changed == {one["tensor"] for one in done["adapters"]}
+    assert done["rounded"] == 0
+    files = {file.name: file.read_bytes() for file in (plain / "merged").iterdir()}
+    assert json.loads(files["merge.json"]) == done
+    merge_here(plain / "base", plain, "bfloat16")
+    assert files == {file.name: file.read_bytes() for file in (plain / "merged").iterdir()}
+    assert merge_here(plain / "base", plain, "float16")["rounded"] == len(before)
+
+
+def test_shards_stay_as_the_base_has_them_with_an_index_of_the_right_size(plain: Path) -> None:
+    single = merge_here(plain / "base", plain)
+    whole, tensors = load_file(plain / "merged/model.safetensors"), load_file(plain / "base/model.safetensors")
+    (plain / "base/model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {f"model-0000{number}-of-00002.safetensors": names[number - 1 :: 2] for number in (1, 2)}
+    for file, part in shards.items():
+        save_file({name: tensors[name] for name in part}, plain / "base" / file, metadata={"format": "pt"})
+    done = merge_here(plain / "base", plain)
+    index = json.loads((plain / "merged" / INDEX).read_text())
+    assert index["metadata"]["total_size"] == done["bytes"] == single["bytes"] == sum(2 * tensor.numel() for tensor in tensors.values())
+    assert index["weight_map"] == {name: file for file, part in shards.items() for name in part}
+    for file, part in shards.items():
+        found = load_file(plain / "merged" / file)
+        assert found.keys() == set(part)
+        assert all(torch.equal(found[name], whole[name]) for name in part)
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    file = folder / "adapter/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def edit_tensors(folder: Path, change: Any) -> None:
+    file = folder / "adapter/adapter_model.safetensors"
+    save_file(change(load_file(file)), file)
+
+
+def test_all_that_a_merge_can_not_follow_is_named_at_once(plain: Path) -> None:
+    edit_config(plain, peft_type="LOHA", layer_replication=[[0, 2]], init_lora_weights="pissa", use_dora=True, a_later_setting=3)
+    with pytest.raises(DataError) as error:
+        merge_here(plain / "base", plain)
+    for reason in ("'LOHA'", "'pissa'", "a_later_setting is 3", "layer_replication", "has no magnitude"):
+        assert reason in str(error.value)
+    assert not (plain / "merged").exists()
+
+
+MISFITS = {
+    "of other layers": (lambda t: {name.replace(".layers.1.", ".layers.7."): value for name, value in t.items()},
+                        r"4 adapter targets are not in the base \(model\.layers\.7\.mlp\.down_proj\.weight \(64, 128\)"),
+    "of another width": (lambda t: {name: value[:, :32].contiguous() if "o_proj.lora_A" in name else value for name, value in t.items()},
+                         r"o_proj\.weight is \(64, 32\) in the adapter and \(64, 64\) in the base"),
+    "of another rank": (lambda t: {name: value[:2].contiguous() if "lora_A" in name else value for name, value in t.items()}, "has rank 2 and 4"),
+    "half a pair": (lambda t: {name: value for name, value in t.items() if "layers.0.self_attn.q_proj.lora_B" not in name},
+                    r"q_proj has lora_A\.weight, which is no pair"),
+    "a stranger": (lambda t: t | {"base_model.model.model.layers.0.lora_X.weight": torch.zeros(2)}, "lora_X.weight is no tensor that a merge knows"),
+    "another part of the model": (lambda t: t | {"base_model.model.score.weight": torch.zeros(2, 64)}, r"not in the base \(score\.weight \(2, 64\)"),
+    "nothing": (lambda t: {}, "it holds no tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_an_adapter_that_does_not_fit_is_refused(misfit: str, plain: Path) -> None:
+    change, reason = MISFITS[misfit]
+    edit_tensors(plain, change)
+    with pytest.raises(DataError, match=reason):
+        merge_here(plain / "base", plain)
+    assert not (plain / "merged").exists()
+
+
+def test_other_weights_than_those_of_the_training_are_refused(plain: Path) -> None:
+    merging.add_run(plain / "adapter")
+    run = json.loads((plain / "adapter/run.json").read_text())
+    (plain / "adapter/run.json").write_text(json.dumps(run | {"base": {"weights_sha256": "0" * 64}}))
+    (plain / "base.json").write_text(json.dumps({"files": {"model.safetensors": "1" * 64}}))
+    with pytest.raises(DataError, match=r"trained on other weights \(000000000000\)"):
+        merge_here(plain / "base", plain)
+
+
+def test_a_weight_too_large_for_the_type_is_refused(plain: Path) -> None:
+    edit_tensors(plain, lambda t: {name: value * 1e4 if "o_proj" in name else value for name, value in t.items()})
+    with pytest.raises(DataError, match=r"o_proj.*float16 can't hold: set merge.dtype to bfloat16"):
+        merge_here(plain / "base", plain)
+    assert merge_here(plain / "base", plain, "bfloat16")["adapted"] == 8
+
+
+def test_pefts_own_merge_is_there_for_comparison(plain: Path) -> None:
+    ours = merge_here(plain / "base", plain)
+    mine = load_file(plain / "merged/model.safetensors")
+    theirs = merge_here(plain / "base", plain, method="peft")
+    found = load_file(plain / "merged/model.safetensors")
+    assert (theirs["method"], theirs["bytes"], theirs["adapted"]) == ("peft", ours["bytes"], ours["adapted"])
+    assert mine.keys() == found.keys()
+    for name, value in mine.items():
+        assert ((value.double() - found[name].double()).abs() <= 1.01 * unit(value.double(), "F16")).all(), name
+
+
+def test_the_record_measures_each_adapted_tensor(plain: Path) -> None:
+    merging.add_run(plain / "adapter")
+    edit_tensors(plain, lambda t: {name: value * 0 if "layers.1.self_attn.v_proj.lora_B" in name else value for name, value in t.items()})
+    records = {one["tensor"]: one for one in merge_here(plain / "base", plain)["adapters"]}
+    one, base = records["model.layers.0.mlp.down_proj.weight"], load_file(plain / "base/model.safetensors")
+    parts = load_file(plain / "adapter/adapter_model.safetensors")
+    stem, weight = "base_model.model.model.layers.0.mlp.down_proj", base["model.layers.0.mlp.down_proj.weight"].double()
+    a, b = parts[f"{stem}.lora_A.weight"].double(), parts[f"{stem}.lora_B.weight"].double()
+    change = 2 * b @ a
+    expected = {
+        "norm_a": a.norm(), "norm_b": b.norm(), "norm_update": change.norm(), "norm_weight": weight.norm(),
+        "spectral_update": torch.linalg.matrix_norm(change, 2), "relative_change": change.abs().mean() / weight.abs().mean(),
+    }  # fmt: skip
+    assert {key: one[key] for key in ("layer", "module", "rank", "scale")} == {"layer": 0, "module": "mlp.down_proj", "rank": 4, "scale": 2.0}
+    for key, value in expected.items():
+        assert one[key] == pytest.approx(float(value)), key
+    assert one["nf4_error_to_update"] == pytest.approx(0.09 * float(weight.norm() / change.norm()), rel=0.2)
+    assert records["model.layers.1.self_attn.v_proj.weight"]["norm_b"] == 0.0

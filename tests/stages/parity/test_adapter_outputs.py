@@ -1,0 +1,45 @@
+"""The seam that remains: when the floor is no longer arithmetic, when an adapter has no effect, when nothing can be told."""
+
+import pytest
+
+from pipeline.config.params import load_params
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.metrics.divergence import Divergence
+from pipeline.stages.parity.adapter_outputs import bare_seam, served_seam
+
+LIMITS = load_params(PROJECT / "recipes/demo-gguf.yaml").parity
+
+
+def found(kld: float, same_top: float = 0.99) -> Divergence:
+    return Divergence([kld], kld, kld, same_top, kld, 10, 0, (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("bare", "verdict"), [(found(0.008, 0.949), "pass"), (found(0.06, 0.95), "fail"), (found(0.01, 0.8), "fail"), (found(6.0, 0.08), "fail")]
+)
+def test_a_floor_beyond_arithmetic_is_another_model(bare: Divergence, verdict: str) -> None:
+    assert bare_seam(bare, "rows").verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("served", "bare", "moved", "verdict"),
+    [
+        (found(0.0063, 0.972), found(0.0082, 0.949), found(2.8, 0.5), "pass"),  # the demo
+        (found(0.0005), found(0.0001, 0.999), found(0.5, 0.8), "pass"),  # within the plain limits
+        (found(0.0099, 0.949), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # more than a fifth above the floor
+        (found(0.0063, 0.93), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # too few first choices
+        (found(0.009, 0.95), found(0.008, 0.949), found(0.017, 0.95), "fail"),  # no nearer to the trained model than the bare base is
+        (found(5.0), found(0.00125, 0.99), found(0.0015), "fail"),  # whatever the adapter does
+        (found(0.0015), found(0.00125, 0.99), found(0.0015), "not measured"),  # an adapter without effect would say the same
+    ],
+)
+def test_base_and_adapter_by_the_floor_and_by_what_the_adapter_moves(served: Divergence, bare: Divergence, moved: Divergence, verdict: str) -> None:
+    seam = served_seam(served, bare, moved, found(0.002), LIMITS, "rows")
+    assert seam.verdict == verdict, seam
+    assert bool(seam.cause) == (verdict == "fail")
+
+
+def test_logits_that_are_no_numbers_fail() -> None:
+    nothing = float("nan")
+    strange = Divergence([nothing], nothing, nothing, nothing, nothing, 10, 3, (4, 4))
+    assert bare_seam(strange, "rows").verdict == served_seam(strange, found(0.01), found(1.0), found(0.0), LIMITS, "rows").verdict == "fail"

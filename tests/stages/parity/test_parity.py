@@ -1,0 +1,101 @@
+"""parity: what was planted between training and serving fails the run by name, and what was not measured is never called passed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gguf_edit import change_rows
+
+from pipeline.__main__ import main
+from pipeline.stages.parity.check import count_seam, first_difference
+
+
+@pytest.fixture
+def project(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished project whose files can be changed, and whose parity is quick."""
+    root = Path(shutil.copytree(finished, tmp_path / "project"))
+    params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    params["parity"]["depth"] = "quick"
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False), encoding="utf-8")
+    return root
+
+
+def run(project: Path) -> tuple[int, dict[str, Any]]:
+    code = main(["parity", "--root", str(project)])
+    return code, json.loads((project / "reports/parity.json").read_text())["seams"]
+
+
+def test_a_template_with_a_space_more_fails_the_run_by_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template = project / "models/adapter/chat_template.jinja"
+    text = template.read_text(encoding="utf-8")
+    assert "<|im_end|>\\n" in text
+    template.write_text(text.replace("<|im_end|>\\n", "<|im_end|> \\n"), encoding="utf-8")
+    code, seams = run(project)
+    assert code == 5
+    assert {key for key, seam in seams.items() if seam["verdict"] == "fail"} == {"text_template", "text_chat_template", "weights_merged"}
+    said = capsys.readouterr().err
+    assert "seam Template text failed" in said
+    assert "likely cause: " in said
+    assert "Something was lost" in (project / "reports/parity.html").read_text(encoding="utf-8")
+
+
+def test_a_quick_parity_names_what_it_did_not_measure(project: Path) -> None:
+    code, seams = run(project)
+    assert code == 0
+    assert {key for key, seam in seams.items() if seam["verdict"] == "not measured"} == {
+        "outputs_trained", "outputs_sixteen", "outputs_gguf", "outputs_q4_k_m", "outputs_q5_k_m", "outputs_lora", "behaviour",
+    }  # fmt: skip
+    assert "`quench parity --depth standard` measures it" in seams["outputs_q4_k_m"]["detail"]
+    assert not list((project / "models").glob(".*"))
+
+
+def test_weights_are_judged_also_where_llama_cpp_refuses_the_file(project: Path) -> None:
+    """A GGUF whose norms are no numbers is loaded; one without a tensor is not, and its weights say which one."""
+    from gguf_edit import change_tensors
+
+    file = project / "models/gguf/tiny-F16.gguf"
+    change_tensors(file, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != "output_norm.weight"})
+    code, seams = run(project)
+    assert code == 5
+    assert "output_norm.weight" in seams["weights_gguf"]["detail"]
+    assert (seams["text_template"]["verdict"], seams["tokens_corpus"]["verdict"]) == ("not measured", "not measured")
+    assert "llama-server ended" in seams["text_template"]["detail"]
+
+
+def test_where_only_llama_cpp_fails_it_is_its_own_error(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from pipeline.core.errors import ToolError
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ToolError("llama-server did not finish loading")
+
+    monkeypatch.setattr("pipeline.stages.parity.stage.text_and_tokens", refuse)
+    assert main(["parity", "--root", str(project)]) == 4
+    assert "did not finish loading" in capsys.readouterr().err
+
+
+def test_a_zeroed_block_of_a_level_is_named(project: Path) -> None:
+    def zero(rows: Any) -> Any:
+        rows = rows.copy()
+        rows[3, :144] = 0
+        return rows
+
+    change_rows(project / "models/gguf/tiny-Q4_K_M.gguf", "blk.0.ffn_gate.weight", zero)
+    code, seams = run(project)
+    assert code == 5
+    assert [key for key, seam in seams.items() if seam["verdict"] == "fail"] == ["weights_q4_k_m"]
+    assert "blk.0.ffn_gate.weight" in seams["weights_q4_k_m"]["detail"]
+
+
+def test_the_first_difference_shows_both_sides() -> None:
+    assert first_difference("abcdef", "abXdef") == "at 2 training has 'cdef', llama-server 'Xdef'"
+    assert first_difference([1, 2], [1, 2, 3]) == "at 2 training has [], llama-server [3]"
+
+
+def test_a_seam_that_compared_nothing_has_not_passed() -> None:
+    assert count_seam("X", "x", 0, 0, "").verdict == "not measured"
+    assert count_seam("X", "x", 0, 1, "", "why").cause == ""
+    failed = count_seam("X", "x", 2, 3, "here", "why")
+    assert (failed.verdict, failed.figure, failed.detail, failed.cause) == ("fail", 2.0, "3 compared; first difference: here", "why")

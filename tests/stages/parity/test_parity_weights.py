@@ -1,0 +1,356 @@
+"""The weights' seams: every planted change in a GGUF is found and named, in the 16-bit file and in a level."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_edit import both_ends_swapped, change_number, change_rows, change_tensors, finish, light_copy, without
+from qwen2_variants import cut_models
+
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.tensors import GgufTensor, gguf_tensors
+from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.parity.gguf_weights import gguf_weights
+from pipeline.stages.parity.level_weights import NOISE, given_by, level_weights, of_other_types
+
+UP, Q_BIAS, NORM = "blk.1.ffn_up.weight", "blk.0.attn_q.bias", "blk.0.attn_norm.weight"
+Change = Callable[[Path], None]
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": True,
+}
+MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"]}
+
+
+@pytest.fixture(scope="module")
+def light(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished project's merged model and GGUFs without embeddings and vocabulary, which take most of the time. Read only."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("light")
+    (folder / "merged").mkdir()
+    shutil.copyfile(finished / "models/merged/config.json", folder / "merged/config.json")
+    weights = load_file(finished / "models/merged/model.safetensors")
+    del weights["model.embed_tokens.weight"]
+    save_file(weights, folder / "merged/model.safetensors")
+    for name in ("F16", "base-F16", "Q4_K_M", "Q5_K_M"):
+        light_copy(finished / f"models/gguf/tiny-{name}.gguf", folder / f"tiny-{name}.gguf", "token_embd.weight")
+    return folder
+
+
+def zeroed(rows: Any) -> Any:
+    """Some bytes in the middle of the second row are 0: for Q4_K (144 bytes a block) a whole block."""
+    changed = rows.copy()
+    changed[1, :144] = 0
+    return changed
+
+
+def copied(source: Path, folder: Path, change: Change) -> Path:
+    target = Path(shutil.copyfile(source, folder / source.name))
+    change(target)
+    return target
+
+
+def write_pair(folder: Path, config: dict[str, Any], stored: dict[str, Any], written: dict[str, Any]) -> tuple[Path, Path]:
+    """A Hugging Face folder of float16 tensors and a GGUF of the arrays in `written`, each a model of its own making."""
+    import gguf
+    import torch
+    from safetensors.torch import save_file
+
+    from pipeline.gguf.sources import KNOWN
+
+    save_file({name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in stored.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    writer = gguf.GGUFWriter(folder / "model.gguf", KNOWN.get(config["architectures"][0], "other"))
+    for name, values in written.items():
+        writer.add_tensor(name, values)
+    finish(writer)
+    return folder, folder / "model.gguf"
+
+
+def halves(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).normal(0, 0.1, shape).astype(np.float16)
+
+
+# --- reading ---
+
+
+def test_tensors_are_read_as_the_package_gguf_reads_them(light: Path) -> None:
+    import gguf
+
+    file = light / "tiny-Q4_K_M.gguf"
+    _, tensors = gguf_tensors(file)
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    assert tensors.keys() == theirs.keys()
+    for name, tensor in tensors.items():
+        ours = np.concatenate([tensor.values(first, last) for first, last in tensor.blocks()])
+        assert np.array_equal(ours.reshape(-1), gguf.dequantize(theirs[name].data, theirs[name].tensor_type).reshape(-1)), name
+        assert tensor.start == theirs[name].data_offset
+
+
+def test_tensors_that_do_not_lie_one_behind_the_other_are_refused(light: Path, tmp_path: Path) -> None:
+    data = bytearray((light / "tiny-F16.gguf").read_bytes())
+    tensor = next(reversed(gguf_tensors(light / "tiny-F16.gguf")[1].values()))
+    at = data.index(tensor.name.encode()) + len(tensor.name) + 4 + 8 * len(tensor.shape) + 4
+    data[at : at + 8] = bytes(8)  # the last tensor's offset
+    (tmp_path / "bad.gguf").write_bytes(data)
+    with pytest.raises(DataError, match="one behind the other"):
+        gguf_tensors(tmp_path / "bad.gguf")
+
+
+# --- merged model → 16-bit GGUF ---
+
+
+def test_the_gguf_of_the_merged_model_is_equal_bit_for_bit(finished: Path) -> None:
+    seam = gguf_weights(finished / "models/merged", finished / "models/gguf/tiny-F16.gguf")
+    assert (seam.verdict, seam.figure, seam.limit) == ("pass", 0.0, 0.0)
+    assert "26 tensors" in seam.detail
+
+
+@pytest.mark.parametrize(
+    ("change", "detail", "cause"),
+    [
+        (lambda file: change_rows(file, UP, both_ends_swapped), f"{UP}: 2 of 256 rows differ, first row 0", "in another order"),
+        (lambda file: change_rows(file, UP, zeroed), f"{UP}: 1 of 256 rows differ, first row 1 at 0", "zeroed"),
+        (lambda file: change_rows(file, NORM, lambda rows: rows ^ 1), f"{NORM}: 256 of 256 rows differ", "changed or damaged"),
+        (lambda file: change_tensors(file, without(Q_BIAS)), f"{Q_BIAS}: is in the merged model and not in the GGUF", "bias was lost"),
+    ],
+    ids=["shuffled rows", "zeroed block", "flipped bits", "missing bias"],
+)
+def test_a_change_in_the_gguf_is_named(light: Path, tmp_path: Path, change: Change, detail: str, cause: str) -> None:
+    seam = gguf_weights(light / "merged", copied(light / "tiny-F16.gguf", tmp_path, change))
+    assert (seam.verdict, seam.figure) == ("fail", 1.0)
+    assert detail in seam.detail
+    assert cause in seam.cause
+
+
+def test_the_gguf_of_another_model_or_level_is_named(light: Path) -> None:
+    other = gguf_weights(light / "merged", light / "tiny-base-F16.gguf")  # the untuned base
+    assert (other.verdict, other.figure) == ("fail", 14.0)  # the adapted tensors
+    assert "another model" in other.cause
+    level = gguf_weights(light / "merged", light / "tiny-Q4_K_M.gguf")
+    assert level.verdict == "fail"
+    assert "quantised tensors" in level.detail
+
+
+def test_an_unknown_architecture_is_not_measured(tmp_path: Path) -> None:
+    tensors = {"model.embed_tokens.weight": halves(8, 4)}
+    folder, file = write_pair(tmp_path, LLAMA | {"architectures": ["OtherForCausalLM"]}, tensors, {"token_embd.weight": halves(8, 4)})
+    seam = gguf_weights(folder, file)
+    assert (seam.verdict, seam.figure) == ("not measured", None)
+    assert "OtherForCausalLM" in seam.detail and "token_embd.weight" in seam.detail
+
+
+@pytest.mark.parametrize(
+    ("tied", "stored", "written", "expected"),
+    [
+        (True, ["embed"], ["embed"], None),
+        (True, ["embed"], ["embed", "head = embed"], None),
+        (True, ["embed", "head"], ["embed"], None),
+        (False, ["embed", "head"], ["embed", "head"], None),
+        (False, ["embed", "head"], ["embed"], "The head was dropped"),
+        (False, ["embed"], ["embed"], "The merged model lost its head"),
+        (True, ["embed"], ["embed", "head"], "changed or damaged"),
+    ],
+)
+def test_heads(tmp_path: Path, tied: bool, stored: list[str], written: list[str], expected: str | None) -> None:
+    embed, head = halves(8, 4), halves(8, 4) + np.float16(1)
+    ours = {"embed": ("model.embed_tokens.weight", embed), "head": ("lm_head.weight", head)}
+    theirs = {"embed": ("token_embd.weight", embed), "head": ("output.weight", head), "head = embed": ("output.weight", embed)}
+    folder, file = write_pair(
+        tmp_path, LLAMA | {"tie_word_embeddings": tied}, dict(ours[key] for key in stored), dict(theirs[key] for key in written)
+    )
+    seam = gguf_weights(folder, file)
+    assert seam.verdict == ("fail" if expected else "pass")
+    assert (expected or "") in seam.cause
+
+
+def test_llamas_rotary_order_is_undone(tmp_path: Path) -> None:
+    """Query rows as llama.cpp wants them: of each head of 4, rows 0, 2, 1, 3; and the same rows unordered are found."""
+    q, bias = halves(8, 4), halves(8)
+    order = [0, 2, 1, 3, 4, 6, 5, 7]
+    stored = {"model.layers.0.self_attn.q_proj.weight": q, "model.layers.0.self_attn.q_proj.bias": bias}
+    written = {"blk.0.attn_q.weight": q[order], "blk.0.attn_q.bias": bias[order].astype(np.float32)}
+    folder, file = write_pair(tmp_path, LLAMA, stored, written)
+    assert gguf_weights(folder, file).verdict == "pass"
+    change_rows(file, "blk.0.attn_q.weight", lambda rows: rows[order])
+    seam = gguf_weights(folder, file)
+    assert (seam.verdict, seam.figure) == ("fail", 1.0)
+    assert "in another order" in seam.cause
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_experts_are_found_in_one_tensor(tmp_path: Path, fused: bool) -> None:
+    gate, up, down = halves(12, 6, 4), halves(12, 6, 4) * 2, halves(12, 4, 6)
+    layer = "model.layers.0.mlp.experts"
+    single = {f"{layer}.{e}.{n}.weight": w[e] for n, w in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)) for e in range(12)}
+    stored = {f"{layer}.gate_up_proj": np.concatenate([gate, up], axis=1), f"{layer}.down_proj": down} if fused else single
+    written = {"blk.0.ffn_gate_exps.weight": gate, "blk.0.ffn_up_exps.weight": up, "blk.0.ffn_down_exps.weight": down}
+    folder, file = write_pair(tmp_path, MOE, stored, written)
+    assert gguf_weights(folder, file).verdict == "pass"
+    change_rows(file, "blk.0.ffn_up_exps.weight", both_ends_swapped)
+    assert "blk.0.ffn_up_exps.weight: 2 of 72 rows differ" in gguf_weights(folder, file).detail
+
+
+def test_a_value_too_large_for_f16_is_named(tmp_path: Path) -> None:
+    large = np.full((8, 4), 1e6, np.float32)
+    with np.errstate(over="ignore"):
+        folder, file = write_pair(tmp_path, LLAMA, {"model.embed_tokens.weight": large}, {"token_embd.weight": large.astype(np.float16)})
+    seam = gguf_weights(folder, file)
+    assert seam.verdict == "fail"
+    assert "not finite" in seam.detail
+
+
+# --- 16-bit GGUF → level ---
+
+
+def measured(light: Path, level: Path, name: str = "Q4_K_M") -> Any:
+    return level_weights(light / "tiny-F16.gguf", level, name, 1.5)
+
+
+def test_a_levels_noise_is_that_of_its_types(finished: Path) -> None:
+    gguf = finished / "models/gguf"
+    seam, noise = level_weights(gguf / "tiny-F16.gguf", gguf / "tiny-Q4_K_M.gguf", "Q4_K_M", 1.5)
+    assert seam.verdict == "pass"
+    assert noise[UP]["type"] == "Q4_K"
+    assert 0.05 < noise[UP]["rmse"] < NOISE["Q4_K"]
+    assert noise[NORM] == {"type": "F32", "rmse": 0.0}
+    assert 0 < seam.figures["rmse_mean"] < seam.figures["rmse_worst"]
+
+
+def test_a_level_with_an_importance_matrix_is_the_same_level(light: Path) -> None:
+    assert measured(light, light / "tiny-Q4_K_M.gguf", "q4_k_m-imatrix")[0].verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "cause"),
+    [
+        (lambda file: change_rows(file, UP, both_ends_swapped), "blocks that hold nothing", f"rows of {UP} are in another order, row 0 is 255"),
+        (lambda file: change_rows(file, UP, zeroed), "blocks that hold nothing", f"A block of {UP} is zeroed"),
+        (lambda file: change_rows(file, UP, lambda rows: rows ^ 0x55), "blocks that hold nothing", f"weights of {UP} are others"),
+        (lambda file: change_tensors(file, without(Q_BIAS)), "tensors that only one side has", "tensors were lost"),
+        (lambda file: change_number(file, "general.file_type", 17), "files of another level", "another level has the name"),
+        (lambda file: change_tensors(file, reversed_contents), "blocks that hold nothing", "another model"),
+    ],
+    ids=["shuffled rows", "zeroed block", "other bits", "missing bias", "file type", "another model"],
+)
+def test_a_change_in_a_level_is_named(light: Path, tmp_path: Path, change: Change, what: str, cause: str) -> None:
+    seam, _ = measured(light, copied(light / "tiny-Q4_K_M.gguf", tmp_path, change))
+    assert seam.verdict == "fail"
+    assert what in seam.what
+    assert cause in seam.cause
+
+
+def reversed_contents(tensors: Any) -> Any:
+    """Every tensor's blocks in reverse, as good as another model's weights."""
+    sizes = {12: 144, 14: 210, 0: 4, 8: 34}
+    return {
+        name: (shape, kind, np.frombuffer(data, np.uint8).reshape(-1, sizes[kind])[::-1].tobytes()) for name, (shape, kind, data) in tensors.items()
+    }
+
+
+def test_another_level_under_a_levels_name_is_named(light: Path, tmp_path: Path) -> None:
+    seam, _ = measured(light, light / "tiny-Q5_K_M.gguf")
+    assert (seam.verdict, seam.detail) == ("fail", "general.file_type is Q5_K_M")
+    forged = copied(light / "tiny-Q5_K_M.gguf", tmp_path, lambda file: change_number(file, "general.file_type", 15))
+    seam, _ = measured(light, forged)
+    assert (seam.verdict, seam.detail.split(",")[0]) == ("fail", "no query or feed-forward tensor is Q4_K: Q5_K")
+
+
+MOE_TYPES = {"blk.0.attn_q.weight": "Q8_0", "blk.0.ffn_up_exps.weight": "MXFP4", "blk.0.ffn_down_exps.weight": "MXFP4"}
+
+
+@pytest.mark.parametrize(
+    ("types", "detail"),
+    [
+        (MOE_TYPES, "3 tensors"),
+        ({"blk.0.attn_q.weight": "Q8_0", "blk.0.ffn_up.weight": "Q8_0"}, "2 tensors"),  # llama-quantize gives a model without experts Q8_0
+        (dict.fromkeys(MOE_TYPES, "Q8_0"), "no query or feed-forward tensor is MXFP4: Q8_0"),
+    ],
+    ids=["experts", "no experts", "experts in Q8_0"],
+)
+def test_mxfp4_moe_is_mxfp4_where_there_are_experts(tmp_path: Path, types: dict[str, str], detail: str) -> None:
+    import gguf
+
+    for file in ("F16.gguf", "level.gguf"):
+        writer = gguf.GGUFWriter(tmp_path / file, "qwen2moe")
+        writer.add_file_type(gguf.LlamaFileType.MOSTLY_MXFP4_MOE)
+        for name, kind in types.items():
+            values, number = halves(*(4,) * ("_exps" in name), 8, 256), gguf.GGMLQuantizationType["F16" if file == "F16.gguf" else kind]
+            writer.add_tensor(name, gguf.quantize(values.astype(np.float32), number), raw_dtype=number)
+        finish(writer)
+    seam, _ = level_weights(tmp_path / "F16.gguf", tmp_path / "level.gguf", "MXFP4_MOE", 1.5)
+    assert (seam.verdict, seam.detail.split(";")[0]) == ("fail" if detail.startswith("no") else "pass", detail)
+
+
+GIVEN = {
+    "all that tell": {"attn_q|ffn_(up|gate)": "q8_0"},
+    "the first pattern wins": {"BLK.0.FFN_UP": "Q6_K", "attn_q|ffn_": "Q5_K"},
+    "norms stay": {r"^blk\.0\.": "Q5_K"},
+    "the level's own type": {"ffn_up": "Q4_K"},
+}
+
+
+@pytest.mark.parametrize("tensor_types", GIVEN.values(), ids=GIVEN)
+def test_types_given_by_name_are_no_other_level(
+    tensor_types: dict[str, str], tools: Toolchain, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    gguf, level = cut_models(tmp_path_factory, tools) / "tiny-F16.gguf", tmp_path / "tiny-Q4_K_M.gguf"
+    quantise_gguf(tools, gguf, level, "Q4_K_M", 1, None, tensor_types)
+    seam, _ = level_weights(gguf, level, "Q4_K_M", 1.5, tensor_types)
+    assert seam.verdict == "pass", seam.detail
+
+
+def test_a_level_from_before_its_tensors_types_were_given_is_named(light: Path) -> None:
+    level = light / "tiny-Q4_K_M.gguf"
+    seam, _ = level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"blk.1.ffn_up": "Q6_K"})
+    assert (seam.verdict, seam.figure, seam.detail) == ("fail", 1.0, f"{UP} is Q4_K, not Q6_K")
+    assert "before quantize.tensor_types asked for Q6_K: run `snakemake --force models/gguf/tiny-Q4_K_M.gguf`" in seam.cause
+    with pytest.raises(ConfigError, match="in no tensor name"):
+        level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"ffn_upp": "Q6_K"})
+
+
+F16, F32, Q4_K, Q5_0, Q6_K = 1, 0, 12, 6, 14  # ggml's numbers
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ({"a.weight": (Q6_K, 256), "a_norm.weight": (F32, 256)}, []),
+        ({"a.weight": (Q6_K, 256), "a2.weight": (Q5_0, 32)}, []),  # a short row
+        ({"a.weight": (Q6_K, 256), "a2.weight": (Q4_K, 256)}, ["a2.weight"]),
+        ({"a.weight": (Q4_K, 256), "a_norm.weight": (F32, 256)}, ["a.weight"]),
+        ({"a.weight": (F16, 256), "a_norm.weight": (F32, 256)}, ["a.weight", "a_norm.weight"]),  # nothing has the type
+    ],
+)
+def test_what_a_given_type_can_change(made: dict[str, tuple[int, int]], expected: list[str]) -> None:
+    after = {name: GgufTensor(name, (4, columns), kind, Path(), 0) for name, (kind, columns) in made.items()}
+    before = {name: GgufTensor(name, (4, columns), F32 if "norm" in name else F16, Path(), 0) for name, (_, columns) in made.items()}
+    types = {"a": "Q6_K"}
+    assert of_other_types(before, after, given_by(after, types), types) == expected
+
+
+def test_noise_beyond_the_slack_fails(light: Path) -> None:
+    seam, _ = level_weights(light / "tiny-F16.gguf", light / "tiny-Q4_K_M.gguf", "Q4_K_M", 0.1)
+    assert seam.verdict == "fail"
+    assert seam.figure > 0.1
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16"])
+def test_the_table_of_noise_holds_for_normal_weights(kind: str) -> None:
+    """For the types that the package gguf can make; the table is the worst of several distributions."""
+    import gguf
+
+    values = np.random.default_rng(0).normal(size=(64, 1024)).astype(np.float32)
+    number = gguf.GGMLQuantizationType[kind]
+    rounded = gguf.dequantize(gguf.quantize(values, number), number)
+    rmse = float(np.linalg.norm(rounded - values) / np.linalg.norm(values))
+    assert NOISE[kind] / 3 < rmse < NOISE[kind]

@@ -1,0 +1,158 @@
+"""seams.special: ends of turn, beginnings, padding, templates, vocabularies and passports; planted differences are caught and named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from families import byte_folder
+
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.provenance import folder_fields
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.parity.special_tokens import agrees, chat_template, special_seams, special_tokens, vocabularies_and_passports
+
+MERGE = {"adapter_sha256": "ab" * 32, "onto": "nf4", "method": "stream", "dtype": "float16", "adapters": [{"tensor": "x", "scale": 2.0}]}
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Path:
+    """A folder with tokenizer, template, config, generation config and merge's record of `tiny.tiny_gguf`."""
+    folder = byte_folder(tmp_path / "merged")
+    (folder / "merge.json").write_text(json.dumps(MERGE), encoding="utf-8")
+    return folder
+
+
+def with_passport(file: Path, merged: Path, **changed: Any) -> Path:
+    """`tiny.tiny_gguf` that says that it was made from the model in `merged`; the file."""
+    return tiny.tiny_gguf(file, **({key.replace(".", "__"): value for key, value in folder_fields(merged).items()} | changed))
+
+
+def test_what_agrees_passes(merged: Path, tools: Toolchain, tmp_path: Path) -> None:
+    f16 = with_passport(tmp_path / "model-F16.gguf", merged)
+    level = with_passport(tmp_path / "model-Q4_0.gguf", merged, quench__imatrix__sha256="ef")
+    seams = special_seams(tokenizer=load_tokenizer(merged), merged=merged, f16=f16, levels=[level], tools=tools)
+    assert {name: (seam.verdict, seam.figure) for name, seam in seams.items()} == {
+        "tokens_special": ("pass", 0.0), "text_chat_template": ("pass", 0.0), "tokens_levels": ("pass", 0.0),
+    }  # fmt: skip
+
+
+def in_file(name: str, **values: Any) -> Callable[[Path], None]:
+    """Changes values of a JSON file in the merged folder."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("planted", "named"),
+    [
+        (in_file("generation_config.json", eos_token_id=258), "eos is 258 in generation_config.json and 260 in the tokenizer"),
+        (in_file("config.json", eos_token_id=[258, 259]), "eos is [258, 259] in config.json and 260 in the tokenizer"),
+        (in_file("config.json", eos_token_id=None), "eos is None in config.json and 260 in the tokenizer"),
+        (in_file("generation_config.json", bos_token_id=258), "bos is 258 in generation_config.json and 259 in the tokenizer"),
+        (in_file("config.json", pad_token_id=0), "pad is 0 in config.json and 260 in the tokenizer"),
+        ({"tokenizer__ggml__eos_token_id": 258}, "eos is 258 in GGUF and 260 in the tokenizer"),
+        ({"tokenizer__ggml__padding_token_id": 5}, "pad is 5 in GGUF and 260 in the tokenizer"),
+        ({"tokenizer__ggml__bos_token_id": 258}, "bos is 258 in GGUF and 259 in the tokenizer"),
+        ({"tokenizer__ggml__add_bos_token": True}, "model-F16.gguf adds [259] before and [] after a text, the tokenizer adds [] and []"),
+        ({"tokenizer__ggml__add_eos_token": True}, "model-F16.gguf adds [] before and [260] after a text, the tokenizer adds [] and []"),
+        (in_file("generation_config.json", eos_token_id=[260, 65]), "token 65"),
+    ],
+)
+def test_a_planted_difference_is_named(planted: Any, named: str, merged: Path, tools: Toolchain, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(merged)
+    f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", **(planted if isinstance(planted, dict) else {}))
+    if not isinstance(planted, dict):
+        planted(merged)
+    seam = special_tokens(tokenizer, merged, f16, tools)
+    assert (seam.verdict, seam.figure) == ("fail", 1.0)
+    assert named in seam.detail
+    assert named[1:] in seam.cause
+
+
+def test_a_template_that_was_changed_after_training_is_named(merged: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(merged)
+    f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=tiny.CHATML + " ")
+    seam = chat_template(tokenizer, merged, f16)
+    assert (seam.verdict, seam.figure) == ("fail", 1.0)
+    assert seam.cause == "The template of model-F16.gguf is not the one of training: run the stages merge and convert again."
+    (merged / "chat_template.jinja").unlink()
+    seam = chat_template(tokenizer, merged, f16)
+    assert seam.figure == 2.0
+    assert "merged has no template" in seam.detail
+    in_file("tokenizer_config.json", chat_template=tiny.CHATML)(merged)
+    assert chat_template(tokenizer, merged, f16).figure == 1.0
+
+
+def test_a_level_with_another_vocabulary_is_named(merged: Path, tmp_path: Path) -> None:
+    f16 = with_passport(tmp_path / "model-F16.gguf", merged)
+    tokens = check_gguf(f16).fields["tokenizer.ggml.tokens"]
+    other = with_passport(tmp_path / "other-Q4_K_M.gguf", merged, tokenizer__ggml__tokens=[*tokens[1:], tokens[0]])
+    less = with_passport(tmp_path / "less-Q4_K_M.gguf", merged, tokenizer__ggml__merges=None)
+    seam = vocabularies_and_passports(merged, f16, [f16, other, less])
+    assert (seam.verdict, seam.figure) == ("fail", 2.0)
+    assert "other-Q4_K_M.gguf: tokenizer.ggml.tokens; less-Q4_K_M.gguf: tokenizer.ggml.merges is missing" in seam.detail
+
+
+@pytest.mark.parametrize(
+    ("changed", "detail"),
+    [
+        ({"quench__adapter__sha256": "cd" * 32}, "old-Q4_K_M.gguf: quench.adapter.sha256"),
+        ({"quench__merge__sha256": "cd" * 32}, "old-Q4_K_M.gguf: quench.merge.sha256"),
+        ({"quench__merge__onto": None}, "old-Q4_K_M.gguf: quench.merge.onto is missing"),
+        ({"quench__data__sha256": "cd" * 32}, "old-Q4_K_M.gguf: quench.data.sha256"),
+    ],
+)
+def test_a_level_of_an_older_merge_is_named(merged: Path, tmp_path: Path, changed: dict[str, Any], detail: str) -> None:
+    f16, old = with_passport(tmp_path / "model-F16.gguf", merged), with_passport(tmp_path / "old-Q4_K_M.gguf", merged, **changed)
+    seam = vocabularies_and_passports(merged, f16, [f16, old])
+    assert (seam.verdict, seam.figure) == ("fail", 1.0)
+    assert seam.detail.endswith(f"first difference: {detail}")
+    key = detail.split()[1]
+    assert seam.cause == (
+        f"old-Q4_K_M.gguf was quantised from another run's 16-bit GGUF ({key}): run `snakemake --force models/gguf/old-Q4_K_M.gguf`."
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "key"),
+    [
+        ({"adapter_sha256": "cd" * 32}, "quench.adapter.sha256"),
+        ({"onto": "w16"}, "quench.merge.onto"),
+        ({"adapters": [{"tensor": "x", "scale": 4.0}]}, "quench.merge.sha256"),
+    ],
+)
+def test_a_gguf_of_an_older_merge_is_named(merged: Path, tmp_path: Path, record: dict[str, Any], key: str) -> None:
+    """The GGUF and its level agree, and were both made before the merged model."""
+    f16 = with_passport(tmp_path / "model-F16.gguf", merged)
+    in_file("merge.json", **record)(merged)
+    seam = vocabularies_and_passports(merged, f16, [f16])
+    assert seam.verdict == "fail"
+    assert seam.cause == f"model-F16.gguf was made from another merge or another adapter ({key}): run `snakemake --force convert`."
+
+
+def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: Path) -> None:
+    """Whichever of the two tables it is."""
+    f16 = with_passport(tmp_path / "model-F16.gguf", merged, tensors={"output.weight": np.zeros((260, 32), np.float16)})
+    seam = vocabularies_and_passports(merged, f16, [])
+    assert (seam.verdict, seam.figure) == ("fail", 1.0)
+    assert "model-F16.gguf: 261 tokens, 260 rows in output.weight" in seam.cause
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokenizer_id", "other", "expected"),
+    [
+        ("eos", 2, 2, True), ("eos", 2, [1, 2], True), ("eos", 2, 1, False), ("eos", 2, None, False), ("bos", None, 1, True), ("bos", 1, None, True),
+        ("bos", 1, 2, False), ("pad", 2, 2, True), ("pad", 2, None, True), ("pad", 2, 1, False), ("pad", None, 1, True),
+    ],
+)  # fmt: skip
+def test_agrees(kind: str, tokenizer_id: int | None, other: Any, expected: bool) -> None:
+    assert agrees(kind, tokenizer_id, other) is expected

@@ -1,0 +1,64 @@
+"""attention: architectures that keep packed rows apart pass, the others are refused with the reason."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import ConfigError
+from pipeline.stages.preprocess.attention import LENGTHS, LIMIT, need_rows_apart, packed_positions, small_model
+
+SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 12,
+    "vocab_size": 1000,
+}
+
+
+def base(folder: Path, **config: object) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text"])
+def test_attention_that_reads_positions_keeps_rows_apart(kind: str, tmp_path: Path) -> None:
+    assert need_rows_apart(base(tmp_path, model_type=kind, sliding_window=512, **SIZES)) <= LIMIT
+
+
+def test_a_real_base_passes(tiny_qwen2: Path) -> None:
+    assert need_rows_apart(tiny_qwen2) <= LIMIT
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "bloom"])
+def test_what_runs_on_from_row_to_row_is_refused(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"preprocess\.packing is true, but {kind} can't keep rows apart .*: set it to false"):
+        need_rows_apart(base(tmp_path, model_type=kind))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"), [({"model_type": "no_such_model"}, "no_such_model"), ({"model_type": "qwen2", "hidden_act": "none"}, "none")]
+)
+def test_what_can_not_be_measured_is_not_passed(config: dict[str, str], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"could not be measured \(.*{why}.*\): set it to false"):
+        need_rows_apart(base(tmp_path, **config))
+
+
+def test_the_small_model_has_a_layer_of_every_type_and_slides() -> None:
+    config = small_model({"model_type": "gemma3_text", **SIZES}).config
+    assert set(config.layer_types) == {"sliding_attention", "full_attention"}
+    assert config.sliding_window < max(LENGTHS)
+    assert config.vocab_size < 1000
+
+
+def test_positions_are_those_of_trls_collator() -> None:
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    rows = [{"input_ids": [1] * sum(LENGTHS), "seq_lengths": list(LENGTHS)}]
+    theirs = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(rows)
+    ours = packed_positions(LENGTHS)
+    assert set(ours) == set(theirs) - {"input_ids", "labels"}
+    for name, value in ours.items():
+        assert value == theirs[name] if isinstance(value, int) else (value == theirs[name]).all(), name

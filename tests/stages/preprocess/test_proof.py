@@ -1,0 +1,130 @@
+"""proof: what is written is compared with the template's own text, whatever the tokenizer does to spaces and characters."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizer_folders import qwen3_folder, smollm_folder, with_config
+
+from pipeline.chat.rendering import Unrenderable
+from pipeline.chat.tokens import IGNORED, Encoded, encode, load_tokenizer
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import write_rows
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.preprocess.proof import Base, _same, load_base, prove
+from pipeline.stages.preprocess.tables import to_table, write_rows_of
+
+
+@pytest.fixture(scope="module")
+def bases(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Base]:
+    place = tmp_path_factory.mktemp("bases")
+    folders = {"smollm": with_config(smollm_folder(place / "smollm")), "qwen3": with_config(qwen3_folder(place / "qwen3", tools))}
+    return {name: load_base(folder, load_tokenizer(folder)) for name, folder in folders.items()}
+
+
+def chat(*said: str) -> dict[str, Any]:
+    turns = [{"role": "user" if place % 2 == 0 else "assistant", "content": text} for place, text in enumerate(said)]
+    return {"id": f"{abs(hash(said)):016x}"[:16], "kind": "chat", "messages": turns}
+
+
+def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> dict[str, int]:
+    """Encode, write and prove `rows`; `change` gets and gives the sequences (name, ids and labels) before they are written."""
+    found = [(one.name_in(row["id"]), one) for row, each in encode(base.tokenizer, rows) if not isinstance(each, Unrenderable) for one in each]
+    rejected = sum(isinstance(each, Unrenderable) for _, each in encode(base.tokenizer, rows))
+    found = change(found) if change else found
+    write_rows(folder / "train.jsonl", rows)
+    write_rows_of(folder / "train.parquet", to_table(found), [[number] for number in range(len(found))])
+    return prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, rejected)
+
+
+WORDS = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="<|>"), min_size=1, max_size=20).filter(str.strip)
+
+
+@pytest.mark.parametrize("name", ["smollm", "qwen3"])
+@settings(max_examples=25, deadline=None)
+@given(said=st.lists(WORDS, min_size=2, max_size=6).filter(lambda said: len(said) % 2 == 0))
+def test_what_is_encoded_is_proven_whatever_is_said(
+    name: str, bases: dict[str, Base], tmp_path_factory: pytest.TempPathFactory, said: list[str]
+) -> None:
+    rows = [chat(*said)]
+    counts = proven(tmp_path_factory.mktemp("one"), bases[name], rows)
+    assert counts["rows"] in (0, 1)  # the encoder may reject: a combining mark at a turn's border
+    assert counts["trained_turns"] == (len(said) // 2 if counts["rows"] else 0)
+
+
+def test_counts_are_those_of_the_file(bases: dict[str, Base], tmp_path: Path) -> None:
+    rows = [chat("a", "b", "c", "d"), chat("only a question"), chat("e", "f")]
+    assert proven(tmp_path, bases["qwen3"], rows) | {"tokens": 0, "trained_tokens": 0} == {
+        "rows": 2, "sequences": 3, "packed_rows": 3, "tokens": 0, "trained_tokens": 0, "trained_turns": 3,
+    }  # fmt: skip
+
+
+def swap(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
+    """The first two sequences under each other's name."""
+    return [(found[1][0], found[0][1]), (found[0][0], found[1][1]), *found[2:]]
+
+
+def other_ids(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
+    """A masked token is another one."""
+    name, one = found[0]
+    place = one.labels.index(IGNORED) + 1
+    return [(name, Encoded([*one.ids[:place], one.ids[place] + 1, *one.ids[place + 1 :]], one.labels)), *found[1:]]
+
+
+def bigger(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
+    name, one = found[0]
+    return [(name, Encoded([*one.ids[:-1], 1 << 20], one.labels)), *found[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (swap, "row .* of train.jsonl"),
+        (other_ids, "row .* has a masked text that is not the template's"),
+        (bigger, r"has token 1048576, but the base has \d+ rows of embeddings"),
+        (lambda found: found[1:], "rows got lost"),
+        (lambda found: [*found, found[0]], "is not in train.jsonl, or more often than there"),
+        (lambda found: [*found, ("made-up", found[0][1])], "row made-up of train.parquet is not in train.jsonl"),
+        (lambda found: [one for one in found if not one[0].endswith("#2")], "turn 4 of row .* is not in data/tokens"),
+    ],
+)
+def test_a_difference_is_named(change: Any, sentence: str, bases: dict[str, Base], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=sentence):
+        proven(tmp_path, bases["qwen3"], [chat("a", "b"), chat("long question", "d e f"), chat("a", "b", "c", "d")], change)
+
+
+def test_text_is_proven_with_the_tokenizers_beginning_and_end(bases: dict[str, Base], tmp_path: Path) -> None:
+    segments = [{"text": "1 + 1 =", "train": False}, {"text": " 2", "train": True}]
+    row = {"id": "a", "kind": "text", "messages": [], "segments": segments}
+    assert proven(tmp_path, bases["smollm"], [row])["trained_turns"] == 1
+    with pytest.raises(DataError, match=r"the end of turn .* is not trained in row a"):
+        proven(tmp_path, bases["smollm"], [row], lambda found: [(name, Encoded(one.ids[:-1], one.labels[:-1])) for name, one in found])
+
+
+def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
+    """As Llama 2's and Gemma's: words begin with ▁, and a text's first space goes when it is decoded."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    letters = {letter: number for number, letter in enumerate("▁abc")}
+    plain = Tokenizer(models.BPE(letters, []))
+    plain.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    plain.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    base = Base(tokenizer=None, plain=plain, embeddings=4, control=None)  # type: ignore[arg-type]
+    assert _same("a b", "a b", base)
+    assert _same("a", " a", base)
+    assert not _same("ab", "a b", base)
+    assert not _same("a", "b", base)
+
+
+@pytest.mark.parametrize(("decoded", "same"), [("  4 and more", True), (" 4 and more", False), ("4 and more", False), ("  4 and more ", False)])
+def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(tiny_qwen2: Path, decoded: str, same: bool) -> None:
+    from types import SimpleNamespace
+
+    from tokenizers import Tokenizer
+
+    from pipeline.stages.preprocess.proof import _same
+
+    base = SimpleNamespace(plain=Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json")))
+    assert _same(decoded, "  4 and more", base) is same

@@ -1,0 +1,66 @@
+"""tables: what is written comes back, sequence by sequence, under its row's name."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.chat.tokens import Encoded
+from pipeline.core.errors import DataError
+from pipeline.stages.preprocess.tables import Written, to_table, token_lengths, write_rows_of
+
+SEQUENCES = [("a", Encoded([1, 2, 3], [-100, 2, 3])), ("b#1", Encoded([4], [4])), ("b#2", Encoded([5, 6], [-100, 6])), ("a", Encoded([7, 8], [7, 8]))]
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=st.lists(st.integers(1, 9), max_size=40), data=st.data())
+def test_there_and_back(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], data: st.DataObject) -> None:
+    sequences = [(f"row{number}", Encoded([number] * length, [-100] * length)) for number, length in enumerate(lengths)]
+    order = data.draw(st.permutations(range(len(lengths))))
+    cuts = [0, *sorted(data.draw(st.sets(st.integers(1, max(1, len(lengths) - 1))))), len(lengths)] if lengths else [0]
+    rows = [row for start, end in pairwise(cuts) if (row := list(order[start:end]))]
+    table = to_table(iter(sequences))
+    assert token_lengths(table) == lengths
+    path = tmp_path_factory.mktemp("one") / "x.parquet"
+    write_rows_of(path, table, rows)
+    written = Written(path)
+    assert written.row_ids == [f"row{number}" for row in rows for number in row]
+    assert written.lengths.tolist() == [sum(lengths[number] for number in row) for row in rows]
+    for name, one in sequences:
+        ids, labels = written.take(name) or ([], [])
+        assert (list(ids), list(labels)) == (one.ids, one.labels)
+    assert list(written.left()) == []
+
+
+def test_rows_of_one_name_are_taken_one_by_one(tmp_path: Path) -> None:
+    write_rows_of(tmp_path / "x.parquet", to_table(SEQUENCES), [[0, 2], [1, 3]])
+    written = Written(tmp_path / "x.parquet")
+    taken = [written.take("a"), written.take("a")]
+    assert [one[0].tolist() for one in taken if one] == [[1, 2, 3], [7, 8]]
+    assert written.take("a") is None
+    assert sorted(written.left()) == ["b#1", "b#2"]
+
+
+def test_the_columns_are_those_that_train_reads(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    write_rows_of(tmp_path / "x.parquet", to_table(SEQUENCES), [[0, 2], [1], [3]])
+    assert parquet.read_table(tmp_path / "x.parquet").to_pylist()[0] == {
+        "input_ids": [1, 2, 3, 5, 6], "labels": [-100, 2, 3, -100, 6], "seq_lengths": [3, 2], "row_ids": ["a", "b#2"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("column", ["labels", "seq_lengths", "row_ids"])
+def test_columns_that_disagree_are_refused(column: str, tmp_path: Path) -> None:
+    from pyarrow import array, parquet
+
+    path = tmp_path / "x.parquet"
+    write_rows_of(path, to_table(SEQUENCES), [[0, 2], [1, 3]])
+    table = parquet.read_table(path)
+    place = table.schema.get_field_index(column)
+    shorter = array([values[:-1] for values in table[column].to_pylist()], table.schema.field(place).type)
+    parquet.write_table(table.set_column(place, column, shorter), path)
+    with pytest.raises(DataError, match="rows would run into each other"):
+        Written(path)

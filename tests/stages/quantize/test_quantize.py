@@ -1,0 +1,81 @@
+"""quantize: deterministic bytes, whatever case the level is spelt in; matrix and types reach the tool; a failing tool leaves nothing behind."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from qwen2_variants import cut_models
+from tiny import tiny_params
+
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.header import read_header
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.quantize.stage import fallback_warning, main, quantize
+
+
+@pytest.fixture
+def root(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
+    """A project folder with nothing but models/gguf/tiny-F16.gguf."""
+    (tmp_path / "models/gguf").mkdir(parents=True)
+    shutil.copyfile(cut_models(tmp_path_factory, tools) / "tiny-F16.gguf", tmp_path / "models/gguf/tiny-F16.gguf")
+    return tmp_path
+
+
+def params(**quantize: Any) -> Params:
+    values = tiny_params(Path("base"))
+    values["quantize"] |= quantize
+    values["imatrix"]["tokens"] = 1000
+    values["evaluate"]["models"] = ["F16"]
+    return Params.model_validate(values)
+
+
+def test_the_same_bytes_in_any_case_and_with_any_number_of_threads(root: Path, tools: Toolchain, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = root / "models/gguf"
+    main(params(levels=["q4_k_m"]), root, "q4_k_m")
+    assert capsys.readouterr().out == f"quantize: tiny-q4_k_m.gguf {(folder / 'tiny-q4_k_m.gguf').stat().st_size / 1e6:.0f} MB\n"
+    made = quantize(source=folder / "tiny-F16.gguf", target=folder / "two.gguf", level="Q4_K_M", nthreads=2, tools=tools)
+    assert file_hash(folder / "two.gguf") == file_hash(folder / "tiny-q4_k_m.gguf")
+    assert (made["tensor_types"]["Q4_K"], made["fallback_tensors"]) == (12, 0)
+
+
+def test_a_level_of_the_untuned_base_is_made_from_the_base(root: Path, tools: Toolchain) -> None:
+    folder = root / "models/gguf"
+    (folder / "tiny-F16.gguf").rename(folder / "tiny-base-F16.gguf")
+    main(params(levels=["Q4_K_M", "base-Q4_K_M"]), root, "base-Q4_K_M")
+    quantize(source=folder / "tiny-base-F16.gguf", target=folder / "two.gguf", level="Q4_K_M", nthreads=1, tools=tools)
+    assert file_hash(folder / "two.gguf") == file_hash(folder / "tiny-base-Q4_K_M.gguf")
+
+
+def test_types_of_single_tensors(root: Path) -> None:
+    main(params(levels=["Q4_K_M"], tensor_types={"attn_v": "Q8_0"}), root, "Q4_K_M")
+    assert read_header(root / "models/gguf/tiny-Q4_K_M.gguf").tensors["blk.1.attn_v.weight"][1] == 8  # ggml's Q8_0
+
+
+def test_a_level_with_a_matrix_needs_one(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"level IQ2_M-imatrix needs an importance matrix and .*models/imatrix has none: set imatrix\.tokens"):
+        main(params(levels=["IQ2_M-imatrix"]), root, "IQ2_M-imatrix")
+
+
+def test_a_torn_source_is_an_error_and_publishes_nothing(root: Path, tools: Toolchain) -> None:
+    source = root / "models/gguf/tiny-F16.gguf"
+    source.write_bytes(source.read_bytes()[:1_000_000])
+    with pytest.raises(DataError, match=r"tiny-F16\.gguf is not a whole GGUF .*: run the stage that makes it again"):
+        quantize(source=source, target=source.with_name("tiny-Q4_K_M.gguf"), level="Q4_K_M", nthreads=1, tools=tools)
+    assert [path.name for path in source.parent.iterdir()] == ["tiny-F16.gguf"]
+
+
+def test_a_level_that_is_not_in_the_list_is_refused(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Q8_0 is not in quantize\.levels"):
+        main(params(levels=["Q4_K_M"]), root, "Q8_0")
+
+
+def test_tensors_that_fell_back_are_counted_by_type() -> None:
+    made = {"fallback_types": {"Q5_0": 166, "Q8_0": 14}, "fallback_tensors": 180, "tensors": 272, "bits_per_weight": 6.165}
+    assert fallback_warning(made) == (
+        "180 of 272 tensors fell back (166 to Q5_0, 14 to Q8_0): their rows are no multiple of 256 weights, "
+        "which the level's type packs together, so the file has 6.17 bits per weight"
+    )
+    assert fallback_warning(made | {"fallback_types": {}, "fallback_tensors": 0}) is None

@@ -1,0 +1,119 @@
+"""merge_section: the page says which base was chosen and why, and warns of a level only where the fine-tune is lost or may be."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from html_page import Page
+from parity_inputs import failed_report, merge_report, parity_report
+from report_inputs import DEMO_RECIPE, evaluation, put, write_inputs
+
+from pipeline.config.params import load_params
+from pipeline.stages.report import stage as stage
+from pipeline.stages.report.merge_section import merge_values, stands_out
+
+MODELS = ("base-F16", "F16", "Q4_K_M", "Q5_K_M")
+EVALUATIONS = {model: evaluation(model) for model in MODELS}
+
+
+def values(merge: dict[str, Any] | None = None, evaluations: dict[str, Any] | None = None) -> dict[str, Any]:
+    return merge_values(merge or merge_report(), parity_report(), EVALUATIONS if evaluations is None else evaluations, "F16")
+
+
+def test_the_candidates_stand_side_by_side_and_one_is_chosen() -> None:
+    rows = values()["candidates"]
+    assert [(row["model"], row["onto"], row["chosen"]) for row in rows] == [
+        ("F16", "16-bit base", False), ("F16", "NF4 base", False), ("Q4_K_M", "16-bit base", False), ("Q4_K_M", "NF4 base", True),
+    ]  # fmt: skip
+    assert values(merge_report("nf4"))["candidates"] == []
+
+
+def test_a_level_loses_the_share_of_what_the_fine_tune_changed() -> None:
+    four, five = values()["levels"]
+    assert (four["level"], five["level"]) == ("Q4_K_M", "Q5_K_M")
+    assert four["lost"] == pytest.approx(0.0184 / 1.9034)
+    assert four["noise"] == 0.0412
+    assert four["visible"] <= five["visible"] <= four["tensors"] == 210
+    assert values()["warnings"] == []
+
+
+@pytest.mark.parametrize(("kld", "ratio", "words"), [
+    (0.9, 1.0, "will not survive Q4_K_M: it loses 47%"),
+    (None, 0.01, "may not survive Q4_K_M: its change stands out of the level's rounding in 0 of 210 tensors"),
+    (None, 50.0, ""),  # it stands out everywhere
+    (0.01, 0.01, ""),  # hardly anything is lost, whatever the weights say
+])  # fmt: skip
+def test_a_warning_only_where_the_fine_tune_is_lost_or_may_be(kld: float | None, ratio: float, words: str) -> None:
+    merge, evaluations = merge_report(), copy.deepcopy(EVALUATIONS)
+    for one in merge["adapters"]:
+        one["spectral_update"] *= ratio
+    evaluations["Q4_K_M"]["kld_mean"] = kld
+    found = [text for text in values(merge, evaluations)["warnings"] if "Q4_K_M" in text]
+    assert len(found) == bool(words)
+    assert words in "".join(found)
+
+
+def test_what_the_merge_warned_of_is_repeated() -> None:
+    merge = merge_report() | {"warnings": ["2 of 210 adapters learnt nothing"]}
+    assert values(merge)["warnings"] == merge["warnings"]
+
+
+@pytest.mark.parametrize(("without", "tensors"), [(slice(0, 10), 200), (slice(None), 0)])
+def test_tensors_without_a_spectral_norm_are_not_counted(without: slice, tensors: int) -> None:
+    merge = merge_report()
+    for one in merge["adapters"][without]:
+        one["spectral_update"] = None
+    for row in values(merge, {})["levels"]:
+        assert row["tensors"] == tensors >= row["visible"]
+
+
+def test_a_change_of_few_directions_stands_out_of_noise_that_is_larger() -> None:
+    tensor = {"rms_weight": 1.0, "rows": 400, "columns": 400, "spectral_update": 2.5}
+    assert stands_out(tensor, 0.1)  # 0.1 · (400 · 400)^¼ = 2
+    assert not stands_out(tensor, 0.13)
+
+
+def test_pefts_own_merge_has_no_figures_of_its_adapters() -> None:
+    merge = {key: value for key, value in merge_report("nf4").items() if key != "adapters"}
+    found = values(merge)
+    assert (found["maps"], found["levels"], found["outside"]) == ({"change": "", "nf4": ""}, [], [])
+
+
+def test_tensors_outside_the_layers_are_named() -> None:
+    merge = merge_report()
+    merge["adapters"].append(merge["adapters"][0] | {"tensor": "lm_head.weight", "layer": None, "module": "lm_head", "relative_change": 0.0123})
+    assert values(merge)["outside"] == [("lm_head.weight", "1.23 %")]
+
+
+def page(root: Path, merge: dict[str, Any], parity: dict[str, Any]) -> Page:
+    write_inputs(root)
+    put(root / "reports/merge.json", merge)
+    put(root / "reports/parity.json", parity)
+    stage.main(load_params(DEMO_RECIPE), root)
+    return Page((root / "reports/index.html").read_text(encoding="utf-8"))
+
+
+def test_the_report_shows_the_merge_with_its_maps(tmp_path: Path) -> None:
+    shown = page(tmp_path, merge_report(), parity_report())
+    text = shown.text[shown.text.index("\nMerge") :]
+    for words in ("The adapter was merged into the NF4 base: 210 of 272 tensors, in float16. At Q4_K_M the merge into the NF4 base is closer",
+                  "Q4_K_M decides", "0.0119", "0.0107 to 0.0131", "74.1", "68.1 to 80.1", "not measured", "30 layers", "layer 29, mlp.down_proj",
+                  "4.12 %", "1.0 %"):  # fmt: skip
+        assert words in text, words
+    tags = [tag for tag, _ in shown.tags]
+    assert tags.count("caption") == tags.count("table")
+    assert tags.count("svg") == 7 + 2
+    assert "None" not in text
+
+
+def test_the_report_shows_seams_in_groups_with_causes_and_where_the_rest_is(tmp_path: Path) -> None:
+    shown = page(tmp_path, merge_report("w16"), failed_report())
+    text = shown.text[shown.text.index("\nSeams") :]
+    assert text.index("Tokens") < text.index("Weights") < text.index("in another order: run snakemake --force convert") < text.index("Behaviour")
+    assert ("a", {"href": "parity.html"}) in shown.tags
+
+
+def test_the_report_does_without_the_adapters_figures(tmp_path: Path) -> None:
+    merge = {key: value for key, value in merge_report("w16").items() if key not in ("adapters", "candidates")}
+    assert "○ How far the adapter moved the weights: not measured." in page(tmp_path, merge, parity_report()).text

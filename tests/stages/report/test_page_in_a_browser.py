@@ -1,0 +1,327 @@
+"""reports/index.html in a real Chromium, as a reader uses it: by mouse, by keyboard, narrow, dark, on paper, without JavaScript."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import adapter_inputs
+import pytest
+from report_inputs import DEMO_RECIPE, answers, evaluation, parity, put, write_inputs
+
+from pipeline.config.params import load_params
+from pipeline.stages.report import stage as stage
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: install the package chromium to test the page in a browser")
+PAPER = {"width": 1032, "height": 720}  # A4 landscape inside its margins, in CSS pixels
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of `report_inputs`."""
+    root = write_inputs(tmp_path_factory.mktemp("page"))
+    stage.main(load_params(DEMO_RECIPE), root)
+    return root / "reports" / "index.html"
+
+
+@pytest.fixture
+def page(browser: Any, file: Path) -> Iterator[Any]:
+    yield from opened(browser, file)
+
+
+def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
+    """The page in a context of its own; whatever it said on the console or asked of any network fails the test."""
+    context = browser.new_context(viewport=WIDE, **options)
+    page = context.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(file.as_uri())
+    yield page
+    context.close()
+    assert said == []
+    assert asked == [file.as_uri()]
+
+
+def column(page: Any, number: int) -> list[str]:
+    """The models' names in the table of levels, or another of its columns, from top to bottom."""
+    return list(page.eval_on_selector_all("table.levels tbody tr", "(rows, n) => rows.map((row) => row.cells[n].dataset.value)", number))
+
+
+SIZE = 2  # the column of the file's size
+
+
+def test_the_table_sorts_by_mouse(page: Any) -> None:
+    measured = column(page, 0)
+    head = page.locator("table.levels thead th", has_text="size")
+    for order in ("ascending", "descending"):
+        head.get_by_role("button").click()
+        assert head.get_attribute("aria-sort") == order
+        sizes = [int(size) for size in column(page, SIZE)]
+        assert sizes == sorted(sizes, reverse=order == "descending")
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") is None
+    assert column(page, 0) == measured
+
+
+def test_the_table_sorts_by_keyboard(page: Any) -> None:
+    button = page.locator("table.levels thead th", has_text="Model").get_by_role("button")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert column(page, 0) == ["base-F16", "base-Q4_K_M", "base-Q5_K_M", "F16", "Q4_K_M", "Q5_K_M"]
+    page.keyboard.press("Space")
+    assert column(page, 0)[0] == "Q5_K_M"
+    page.locator("table.levels thead th", has_text="gate").get_by_role("button").click()
+    assert column(page, 1) == ["pass", "pass", "pass", "", "", ""]  # what the gate does not judge is last, either way
+    page.locator("table.levels thead th", has_text="gate").get_by_role("button").click()
+    assert column(page, 1) == ["pass", "pass", "pass", "", "", ""]
+
+
+def status(page: Any) -> str:
+    return str(page.locator("#browser-status").text_content())
+
+
+def test_the_answers_are_filtered_and_turned(page: Any) -> None:
+    assert status(page) == "Row 1 of 3: pydoc-0000 · text"
+    page.locator("#browser-which").select_option("all")
+    assert status(page).startswith("Row 1 of 64")
+    page.locator("#browser-domain").select_option("files")
+    assert status(page) == "Row 1 of 24: pydoc-0005 · files"
+    page.locator("#browser-domain").select_option("")
+    page.locator("#browser-which").select_option("apart")
+    page.locator("#browser-first").select_option("F16")
+    page.locator("#browser-second").select_option("Q5_K_M")
+    assert status(page) == "Row 1 of 1: pydoc-0002 · text"
+    assert page.locator("#browser-row .answer h4").all_text_contents() == ["Reference", "F16✓ 100.0", "Q5_K_M60.0"]
+    assert "Escape" in "".join(page.locator("#browser-row mark").all_text_contents())
+    assert "<script>alert('y')</script>" in page.locator("#browser-row").text_content()
+    page.locator("#browser-first").select_option("Q4_K_M")
+    page.locator("#browser-second").select_option("Q4_K_M")
+    assert status(page).startswith("No row is like this")
+
+
+def test_the_answers_are_turned_by_keyboard(page: Any) -> None:
+    page.locator("#browser-which").select_option("all")
+    page.locator("#browser-row").focus()
+    for key, row in [("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", 64), ("ArrowRight", 64), ("Home", 1)]:
+        page.keyboard.press(key)
+        assert status(page).startswith(f"Row {row} of 64"), key
+    assert page.locator("#browser-back").is_disabled()
+
+
+def test_tab_reaches_every_control_and_every_scrolling_region(page: Any) -> None:
+    wanted = page.evaluate("""() => {
+        const all = [...document.querySelectorAll("a[href], button, select, summary, [tabindex='0']")]
+            .filter((one) => one.checkVisibility() && !one.disabled);
+        all.forEach((one, number) => { one.dataset.stop = number; });
+        return all.length;
+    }""")
+    reached = set()
+    for _ in range(wanted + 5):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.dataset.stop"))
+    assert reached - {None} == {str(number) for number in range(wanted)}
+    overflowing = """[...document.querySelectorAll('body *')].filter((one) =>
+        ['auto', 'scroll'].includes(getComputedStyle(one).overflowX) && one.checkVisibility() && one.tabIndex < 0).length"""
+    assert page.evaluate(overflowing) == 0
+
+
+def test_the_focus_is_seen(page: Any) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert page.evaluate("document.activeElement.closest('section').getAttribute('aria-labelledby')") == "levels"
+
+
+CONTRAST = """() => {
+    const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = (colour) => {
+        const [r, g, b] = numbers(colour).map((one) => one / 255).map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (one) => {
+        for (; one; one = one.parentElement) {
+            const colour = getComputedStyle(one).backgroundColor;
+            if (!/, 0\\)$/.test(colour) && colour !== "transparent") return colour;
+        }
+        return "rgb(255, 255, 255)";
+    };
+    const found = [];
+    for (const one of document.querySelectorAll("body *")) {
+        if (![...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) || !one.checkVisibility()) continue;
+        if (["SCRIPT", "STYLE", "TITLE", "DESC"].includes(one.tagName.toUpperCase()) || one.disabled) continue;
+        const style = getComputedStyle(one);
+        const [a, b] = [light(one.closest("svg") ? style.fill : style.color), light(behind(one))].sort((x, y) => y - x);
+        const ratio = (a + 0.05) / (b + 0.05);
+        if (ratio < 4.5) found.push(`${one.tagName} ${one.className} "${one.textContent.trim().slice(0, 30)}" ${ratio.toFixed(2)}`);
+    }
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_both_themes(page: Any, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    background = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert (sum(map(int, background[4:-1].split(","))) < 200) == (scheme == "dark")
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_on_paper_nothing_is_cut_or_folded(page: Any) -> None:
+    page.set_viewport_size(PAPER)
+    page.emulate_media(media="print")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PAPER["width"]
+    cut = """[...document.querySelectorAll('body *')].filter((one) => one.checkVisibility() && getComputedStyle(one).overflowX !== 'visible'
+        && (one.scrollHeight > one.clientHeight + 2 || one.scrollWidth > one.clientWidth + 2) && !one.matches('.said-only')
+    ).map((one) => one.outerHTML.slice(0, 80))"""
+    assert page.evaluate(cut) == []
+    assert page.locator("#plain-rows").is_visible()
+    assert not page.locator("#browser").is_visible()
+    assert not page.locator("nav").is_visible()
+    folded = "[...document.querySelectorAll('details > :not(summary)')].filter((one) => !one.checkVisibility({contentVisibilityAuto: true})).length"
+    assert page.evaluate(folded) == 0
+    assert page.evaluate(CONTRAST) == []
+    assert page.pdf(format="A4", landscape=True)[:4] == b"%PDF"
+
+
+def test_without_javascript_it_is_a_plain_page(browser: Any, file: Path) -> None:
+    for page in opened(browser, file, java_script_enabled=False):
+        assert page.locator("#plain-rows article").count() == 3
+        assert page.locator("#plain-rows").is_visible()
+        assert not page.locator("#browser").is_visible()
+        assert page.locator("button:visible").count() == 0
+        assert page.locator("table.levels tbody tr").count() == 6
+
+
+def whole(page: Any) -> None:
+    """What holds for any page: nothing sticks out, ids are unique, headings are in order, drawings have words, links lead somewhere."""
+    for size in (NARROW, WIDE):
+        page.set_viewport_size(size)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    ids = page.eval_on_selector_all("[id]", "(all) => all.map((one) => one.id)")
+    assert len(ids) == len(set(ids))
+    levels = page.eval_on_selector_all("h1, h2, h3, h4", "(all) => all.filter((one) => one.checkVisibility()).map((one) => Number(one.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(level <= before + 1 for before, level in pairwise(levels))
+    words = "(all) => all.map((one) => [one.children[0].textContent.trim(), one.children[1].textContent.trim()])"
+    drawings = page.eval_on_selector_all("svg[role=img]", words)
+    assert len(drawings) == page.locator("svg").count()
+    assert all(title and description for title, description in drawings)
+    targets = page.eval_on_selector_all("a[href^='#']", "(all) => all.map((one) => one.getAttribute('href').slice(1))")
+    assert set(targets) <= set(ids)
+    assert page.locator("main").count() == page.locator("h1").count() == 1
+    assert page.locator("[role=region]:not([aria-label]):not([aria-labelledby])").count() == 0
+
+
+def test_the_page_is_whole(page: Any) -> None:
+    whole(page)
+
+
+EVALUATED = ("levels", "gate", "task", "quantising", "general", "speed")  # sections whose figures come from several `evaluate`s
+UNTRACED = """(sections) => {
+    const traced = (one) => Boolean(one && one.querySelector("a[href^='#command-']"));
+    const found = [...document.querySelectorAll("dl.tiles > div, section:not([aria-labelledby=commands]) > header")].filter((one) => !traced(one));
+    for (const name of sections)
+        for (const cell of document.querySelectorAll(`section[aria-labelledby=${name}] td.num`)) {
+            const heads = [...cell.closest("table").tHead.rows].pop().cells;
+            if (!traced(cell.parentElement.querySelector("th")) && ![...heads].some(traced)) found.push(cell);
+        }
+    return found.map((one) => one.textContent);
+}"""
+
+
+def test_every_figure_links_to_the_command_that_made_it(page: Any) -> None:
+    assert page.evaluate(UNTRACED, list(EVALUATED)) == []
+
+
+@pytest.mark.parametrize("heal", [False, True], ids=["tuned", "healed"])
+def test_the_page_of_an_adapter_that_is_not_merged_is_whole_too(browser: Any, tmp_path: Path, heal: bool) -> None:
+    stage.main(adapter_inputs.params(heal=heal), adapter_inputs.write_reports(tmp_path, heal=heal))
+    for page in opened(browser, tmp_path / "reports" / "index.html"):
+        whole(page)
+        assert page.locator("h1").inner_text() == "Ship adapter"
+        assert page.locator("table.levels tbody tr").count() == 3
+        assert page.locator("#healing").count() == heal
+        assert page.evaluate(UNTRACED, [*EVALUATED, "healing"]) == []
+        assert page.evaluate(CONTRAST) == []
+
+
+# ---- other projects than the demo
+
+
+def project(root: Path, models: tuple[str, ...], *, task: bool = True, odd: bool = False) -> Path:
+    """Inputs of these models, each with the figures of a level that `report_inputs` knows; gives the page."""
+    write_inputs(root)
+    for found in (root / "reports" / "eval").iterdir():
+        found.unlink()
+    seams = parity()
+    for model in models:
+        like = ("base-" if model.startswith("base-") else "") + ("F16" if model.endswith("F16") else "Q4_K_M")
+        figures = evaluation(like) | {"model": model, "bytes": evaluation(like)["bytes"] + 3_000_000 * models.index(model)}
+        rows = answers(like)
+        if not task:
+            kept = ("model", "reference", "file", "sha256", "bytes", "kld_mean", "same_top", "perplexity")
+            figures = {key: figures[key] for key in kept} | {"task": None}
+        if odd:
+            rows = [row | {"answer": text + model, "domain": text[:40], "id": text[:60], "reference": text, "prompt": text}
+                    for row, text in zip(rows, ODD, strict=False)]  # fmt: skip
+        put(root / "reports" / "eval" / f"{model}.json", figures)
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        (root / "reports" / "eval" / f"{model}.answers.jsonl").write_text("".join(lines), encoding="utf-8")
+        seams["seams"][f"weights_{model.lower().replace('-', '_')}"] = {"title": f"Weights of {model}", "verdict": "pass", "detail": ""}
+    put(root / "reports" / "parity.json", seams)
+    params = load_params(DEMO_RECIPE)
+    stage.main(params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"models": list(models)})}), root)
+    return root / "reports" / "index.html"
+
+
+ODD = [
+    "</script><script>document.title = 'taken over'</script><!-- <img src=x onerror=alert(1)>",
+    "\u202eאבג שלום עולם مرحبا بالعالم", "😀👩‍👩‍👧‍👦🏳️‍🌈" * 40,
+    "W" * 6000, "a\u2028b\u2029c\x00\x1b[31m </textarea></style>{{ 7 * 7 }}{% raw %}",
+]  # fmt: skip
+MANY = ("base-F16", "F16", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_K_S", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0", "Q4_K_M-imatrix")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("models", "options"),
+    [
+        (("base-F16", "F16", "Q4_K_M"), {"task": False}),  # older or sparse reports: all but the least is missing
+        (("F16",), {}),
+        (("F16", "Q4_K_M"), {}),  # no base
+        (MANY, {}),
+        (("base-F16", "F16", "Q4_K_M"), {"odd": True}),
+    ],
+    ids=["no-task", "one-level", "no-base", "twelve-levels", "odd-answers"],
+)  # fmt: skip
+def test_other_projects_have_whole_pages_too(browser: Any, tmp_path: Path, models: tuple[str, ...], options: dict[str, bool]) -> None:
+    file = project(tmp_path, models, **options)
+    assert file.stat().st_size < 5_000_000
+    for page in opened(browser, file):
+        assert "taken over" not in page.title()
+        whole(page)
+        text = page.locator("main").inner_text()
+        assert "None" not in text
+        page.set_viewport_size(PAPER)
+        page.emulate_media(media="print")
+        assert page.evaluate("document.documentElement.scrollWidth") <= PAPER["width"]

@@ -1,0 +1,101 @@
+"""checkpoints: published whole, verified before they are resumed, torn ones set aside, the last good one never deleted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import MachineError
+from pipeline.core.hashing import tree_hash
+from pipeline.stages.train import checkpoints
+from pipeline.stages.train.checkpoints import MARKER, TORN, checkpoints_in, defect, newest_verified, prune, publish_checkpoint, read_notes
+
+
+def make(folder: Path, step: int, best: int | None = None) -> Path:
+    written = folder / ".writing" / f"checkpoint-{step}"
+    written.mkdir(parents=True)
+    (written / "weights").write_bytes(bytes([step]) * 1000)
+    if best:
+        (written / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
+    checkpoint = folder / f"checkpoint-{step}"
+    publish_checkpoint(written, checkpoint, {"step": step})
+    return checkpoint
+
+
+def test_the_newest_by_number_wins(tmp_path: Path) -> None:
+    for step in (9, 100, 20):
+        make(tmp_path, step)
+    assert newest_verified(tmp_path) == tmp_path / "checkpoint-100"
+    assert read_notes(tmp_path / "checkpoint-9")["step"] == 9
+
+
+def damaged(checkpoint: Path, damage: str) -> None:
+    weights, marker = checkpoint / "weights", checkpoint / MARKER
+    match damage:
+        case "no marker":
+            marker.unlink()
+        case "torn marker":
+            marker.write_bytes(marker.read_bytes()[:20])
+        case "a list as marker":
+            marker.write_text("[]")
+        case "cut file":
+            weights.write_bytes(weights.read_bytes()[:999])
+        case "changed byte":
+            weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+        case "missing file":
+            weights.unlink()
+
+
+@pytest.mark.parametrize("damage", ["no marker", "torn marker", "a list as marker", "cut file", "changed byte", "missing file"])
+def test_a_torn_checkpoint_is_passed_over_and_set_aside(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, bad = make(tmp_path, 1), make(tmp_path, 2)
+    damaged(bad, damage)
+    assert newest_verified(tmp_path) == whole
+    assert not bad.exists()
+    assert (tmp_path / TORN / "checkpoint-2").is_dir()
+    assert "checkpoint-2 is torn (" in capsys.readouterr().err
+    assert newest_verified(tmp_path) == whole
+
+
+def test_what_a_kill_left_is_cleared(tmp_path: Path) -> None:
+    whole = make(tmp_path, 1)
+    for name in (".writing/checkpoint-2", ".checkpoint-2.writing"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "weights").write_bytes(b"half")
+    assert newest_verified(tmp_path) == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+def test_no_folder_means_no_checkpoint(tmp_path: Path) -> None:
+    assert newest_verified(tmp_path / "none") is None
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        make(tmp_path, step)
+    prune(tmp_path, keep=2, best=tmp_path / "checkpoint-1")
+    assert [path.name for path in checkpoints_in(tmp_path)] == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+
+
+def test_nothing_is_deleted_while_the_newest_is_torn(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    damaged(make(tmp_path, 2), "changed byte")
+    prune(tmp_path, keep=1)
+    assert defect(tmp_path / "checkpoint-1") is None
+
+
+def test_a_checkpoint_that_does_not_read_back_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = iter("123456789")
+    monkeypatch.setattr(checkpoints, "file_hash", lambda path: next(hashes))
+    with pytest.raises(MachineError, match="weights is not what was written"):
+        make(tmp_path, 1)
+    assert not (tmp_path / "checkpoint-1").exists()
+
+
+def test_tree_hash_sees_names_and_contents(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    first = tree_hash(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert tree_hash(tmp_path) != first
+    (tmp_path / "b").rename(tmp_path / "a")
+    assert tree_hash(tmp_path) == first

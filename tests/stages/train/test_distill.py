@@ -1,0 +1,329 @@
+"""Healing a level end to end on a tiny model: the teacher's answers on the disk, the run, what it reports, how it goes on after a kill."""
+
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import run_stages
+from tiny import tiny_gguf, tiny_params, write_project
+
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import DataError, GateError, MachineError
+from pipeline.core.hashing import file_hash, tree_hash
+from pipeline.core.metrics_log import MEASURED, Journal
+from pipeline.gguf.base_files import SOURCE_FILE
+from pipeline.models.quantized_model import load_packed
+from pipeline.stages.train.checkpoints import TEACHER, checkpoints_in
+from pipeline.stages.train.dataset import load_rows
+from pipeline.stages.train.distill.cache import cache_bytes, open_teacher, position_counts
+from pipeline.stages.train.distill.teacher import ask_teacher, batches
+from pipeline.stages.train.run import describe, find_start
+from pipeline.stages.train.stage import train
+
+TOP_K = 24
+HEAL = {
+    "method": "heal", "heal_top_k": TOP_K, "bnb_4bit_compute_dtype": "float32", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "max_steps": 4,
+    "learning_rate": 1.0e-2, "gradient_accumulation_steps": 1, "eval_steps": 2, "save_steps": 2, "sample_rows": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose base is a one-layer Llama at Q4_0, with the 16-bit file beside it, up to `preprocess`. Read only: copy it to change it."""
+    root = tmp_path_factory.mktemp("healing")
+    random = np.random.default_rng(3)
+    steep = {"token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)}  # answers that are not all alike, for Q4_0 to damage
+    params = tiny_params(tiny_gguf(root / "source.gguf", tensors=steep))
+    params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
+    params["curate"] |= {"max_tokens": 250, "drop_duplicates": "exact"}
+    params["preprocess"] |= {"max_length": 256}
+    params["evaluate"] |= {"models": ["source", "base", "adapter"]}
+    params["train"] |= HEAL
+    return run_stages(write_project(root / "project", params), ("base", "curate", "preprocess"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work this small is slower on two, and many times slower beside other tests."""
+    monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
+    torch.set_num_threads(1)
+
+
+def settings(project: Path, **changes: Any) -> Training:
+    plain = load_params(project / "params.yaml").training
+    return Training.model_validate(plain.model_dump() | changes)
+
+
+def run(project: Path, root: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
+    """`train` on the project's rows and base, below `root`."""
+    return train(
+        tokens=project / "data/tokens", base=project / "models/base", adapter=root / "adapter", checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard", settings=settings(project, **changes), resume=resume,
+    )  # fmt: skip
+
+
+def ask(project: Path, checkpoints: Path, **changes: Any) -> Any:
+    """The teacher's answers below `checkpoints`, as `train` gets them."""
+    recipe = settings(project, **changes)
+    tokens, base = project / "data/tokens", project / "models/base"
+    return ask_teacher(tokens, base, checkpoints, recipe, describe(tokens, base, recipe))
+
+
+def never(*arguments: Any, **more: Any) -> Any:
+    raise AssertionError("the teacher was asked again")
+
+
+# --- the teacher's answers ------------------------------------------------------------------------------------------
+
+
+def test_the_answers_are_those_of_each_conversation_alone(project: Path, tmp_path: Path) -> None:
+    teacher = ask(project, tmp_path)
+    model = load_packed(project / "models/base", compute_dtype=torch.float32, device="cpu", name=SOURCE_FILE)
+    rows = load_rows(project / "data/tokens", "train")
+    assert any(len(lengths) > 1 for lengths in rows["seq_lengths"])
+    for row in rows.select(range(3)):
+        ids, logs = teacher.train.of(row["row"])
+        assert ids.shape == (sum(row["seq_lengths"]) - len(row["seq_lengths"]), TOP_K) and logs.shape == (len(ids), TOP_K + 1)
+        start = done = 0
+        for length in row["seq_lengths"]:
+            with torch.no_grad():
+                alone = model(input_ids=torch.tensor([row["input_ids"][start : start + length]]), use_cache=False).logits[0, :-1].log_softmax(1)
+            expected, expected_ids = alone.topk(TOP_K, 1)
+            piece = slice(done, done + length - 1)
+            np.testing.assert_allclose(logs[piece, :-1], expected.numpy(), rtol=5e-4, atol=1e-3)
+            assert (ids[piece] == expected_ids.numpy()).mean() > 0.99
+            rest = 1 - np.exp(logs[piece, :-1].astype(np.float64)).sum(1)
+            np.testing.assert_allclose(np.exp(logs[piece, -1].astype(np.float64)), rest, atol=5e-3)
+            start, done = start + length, done + length - 1
+
+
+def test_what_is_kept_is_as_large_as_it_says_and_is_reported(project: Path, tmp_path: Path) -> None:
+    figures = ask(project, tmp_path).figures
+    lengths = [length for split in ("train", "val") for row in load_rows(project / "data/tokens", split)["seq_lengths"] for length in row]
+    assert figures["positions"] == sum(lengths) - len(lengths)
+    assert figures["bytes"] == cache_bytes(figures["positions"], TOP_K) == figures["positions"] * (6 * TOP_K + 2)
+    on_disk = sum(file.stat().st_size for file in (tmp_path / TEACHER).glob("*.npy"))
+    assert figures["bytes"] <= on_disk <= figures["bytes"] + 4 * 256
+    assert figures["sha256"] == file_hash(project / "models/base" / SOURCE_FILE) and figures["file"] == SOURCE_FILE and figures["top_k"] == TOP_K
+    assert 0 < figures["covered"] < 1
+    assert ask(project, tmp_path / "all", heal_top_k=10_000).figures | {"covered": 1.0} == figures | {
+        "top_k": 261, "bytes": figures["positions"] * (6 * 261 + 2), "covered": 1.0,
+    }  # fmt: skip
+
+
+def test_rows_are_asked_about_in_order_and_no_more_at_a_time_than_the_longest(project: Path) -> None:
+    rows = load_rows(project / "data/tokens", "train")
+    longest = max(map(sum, rows["seq_lengths"]))
+    asked = list(batches(rows))
+    assert [number for batch in asked for number in batch["rows"]] == list(range(len(rows)))
+    assert max(batch["input_ids"].numel() for batch in asked) == longest
+    short = [{"input_ids": [1] * n, "labels": [1] * n, "seq_lengths": [n], "row": n, "row_ids": []} for n in (4, 3, 8, 5, 1, 2)]
+
+    class Rows(list[Any]):
+        def __getitem__(self, key: Any) -> Any:
+            return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
+
+    assert [batch["rows"] for batch in batches(Rows(short))] == [[4, 3], [8], [5, 1, 2]]
+    assert list(batches(Rows())) == []
+
+
+def test_positions_are_all_but_the_last_of_each_conversation() -> None:
+    assert position_counts([[5, 3], [1], []]) == [6, 0, 0]
+
+
+def test_what_is_there_is_used_again(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ask(project, tmp_path)
+    monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_packed", never)
+    again = ask(project, tmp_path, learning_rate=1e-3, r=4)  # nothing that the answers depend on
+    assert again.figures == first.figures and np.array_equal(again.train.logs, first.train.logs)
+
+
+@pytest.mark.parametrize("changes", [{"heal_top_k": 7}, {"bnb_4bit_compute_dtype": "bfloat16"}])
+def test_answers_of_other_settings_are_not_used(project: Path, tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    ask(project, tmp_path)
+    ask(project, tmp_path, **changes)
+    name = {"heal_top_k": "top_k", "bnb_4bit_compute_dtype": "compute_dtype"}[next(iter(changes))]
+    assert f"can't be used ({name} changed): they are made anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["source", "tokens", "cut", "record", "gone"])
+def test_answers_of_other_files_or_damaged_ones_are_not_used(project: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(shutil.copytree(project, tmp_path / "project"))
+    before = ask(root, tmp_path).figures
+    file = tmp_path / TEACHER / "train-logs.npy"
+    if what == "source":
+        random = np.random.default_rng(4)
+        tiny_gguf(root / "models/base" / SOURCE_FILE, tensors={"token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)})
+    elif what == "tokens":
+        (root / "data/tokens/manifest.json").write_text("{}")
+    elif what == "cut":
+        file.write_bytes(file.read_bytes()[:-2])
+    elif what == "record":
+        (tmp_path / TEACHER / "teacher.json").write_text("{")
+    else:
+        file.unlink()
+    after = ask(root, tmp_path).figures
+    assert "they are made anew" in capsys.readouterr().err
+    assert (before == after) == (what != "source")
+
+
+def test_answers_to_other_rows_are_refused(project: Path, tmp_path: Path) -> None:
+    from pipeline.stages.train.dataset import Collator
+    from pipeline.stages.train.distill.trainer import HealingCollator
+
+    teacher = ask(project, tmp_path)
+    rows = load_rows(project / "data/tokens", "train")
+    collate = HealingCollator(Collator(0), teacher.train)
+    batch = collate([rows[1], rows[0]])
+    assert batch["trained_tokens"] == len(batch["teacher_logs"]) == len(teacher.train.of(0)[0]) + len(teacher.train.of(1)[0])
+    assert np.array_equal(batch["teacher_ids"][: len(teacher.train.of(1)[0])], teacher.train.of(1)[0])
+    with pytest.raises(DataError, match=r"answered to other rows than \[0\]"):
+        collate([rows[0] | {"seq_lengths": [sum(rows[0]["seq_lengths"])]}])
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("pipeline.core.publish.shutil.disk_usage", lambda folder: usage(1, 1, 1000))
+    with pytest.raises(MachineError, match=r"checkpoints needs [\d.]+ (kB|MB) and its disk has 1\.0 kB free: make room"):
+        ask(project, tmp_path / "checkpoints")
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_teacher_without_numbers_or_without_a_file_is_one_sentence(project: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(project, tmp_path / "project"))
+    tiny_gguf(root / "models/base" / SOURCE_FILE, tensors={"blk.0.ffn_down.weight": np.full((32, 64), np.nan, np.float16)})
+    with pytest.raises(GateError, match=r"source\.gguf's answers are no numbers: run stage base again"):
+        ask(root, tmp_path / "checkpoints")
+    assert not (tmp_path / "checkpoints" / TEACHER).exists()
+    (root / "models/base" / SOURCE_FILE).unlink()
+    with pytest.raises(DataError, match=r"source\.gguf, the original that train\.method heal learns from, is missing: run `snakemake --force base`"):
+        ask(root, tmp_path / "checkpoints")
+
+
+def test_a_start_from_nothing_keeps_the_answers_and_one_by_hand_does_not(project: Path, tmp_path: Path) -> None:
+    recipe = settings(project)
+    record = describe(project / "data/tokens", project / "models/base", recipe)
+    ask(project, tmp_path)
+    assert find_start(tmp_path, record, resume=True) is None and (tmp_path / TEACHER).is_dir()
+    assert find_start(tmp_path, record, resume=False) is None and not (tmp_path / TEACHER).exists()
+    ask(project, tmp_path)
+    assert find_start(tmp_path, record | {"settings": {"method": "sft"}}, resume=True) is None and not (tmp_path / TEACHER).exists()
+
+
+# --- the run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_level_comes_back_to_its_original(project: Path, tmp_path: Path) -> None:
+    report = run(project, tmp_path, max_steps=40, eval_steps=20, save_steps=40)
+    rows = report["journal"]
+    held_out = [row["eval_loss"] for row in rows if row["kind"] == "eval"]
+    first, last = rows[0]["loss"], np.median([row["loss"] for row in rows if row["kind"] == "step"][-5:])
+    assert last < 0.4 * first and held_out[-1] < 0.4 * first
+    assert first == pytest.approx(divergence_of_the_level(project), rel=0.5)  # of other rows
+    assert report["method"] == "heal" and report["teacher"]["top_k"] == TOP_K
+    assert not (tmp_path / "checkpoints" / TEACHER).exists()
+    known = json.loads((tmp_path / "adapter/run.json").read_text())
+    assert known["settings"]["method"] == "heal" and known["teacher_sha256"] == report["teacher"]["sha256"]
+    findings = {finding["rule"]: finding for finding in report["health"]}
+    assert {name for name, finding in findings.items() if finding["level"] == "warn"} <= {"learning rate", "speed"}
+    assert "nats between the level's answers and the original's" in findings["end loss"]["text"]
+    assert all(row["trained_tokens"] == position_counts([load_rows(project / "data/tokens", "train")[row["rows"][0]]["seq_lengths"]])[0]
+               for row in rows if row["kind"] == "step")  # fmt: skip
+
+
+def divergence_of_the_level(project: Path) -> float:
+    """The mean KL divergence of model.gguf from source.gguf on the watched rows, over all tokens of the vocabulary."""
+    original, level = (
+        load_packed(project / "models/base", compute_dtype=torch.float32, device="cpu", name=name) for name in (SOURCE_FILE, "model.gguf")
+    )
+    found = []
+    for row in load_rows(project / "data/tokens", "val"):
+        start = 0
+        for length in row["seq_lengths"]:
+            ids = torch.tensor([row["input_ids"][start : start + length]])
+            with torch.no_grad():
+                theirs, ours = (model(input_ids=ids, use_cache=False).logits[0, :-1].double().log_softmax(1) for model in (original, level))
+            found.append((theirs.exp() * (theirs - ours)).sum(1))
+            start += length
+    return float(torch.cat(found).mean())
+
+
+def test_what_is_watched_is_the_divergence_itself(project: Path, tmp_path: Path) -> None:
+    report = run(project, tmp_path, heal_top_k=261, max_steps=2, eval_steps=1, learning_rate=1e-12, warmup_ratio=0.0)  # the adapter stays nothing
+    for row in report["journal"]:
+        if row["kind"] == "eval":
+            assert row["eval_loss"] == pytest.approx(divergence_of_the_level(project), rel=5e-3)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.4])
+def test_rows_at_once_are_rows_one_by_one(project: Path, tmp_path: Path, weight: float) -> None:
+    losses = [
+        [row["loss"] for row in run(project, tmp_path, heal_sft_weight=weight, per_device_train_batch_size=batch,
+                                    gradient_accumulation_steps=accumulation, max_steps=6)["journal"] if row["kind"] == "step"]
+        for batch, accumulation in ((3, 1), (1, 3))
+    ]  # fmt: skip
+    assert len(losses[0]) == 6 and max(abs(one - other) for one, other in zip(*losses, strict=True)) <= 1e-5
+
+
+def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
+    healed = run(project, tmp_path, heal_sft_weight=1.0, gradient_accumulation_steps=2, max_steps=3)
+    tuned = run(project, tmp_path, method="sft", gradient_accumulation_steps=2, max_steps=3)
+    for ours, theirs in zip(healed["journal"], tuned["journal"], strict=True):
+        name = "loss" if ours["kind"] == "step" else "eval_loss"
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-6)
+    assert tuned["method"] == "sft" and "teacher" not in tuned
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.4])
+def test_a_run_that_was_broken_off_ends_in_the_same_bytes(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float) -> None:
+    changes = {"lora_dropout": 0.1, "max_steps": 6, "gradient_accumulation_steps": 2, "heal_sft_weight": weight}
+    run(project, tmp_path / "whole", **changes)
+    from pipeline.stages.train.distill.trainer import HealingTrainer
+
+    steps, real = 0, HealingTrainer.training_step
+
+    def dies(self: Any, *arguments: Any, **more: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 10:  # in step 5, of which 4 are in a checkpoint
+            raise KeyboardInterrupt
+        return real(self, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HealingTrainer, "training_step", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(project, tmp_path / "broken", resume=True, **changes)
+    assert (tmp_path / "broken/checkpoints" / TEACHER).is_dir()
+    monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_packed", never)
+    report = run(project, tmp_path / "broken", resume=True, **changes)
+    assert report["resumed_from"] == "checkpoint-4"
+    assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")
+    told = [[{key: value for key, value in row.items() if key not in MEASURED} for row in Journal(tmp_path / name / "checkpoints/steps.jsonl").rows()]
+            for name in ("broken", "whole")]  # fmt: skip
+    assert told[0] == told[1]
+    last = [checkpoints_in(tmp_path / name / "checkpoints")[-1] for name in ("broken", "whole")]
+    assert (last[0] / "optimizer.pt").read_bytes() == (last[1] / "optimizer.pt").read_bytes()
+
+
+def test_the_stage_runs_and_reports(project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(shutil.copytree(project, tmp_path / "project"))
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    params["train"] |= {"sample_rows": 1, "sample_tokens": 4, "early_stopping_patience": 2}
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    run_stages(root, ("train",))
+    report = json.loads((root / "reports/train.json").read_text())
+    assert (report["method"], report["steps"]) == ("heal", 4)
+    assert set(report["teacher"]) == {"file", "sha256", "top_k", "positions", "bytes", "covered"}
+    assert "source.gguf answers at" in capsys.readouterr().out
+
+
+def test_nothing_there_is_nothing_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert open_teacher(tmp_path / TEACHER, {}, {}) is None
+    assert not capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""The health rules of a run that heals a level: its loss is small from the start, and that is no fault; a run that heals nothing is named."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_health import ROOT, STEPS, at, flat, risen
+from watched import Row, healthy_run
+
+from pipeline.config.params import load_params
+from pipeline.stages.train.monitoring.health import Finding, Monitor
+
+TUNING = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training
+HEALING = TUNING.model_copy(update={"method": "heal"})
+
+
+def watch(rows: list[Row], settings: Any = HEALING) -> tuple[list[Finding], dict[str, Finding]]:
+    """What is said while the run goes on, and the account at its end by rule."""
+    monitor = Monitor(max(row["step"] for row in rows), settings)
+    said = [finding for row in rows for finding in monitor.see(row)]
+    return said, {finding.rule: finding for finding in monitor.findings()}
+
+
+def healed(start: float = 0.3, end: float = 0.1, **more: Any) -> list[Row]:
+    """A run from one divergence to another, whose gradients are as small as its loss."""
+    return [row | {"grad_norm": row["loss"] / 20} if row["kind"] == "step" else row for row in healthy_run(STEPS, start, end, **more)]
+
+
+@given(start=st.floats(1e-4, 3.0), share=st.floats(0.1, 0.8), seed=st.integers(0, 10_000), noise=st.floats(0.0, 0.1))
+def test_a_divergence_that_falls_is_healthy_however_small(start: float, share: float, seed: int, noise: float) -> None:
+    said, account = watch(healed(start, start * share, seed=seed, noise=noise))
+    assert said == []
+    assert {finding.level for finding in account.values()} <= {"ok", "not measured"}
+
+
+def test_as_a_tuned_models_run_the_same_one_would_be_warned_of() -> None:
+    said, _ = watch(healed(1.4, 0.7), TUNING)
+    assert [finding.rule for finding in said] == ["gradient range"]
+    assert watch(healed(1.4, 0.7))[0] == []
+
+
+def test_the_account_says_what_the_figures_are_of() -> None:
+    _, account = watch(healed(noise=0.01))
+    assert account["end loss"].text == "0.101 in the last steps: nats between the level's answers and the original's"
+    assert account["gradient range"].text.endswith("usual are 0.1 to 10 for chats, less where a level is healed")
+    _, account = watch(healed(), HEALING.model_copy(update={"heal_sft_weight": 0.25}))
+    assert account["end loss"].text.endswith("the original's, with 25% of the usual loss on what the assistant says")
+
+
+@pytest.mark.parametrize(
+    ("rows", "rule", "level", "words"),
+    [
+        (at(50, loss=0.0)(healed()), "zero loss", "fail", "name a lower one as base.level"),
+        (at(50, loss=math.nan, grad_norm=math.nan)(healed()), "finite loss", "fail", "forward fault"),
+        (flat(healed()), "falling loss", "warn", "nothing is healed: raise train.r"),
+        (risen(healed(1.8, 0.7, noise=0.02)), "overfitting", "warn", "early_stopping_patience"),
+        (at(40, until=80, grad_norm=20.0)(healed()), "gradient range", "warn", "unstable learning"),
+    ],
+)
+def test_real_faults_are_named_as_ever(rows: list[Row], rule: str, level: str, words: str) -> None:
+    said, account = watch(rows)
+    assert (rule, level) in [(finding.rule, finding.level) for finding in said]
+    assert words in account[rule].cause

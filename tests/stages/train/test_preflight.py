@@ -1,0 +1,274 @@
+"""Preflight: a line per check with state and remedy, found before any weight is loaded; probes with fakes, pure parts as tables."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.checks import Check, refuse
+from pipeline.core.cpu import Device
+from pipeline.core.errors import DataError, MachineError, QuenchError, ToolError
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.planning.card import Card
+from pipeline.planning.disk import CACHE
+from pipeline.planning.plan import make_plan
+from pipeline.planning.published import published_shape
+from pipeline.planning.shape import read_shape
+from pipeline.stages.train import preflight as checks
+from pipeline.stages.train import probes
+
+RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
+DEMO = load_params(PROJECT / "recipes" / "demo.yaml").training
+CARD = Card("NVIDIA GeForce RTX 4060", 8188 << 20, "cuda")
+MEMORY = Card("main memory", 24 << 30, "cpu")
+
+
+def settings(**changed: Any) -> Training:
+    return DEMO.model_copy(update=changed)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """data/tokens of three packed rows, with its manifest."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder, splits = tmp_path / "tokens", {}
+    folder.mkdir()
+    for split, lengths in (("train", [[3, 4], [5]]), ("val", [[6]])):
+        pq.write_table(pa.table({"input_ids": [[1] * sum(row) for row in lengths], "seq_lengths": lengths}), folder / f"{split}.parquet")
+        splits[split] = {"rows": 3, "packed_rows": len(lengths), "tokens": sum(map(sum, lengths)), "trained_tokens": 2}
+    (folder / "manifest.json").write_text(json.dumps({"splits": splits}))
+    return folder
+
+
+# --- what files say -------------------------------------------------------------------------------------------------------
+
+
+def test_data_as_the_manifest_counts_it_is_ok(tokens: Path) -> None:
+    assert str(checks.data(tokens)) == "ok    data: train 2 rows of 12 tokens, val 1 rows of 6 tokens"
+
+
+def test_what_preprocess_wrote_is_ok(prepared: Path) -> None:
+    assert checks.data(prepared / "data" / "tokens").state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("damage", "finding"),
+    [
+        (lambda folder: shutil.copy(folder / "val.parquet", folder / "train.parquet"), "train.parquet has 1 packed_rows instead of 2 and 6 tokens"),
+        (lambda folder: (folder / "val.parquet").unlink(), "is not what stage preprocess writes"),
+        (lambda folder: (folder / "train.parquet").write_bytes(b"PAR1"), "is not what stage preprocess writes"),
+        (lambda folder: (folder / "manifest.json").unlink(), "is not what stage preprocess writes"),
+        (lambda folder: (folder / "manifest.json").write_text('{"splits": []}'), "is not what stage preprocess writes"),
+    ],
+)
+def test_data_that_is_not_all_there_fails(tokens: Path, damage: Any, finding: str) -> None:
+    damage(tokens)
+    check = checks.data(tokens)
+    assert check.state == "fail" and finding in check.finding and check.error is DataError
+
+
+def test_no_row_to_train_on_fails(tokens: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"seq_lengths": pa.array([], pa.list_(pa.int32()))}), tokens / "train.parquet")
+    account = json.loads((tokens / "manifest.json").read_text())
+    account["splits"]["train"] |= {"packed_rows": 0, "tokens": 0}
+    (tokens / "manifest.json").write_text(json.dumps(account))
+    assert checks.data(tokens).finding == "there is no row to train on"
+
+
+@pytest.mark.parametrize(
+    ("damage", "state", "finding"),
+    [
+        (lambda folder: None, "ok", "GB of weights in 1 file"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "fail", "tokenizer.json missing"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": '), "fail", "can't be read (Expecting value"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "fail", "config.json is no JSON object"),
+        (lambda folder: (folder / "config.json").write_text('{"num_experts": 8}'), "fail", "a mixture of experts (num_experts 8)"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "fail", "can't be read (maximum recursion"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "fail", "can't be read (Expecting property name"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "fail", "can't be read"),
+        (lambda folder: (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b'{"a":12}'), "fail", "can't be read"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "fail", "model.safetensors missing"),
+        (lambda folder: (folder / "model.safetensors").open("r+b").truncate(100_000), "fail", "model.safetensors cut short"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64), "fail", "no safetensors header"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "fail", "can't be read"),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors", "b": "two.safetensors"}}'),
+            "fail",
+            "two.safetensors missing",
+        ),
+    ],
+)
+def test_the_base_must_be_whole(tiny_qwen2: Path, tmp_path: Path, damage: Any, state: str, finding: str) -> None:
+    base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
+    damage(base)
+    check = checks.whole_base(base)
+    assert check.state == state and finding in check.finding
+
+
+# --- plans against the machine --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("card", "free", "state", "remedy"),
+    [
+        (CARD, 8_400_000_000, "ok", ""),
+        (CARD, 7_000_000_000, "fail", "end the programs that hold it"),
+        (Card("a small card", 6 << 30, "cuda"), 6 << 30, "fail", "set train.embeddings_on_cpu: true"),
+        (Card("a tiny card", 2 << 30, "cuda"), 2 << 30, "fail", "so take a smaller base"),
+        (MEMORY, 20_000_000_000, "ok", ""),
+        (MEMORY, 5_000_000_000, "warn", "end the programs that hold it"),
+    ],
+)
+def test_the_memory_plan_against_the_card(card: Card, free: int, state: str, remedy: str) -> None:
+    shape = published_shape(RECIPE.base.model)
+    assert shape
+    train = RECIPE.training if card.device == "cuda" else RECIPE.training.model_copy(update={"loss": "auto"})
+    check = checks.memory_plan(make_plan(shape, train, 1024, ["Q4_K_M"], card), free)
+    assert (check.state, check.error) == (state, MachineError if state != "ok" else ToolError)
+    assert remedy in check.remedy
+
+
+@pytest.mark.parametrize(("free", "state"), [(50, "fail"), (1300, "warn"), (3000, "ok")])
+def test_disk_for_everything_that_follows(free: int, state: str) -> None:
+    assert checks.disk_plan({"merged model": 1000, CACHE: 1000}, free).state == state
+
+
+# --- probes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "native", "chosen", "state"),
+    [
+        ("cuda", False, "bfloat16", "ok"), ("cpu", True, "bfloat16", "ok"), ("cpu", False, "float32", "ok"), ("cpu", True, "float32", "ok"),
+        ("cpu", False, "bfloat16", "warn"), ("cpu", True, "float16", "warn"),
+    ],
+)  # fmt: skip
+def test_a_type_that_the_processor_has_no_instructions_for(
+    monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, chosen: str, state: str
+) -> None:
+    monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
+    check = probes.arithmetic(Card("here", 8 << 30, device), settings(bnb_4bit_compute_dtype=chosen))
+    assert check.state == state and chosen in check.finding
+    assert check.remedy == ("set it to auto" if state == "warn" else "")
+
+
+@pytest.mark.parametrize(("known", "state"), [((7, 5), "warn"), ((8, 0), "ok"), ((12, 0), "ok")])
+def test_a_gpu_without_units_for_bfloat16_is_warned_of(monkeypatch: pytest.MonkeyPatch, known: tuple[int, int], state: str) -> None:
+    monkeypatch.setattr(probes, "capability", lambda: known)
+    check = probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="bfloat16"))
+    assert check.state == state and ("compute capability 7.5" in check.finding) == (state == "warn")
+    assert probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="float16")).state == "ok"
+
+
+def test_nf4_round_trips_here() -> None:
+    check = probes.bitsandbytes_works(settings())
+    assert check.state == "ok" and "errs by 0.15" in check.finding
+    assert probes.bitsandbytes_works(settings(quantization="none")).finding.startswith("not used")
+
+
+def test_a_broken_bitsandbytes_fails_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import bitsandbytes.functional as functional
+
+    monkeypatch.setattr(functional, "quantize_4bit", lambda *a, **k: 1 / 0)
+    check = probes.bitsandbytes_works(settings())
+    assert check.state == "fail" and "ZeroDivisionError" in check.finding and check.remedy
+
+
+@pytest.mark.parametrize("figure", [0.5, float("nan")])
+def test_a_probe_above_its_limit_or_no_number_fails(figure: float) -> None:
+    assert probes.probe("x", lambda: figure, 0.2, "is {:.1f}", "mend it").state == "fail"
+
+
+@pytest.mark.parametrize(("loss", "card", "state"), [("chunked", CARD, "ok"), ("auto", MEMORY, "ok"), ("liger", MEMORY, "fail")])
+def test_triton_is_tried_only_where_the_loss_needs_it(loss: str, card: Card, state: str) -> None:
+    assert probes.triton_works(card, settings(loss=loss)).state == state
+
+
+def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
+    """The GPU's last check, with 5 GB of memory free and nvidia-smi's `answer`."""
+    import torch
+
+    def query(*what: str) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=0: (5_000_000_000, 8_585_000_000))
+    monkeypatch.setattr(probes, "query", query)
+    monkeypatch.setattr(probes.os, "getpid", lambda: 7)
+    return probes.gpu(CARD)[-1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "finding"),
+    [
+        ([], "ok", "5.12 GB of 8.00 GB to be had, nobody else is on it"),
+        ([["7", "python", "300"]], "ok", "nobody else"),
+        ([["7", "python", "300"], ["4242", "/usr/bin/llama-server", "3000"]], "warn", "llama-server (pid 4242) holds 3000 MiB"),
+        (ToolError("nvidia-smi fails"), "not measured", "nvidia-smi fails"),
+        (FileNotFoundError("nvidia-smi"), "not measured", "nvidia-smi"),
+    ],
+)
+def test_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any, state: str, finding: str) -> None:
+    check = fake_gpu(monkeypatch, answer)
+    assert check.state == state and finding in check.finding
+
+
+# --- all of it ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_preflight_on_a_cpu(tiny_qwen2: Path, tokens: Path, tmp_path: Path) -> None:
+    found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"])
+    assert [check.name for check in found] == ["data", "base", "arithmetic", "bitsandbytes", "Triton", "memory plan", "disk"]
+    refuse(found)
+
+
+def test_linears_are_dequantised_with_their_own_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def found(hidden: int, card: Card = MEMORY, **changed: Any) -> list[str]:
+        config = {"model_type": "llama", "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_attention_heads": 4, "head_dim": 64,
+                  "num_hidden_layers": 1, "vocab_size": 512}  # fmt: skip
+        return [check.state for check in checks.nf4_widths(read_shape(config), settings(**changed), card)]
+
+    assert found(256) == found(96, CARD) == found(96, quantization="none") == []
+    assert found(500) == ["ok"]
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        assert found(96) == ["fail"]
+    import bitsandbytes.functional as functional
+
+    monkeypatch.setattr(functional, "dequantize_4bit", lambda packed, state: torch.zeros(state.shape))
+    assert found(500) == ["fail"]
+
+
+def test_the_widths_are_among_the_checks(tiny_qwen2: Path, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "nf4_widths", lambda *_: [Check("NF4 widths", "fail", "wrong", "take another")])
+    found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"])
+    with pytest.raises(ToolError, match="NF4 widths: wrong: take another"):
+        refuse(found)
+
+
+def test_what_cant_be_planned_is_not_measured_and_never_ok(tiny_qwen2: Path, tokens: Path, tmp_path: Path) -> None:
+    train = settings(target_modules=["q_proj", "c_attn"])
+    found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=train, max_length=128, levels=[])
+    assert {check.name for check in found if check.state == "not measured"} == {"memory plan", "disk"}
+    assert str(found[-1]).startswith("not measured  disk: train.target_modules names c_attn")
+    refuse(found)
+
+
+def test_what_failed_first_is_raised_as_its_own_kind() -> None:
+    good = Check("a", "ok", "fine")
+    refuse([good, Check("b", "warn", "so so", "mend"), Check("c", "not measured", "no tool")])
+    failed = [Check("disk", "fail", "full", "make room", MachineError), Check("data", "fail", "gone", "make it", DataError)]
+    with pytest.raises(QuenchError, match=r"^disk: full: make room \(data failed too\)$") as error:
+        refuse([good, *failed])
+    assert error.type is MachineError

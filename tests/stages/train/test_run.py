@@ -1,0 +1,151 @@
+"""run: an unfinished run goes on with the same inputs only, says what changed, and loses nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_checkpoints import make
+
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import tree_hash
+from pipeline.stages.train.run import RUN, differences, find_start, finish
+
+RECORD: dict[str, Any] = {
+    "tokens_sha256": "t", "base": {"weights_sha256": "w", "template_sha256": "c"}, "settings": {"r": 16, "learning_rate": 1e-4},
+    "versions": {"torch": "2.13.0"}, "device": "cpu", "threads": 2,
+}  # fmt: skip
+
+
+def begun(folder: Path) -> Path:
+    """An unfinished run at step 7."""
+    assert find_start(folder, RECORD, resume=True) is None
+    return make(folder, 7)
+
+
+def changed(**values: Any) -> dict[str, Any]:
+    return {key: value | values.get(key, {}) if isinstance(value, dict) else values.get(key, value) for key, value in RECORD.items()}
+
+
+def test_the_same_run_goes_on(tmp_path: Path) -> None:
+    checkpoint = begun(tmp_path)
+    assert find_start(tmp_path, RECORD, resume=True) == checkpoint
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tokens_sha256": "x"}, "the training rows (data/tokens)"),
+        ({"base": {"weights_sha256": "x"}}, "the base's weights"),
+        ({"base": {"template_sha256": "x"}}, "the base's chat template"),
+        ({"settings": {"r": 8}}, "train.r (16 → 8)"),
+        ({"versions": {"torch": "2.14.0"}}, "library torch (2.13.0 → 2.14.0)"),
+    ],
+)
+def test_another_one_is_refused_by_name_and_nothing_is_touched(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    begun(tmp_path)
+    before = tree_hash(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        find_start(tmp_path, changed(**values), resume=True)
+    assert f"an unfinished run (step 7), and since then {words} changed: put that back" in str(refused.value)
+    assert "--no-resume" in str(refused.value)
+    assert tree_hash(tmp_path) == before
+
+
+def test_every_change_is_named(tmp_path: Path) -> None:
+    begun(tmp_path)
+    with pytest.raises(ConfigError, match=r"learning_rate \(0.0001 → 0.1\); train.r \(16 → 8\); the training rows"):
+        find_start(tmp_path, changed(tokens_sha256="x", settings={"r": 8, "learning_rate": 0.1}), resume=True)
+
+
+def test_another_machine_may_go_on_but_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = begun(tmp_path)
+    assert find_start(tmp_path, changed(threads=4), resume=True) == checkpoint
+    assert "threads (2 → 4) changed: the run goes on, but not to the very bytes" in capsys.readouterr().err
+
+
+def test_no_resume_starts_anew(tmp_path: Path) -> None:
+    begun(tmp_path)
+    assert find_start(tmp_path, changed(settings={"r": 8}), resume=False) is None
+    assert [path.name for path in tmp_path.iterdir()] == [RUN]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_chosen_checkpoint_is_gone_on_from_and_newer_ones_are_set_aside(tmp_path: Path, finished: bool) -> None:
+    assert find_start(tmp_path, RECORD, resume=True) is None
+    checkpoints = [make(tmp_path, step) for step in (7, 8, 9)]
+    (tmp_path / "steps.jsonl").write_text("rows")
+    if finished:
+        finish(tmp_path, RECORD)
+    assert find_start(tmp_path, RECORD, resume=checkpoints[0]) == checkpoints[0]
+    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == ["checkpoint-8", "checkpoint-9", "steps.jsonl"]
+    assert find_start(tmp_path, RECORD, resume=True) == checkpoints[0]
+    make(tmp_path, 8)
+    assert find_start(tmp_path, RECORD, resume=Path("checkpoint-7")) == checkpoints[0]
+    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == ["checkpoint-8", "checkpoint-9", "steps.jsonl"]
+    assert find_start(tmp_path, changed(settings={"r": 8}), resume=False) is None
+    assert [path.name for path in tmp_path.iterdir()] == [RUN]
+
+
+@pytest.mark.parametrize(
+    ("given", "record", "spoil", "error", "words"),
+    [
+        ("nowhere/checkpoint-7", RECORD, None, ConfigError, r"is no checkpoint in .*: choose one of \S+checkpoint-7, \S+checkpoint-8"),
+        ("checkpoint-9", RECORD, None, ConfigError, "is no checkpoint in"),
+        (".", RECORD, None, ConfigError, "is no checkpoint in"),
+        ("checkpoint-7", RECORD, "weights", DataError, r"checkpoint-7 is torn \(weights is not what was written\)"),
+        ("checkpoint-7", RECORD | {"tokens_sha256": "x"}, None, ConfigError, r"before the training rows \(data/tokens\) changed: put that back"),
+        ("checkpoint-7", RECORD, "run", ConfigError, "checkpoint-7 is of another run"),
+    ],
+)
+def test_a_choice_that_is_none_is_one_sentence_and_moves_nothing(tmp_path, given, record, spoil, error, words) -> None:
+    begun(tmp_path)
+    make(tmp_path, 8)
+    if spoil == "weights":
+        (tmp_path / "checkpoint-7/weights").write_bytes(b"x")
+    if spoil == "run":
+        marker = tmp_path / "checkpoint-7/complete.json"
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"run": "another"}))
+    before = tree_hash(tmp_path)
+    with pytest.raises(error, match=words) as raised:
+        find_start(tmp_path, record, resume=tmp_path / given)
+    assert "\n" not in str(raised.value)
+    assert tree_hash(tmp_path) == before
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_chosen_checkpoint_whose_best_adapter_was_deleted_is_refused_before_it_costs_a_night(tmp_path: Path, kept: bool) -> None:
+    begun(tmp_path)
+    chosen = make(tmp_path, 8, best=7 if kept else 5)
+    make(tmp_path, 9)
+    if kept:
+        assert find_start(tmp_path, RECORD, resume=chosen) == chosen
+        return
+    before = tree_hash(tmp_path)
+    with pytest.raises(ConfigError, match=r"checkpoint-5, the best adapter until \S+checkpoint-8, is gone"):
+        find_start(tmp_path, RECORD, resume=chosen)
+    assert tree_hash(tmp_path) == before
+
+
+def test_a_finished_run_makes_room(tmp_path: Path) -> None:
+    checkpoint = begun(tmp_path)
+    finish(tmp_path, RECORD)
+    assert find_start(tmp_path, RECORD, resume=True) == checkpoint  # killed between publishing and recording: nothing is trained twice
+    finish(tmp_path, RECORD)
+    assert find_start(tmp_path, changed(settings={"r": 8}), resume=True) is None
+
+
+def test_a_run_without_a_checkpoint_makes_room(tmp_path: Path) -> None:
+    assert find_start(tmp_path, RECORD, resume=True) is None
+    assert find_start(tmp_path, changed(settings={"r": 8}), resume=True) is None
+
+
+def test_a_damaged_record_is_one_sentence(tmp_path: Path) -> None:
+    begun(tmp_path)
+    (tmp_path / RUN).write_text("{")
+    with pytest.raises(DataError, match="nobody knows whose checkpoints these are"):
+        find_start(tmp_path, RECORD, resume=True)
+
+
+def test_no_difference_between_equals() -> None:
+    assert list(differences(RECORD, changed())) == []

@@ -1,0 +1,159 @@
+"""pipeline.stages.train.monitoring.samples: greedy answers, and a training step that can't tell whether any were taken."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.chat.tokens import IGNORED, load_tokenizer
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.stages.train.monitoring.samples import PROMPT_LETTERS, sample, undisturbed
+
+ROOT = PROJECT
+PARTS = (  # text, is it trained?
+    ("<|im_start|>user\nWhat is 2 plus 3?<|im_end|>\n<|im_start|>assistant\n", False), ("It is 5.<|im_end|>", True),
+    ("\n<|im_start|>user\nAnd 4?<|im_end|>\n<|im_start|>assistant\n", False), ("That is 9.<|im_end|>", True), ("\n", False),
+)  # fmt: skip
+
+
+def encoded(tokenizer: Any, parts: Sequence[tuple[str, bool]] = PARTS) -> tuple[list[int], list[int]]:
+    """Ids and labels of a conversation."""
+    pieces = [(tokenizer(text)["input_ids"], trained) for text, trained in parts]
+    return [token for piece, _ in pieces for token in piece], [token if trained else IGNORED for piece, trained in pieces for token in piece]
+
+
+@pytest.fixture(scope="module")
+def settings() -> Training:
+    return load_params(ROOT / "recipes" / "demo.yaml").training.model_copy(update={"r": 4, "lora_alpha": 8, "lora_dropout": 0.1})
+
+
+@pytest.fixture
+def make(tiny_qwen2: Path, settings: Training) -> Callable[[], Any]:
+    """Makes the same NF4 model with an adapter as training has it, each time anew."""
+
+    def made() -> Any:
+        import torch
+        from peft import get_peft_model
+
+        from pipeline.models.qlora import load_quantised, lora_config
+
+        model = load_quantised(tiny_qwen2, settings)
+        torch.manual_seed(0)
+        model = get_peft_model(model, lora_config(settings))
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data = torch.randn(parameter.shape) * 0.05
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+        model.train()
+        model.base_model.model.model.embed_tokens.eval()  # a module whose mode differs from the model's
+        return model
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_qwen2: Path) -> Any:
+    return load_tokenizer(tiny_qwen2)
+
+
+def training_step(model: Any, ids: list[int], labels: list[int]) -> list[Any]:
+    """Gradients of one step with dropout, as the run's random numbers are now."""
+    import torch
+
+    model.zero_grad()
+    model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels]), use_cache=False).loss.backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad] + [torch.rand(3)]
+
+
+def test_the_next_training_step_is_bit_equal(make: Callable[[], Any], tokenizer: Any) -> None:
+    import torch
+
+    ids, labels = encoded(tokenizer)
+    steps = []
+    for watched in (False, True):
+        model = make()
+        torch.manual_seed(7)
+        training_step(model, ids, labels)
+        before = ([module.training for module in model.modules()], model.config.use_cache, model.is_gradient_checkpointing, torch.get_rng_state())
+        if watched:
+            assert len(sample(model, tokenizer, [(ids, labels)] * 2, max_new_tokens=4)) == 2
+        after = ([module.training for module in model.modules()], model.config.use_cache, model.is_gradient_checkpointing, torch.get_rng_state())
+        assert before[:3] == after[:3]
+        assert torch.equal(before[3], after[3])
+        steps.append(training_step(model, ids, labels))
+    assert len(steps[0]) > 10
+    assert all(torch.equal(plain, watched) for plain, watched in zip(*steps, strict=True))
+
+
+def test_an_error_inside_leaves_the_model_as_it_was(make: Callable[[], Any]) -> None:
+    import torch
+
+    model = make()
+    modes = [module.training for module in model.modules()]
+    with pytest.raises(RuntimeError, match="inside"), undisturbed(model):
+        assert not torch.is_grad_enabled()
+        assert not any(module.training for module in model.modules())
+        raise RuntimeError("inside")
+    assert [module.training for module in model.modules()] == modes
+    assert torch.is_grad_enabled()
+
+
+class Fixed:
+    """A model that says what it is told to, token by token; `calls` are the numbers of ids that it was shown."""
+
+    device = "cpu"
+
+    def __init__(self, says: list[int]) -> None:
+        self.says, self.calls = says, []
+
+    def modules(self) -> list[Any]:
+        return []
+
+    def eval(self) -> None: ...
+
+    def __call__(self, input_ids: Any, past_key_values: Any, use_cache: bool) -> Any:
+        import torch
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        assert torch.get_num_threads() == 1
+        torch.rand(1)  # as a model that draws random numbers
+        said = past_key_values or 0
+        self.calls.append(input_ids.shape[1])
+        logits = torch.nn.functional.one_hot(torch.tensor([[self.says[said]]]), 151_936).float()
+        return CausalLMOutputWithPast(logits=logits, past_key_values=said + 1)
+
+
+def test_it_answers_the_first_turn_and_stops_at_the_end_of_turn(tokenizer: Any) -> None:
+    import torch
+
+    torch.set_num_threads(2)
+    ids, labels = encoded(tokenizer)
+    model = Fixed([*tokenizer("It is 6.")["input_ids"], tokenizer.eos_token_id, 0, 0])
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    (found,) = sample(model, tokenizer, [(ids, labels)], max_new_tokens=20)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert found["prompt"].endswith("<|im_start|>user\nWhat is 2 plus 3?<|im_end|>\n<|im_start|>assistant\n")
+    assert (found["answer"], found["reference"]) == ("It is 6.", "It is 5.")
+    first = next(place for place, label in enumerate(labels) if label != IGNORED)
+    assert model.calls == [first, 1, 1, 1, 1, 1]
+
+
+def test_what_was_cut_shows_it(tokenizer: Any) -> None:
+    ids, labels = encoded(tokenizer, [("x " * 900 + "why?<|im_end|>\n<|im_start|>assistant\n", False), ("one two three four five<|im_end|>", True)])
+    (found,) = sample(Fixed(tokenizer("six seven eight nine ten")["input_ids"]), tokenizer, [(ids, labels)], max_new_tokens=3)
+    assert (found["answer"], found["reference"]) == ("six seven eight…", "one two three…")
+    assert found["prompt"].startswith("…")
+    assert len(found["prompt"]) == PROMPT_LETTERS + 1
+    assert "why?" in found["prompt"]
+
+
+def test_a_text_without_a_question_is_continued_from_its_first_token(tokenizer: Any) -> None:
+    ids = tokenizer("Once upon a time")["input_ids"]
+    (found,) = sample(Fixed(ids[1:]), tokenizer, [(ids, ids)], max_new_tokens=3)
+    assert found["prompt"] == "Once"
+    assert found["answer"] == found["reference"] == " upon a time…"

@@ -1,0 +1,295 @@
+"""train: what the recipe says reaches the trainer, losses are means over tokens, a run that went wrong is refused, what is published."""
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, DataError, GateError, ToolError
+from pipeline.core.interruption import Interruption
+from pipeline.core.metrics_log import Journal
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.planning.steps import total_steps, warmup_steps
+from pipeline.stages.train.arguments import training_arguments
+from pipeline.stages.train.callbacks import refuse_other_mean
+from pipeline.stages.train.proofs import refuse_leaks, refuse_other_rows, refuse_unlearnt
+from pipeline.stages.train.stage import CURVE, curve, make_trainer, train
+
+RECIPES = PROJECT / "recipes"
+
+
+def settings(recipe: str = "demo", **changes: Any) -> Training:
+    plain = load_params(RECIPES / f"{recipe}.yaml").training
+    return Training.model_validate(plain.model_dump() | changes)
+
+
+def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
+    """`train` on the prepared project's rows and base, below `root`."""
+    small = {"r": 4, "lora_alpha": 8, "max_steps": 2, "sample_rows": 0, "eval_steps": 2, "save_steps": 2}
+    return train(
+        tokens=prepared / "data/tokens", base=prepared / "models/base", adapter=root / "adapter", checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard", settings=settings(**small | changes), resume=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def trainer(prepared: Path, tmp_path: Path) -> Callable[[Training], Any]:
+    """Makes the trainer for some settings, as `train` does."""
+
+    def make(recipe: Training) -> Any:
+        journal = Journal(tmp_path / "checkpoints/steps.jsonl")
+        base = prepared / "models/base"
+        made, _ = make_trainer(prepared / "data/tokens", base, load_tokenizer(base), tmp_path / "checkpoints", tmp_path / "tensorboard", recipe,
+                               journal, None, Interruption())  # fmt: skip
+        return made
+
+    return make
+
+
+# --- the recipe -----------------------------------------------------------------------------------------------------
+
+WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the trainer that runs
+    "quantization": lambda made: made.model.config.quantization_config.bnb_4bit_quant_type,
+    "bnb_4bit_use_double_quant": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight.quant_state.nested,
+    "bnb_4bit_compute_dtype": lambda made: str(made.model.config.quantization_config.bnb_4bit_compute_dtype).removeprefix("torch."),
+    "r": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.lora_A["default"].weight.shape[0],
+    "lora_alpha": lambda made: round(made.model.base_model.model.model.layers[0].mlp.up_proj.scaling["default"] * 16),
+    "lora_dropout": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.lora_dropout["default"].p,
+    "target_modules": lambda made: sorted({name.split(".")[-2] for name, _ in made.model.named_modules() if name.endswith("lora_A")}),
+    "num_train_epochs": lambda made: made.args.num_train_epochs,
+    "max_steps": lambda made: made.args.max_steps,
+    "per_device_train_batch_size": lambda made: made.get_train_dataloader().total_batch_size,
+    "gradient_accumulation_steps": lambda made: made.args.gradient_accumulation_steps,
+    "learning_rate": lambda made: made.create_optimizer().param_groups[0]["initial_lr" if "initial_lr" in made.optimizer.param_groups[0] else "lr"],
+    "lr_scheduler_type": lambda made: made.args.lr_scheduler_type.value,
+    "weight_decay": lambda made: max(group["weight_decay"] for group in made.create_optimizer().param_groups),
+    "max_grad_norm": lambda made: made.args.max_grad_norm,
+    "neftune_noise_alpha": lambda made: made.neftune_noise_alpha,
+    "gradient_checkpointing": lambda made: made.args.gradient_checkpointing,
+    "save_steps": lambda made: made.args.save_steps,
+    "save_total_limit": lambda made: made.keep,
+    "eval_steps": lambda made: made.args.eval_steps,
+    "seed": lambda made: made.args.seed if made.args.seed == made.args.data_seed else None,
+}
+ELSEWHERE = {
+    "warmup_ratio",
+    "optim",
+    "loss",
+    "method",
+    "heal_top_k",
+    "heal_sft_weight",
+    "packed",
+    "embeddings_on_cpu",
+    "early_stopping_patience",
+    "sample_rows",
+    "sample_tokens",
+}  # tested below or beside their code
+
+
+def test_every_value_of_the_8gb_recipe_reaches_the_trainer(trainer: Callable[[Training], Any]) -> None:
+    recipe = settings("qwen2.5-7b-8gb", optim="adamw_torch", loss="chunked", neftune_noise_alpha=5.0)  # the two values that need a GPU are below
+    assert {*WHERE, *ELSEWHERE} == set(Training.model_fields)
+    made = trainer(recipe)
+    for name, find in WHERE.items():
+        wanted = getattr(recipe, name)
+        assert find(made) == (sorted(wanted) if isinstance(wanted, list) else wanted), name
+    assert made.args.gradient_checkpointing_kwargs == {"use_reentrant": False}
+    assert {parameter.dtype for parameter in made.model.parameters() if parameter.requires_grad} == {torch.float32}
+
+
+def test_the_recipe_names_what_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Trainer
+
+    recipe = settings("qwen2.5-7b-8gb")
+    assert (recipe.optim, recipe.loss) == ("paged_adamw_8bit", "liger")
+    arguments = training_arguments(settings("qwen2.5-7b-8gb", optim="adamw_torch"), tmp_path, rows=2891, held_out=10)
+    assert arguments.warmup_steps == warmup_steps(recipe, 2891) == 109  # a tenth of 1,086
+    assert total_steps(recipe, 2891) == 1086
+    arguments.optim = recipe.optim
+    made, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    assert made.__module__.startswith("bitsandbytes")
+    assert (options["is_paged"], options["optim_bits"]) == (True, 8)
+
+
+def test_a_gpu_optimizer_without_a_gpu_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ToolError, match="paged_adamw_8bit, which needs a GPU"):
+        training_arguments(settings(optim="paged_adamw_8bit"), tmp_path, rows=10, held_out=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "held_out", "error", "words"),
+    [
+        ({"max_steps": 1}, 1, ConfigError, "1 optimizer steps are all warm-up, in which nothing is learnt"),
+        (
+            {"early_stopping_patience": 2, "eval_steps": 10, "save_steps": 10},
+            0,
+            DataError,
+            "no rows are kept for watching: raise curate.val_fraction",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], held_out: int, error: type[Exception], words: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=words):
+        training_arguments(settings(**changes), tmp_path, rows=10, held_out=held_out)
+
+
+@pytest.mark.parametrize("changes", [{"optim": "adamw_torhc"}, {"seed": -1}, {"num_train_epochs": float("inf")}, {"max_grad_norm": float("nan")}])
+def test_settings_that_the_libraries_choke_on_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        settings(**changes)
+
+
+def test_early_stopping_wants_every_checkpoint_evaluated() -> None:
+    with pytest.raises(ValueError, match=r"save_steps is 10 and eval_steps is 3: make them equal"):
+        settings(early_stopping_patience=2, eval_steps=3, save_steps=10)
+
+
+# --- the loss -------------------------------------------------------------------------------------------------------
+
+
+def uneven(prepared: Path, folder: Path) -> Path:
+    """The prepared rows unpacked, of lengths that differ threefold."""
+    from pipeline.core.jsonl import write_rows
+    from pipeline.stages.preprocess.stage import preprocess
+
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    rows = [
+        {"id": f"{number}", "kind": "chat", "messages": [{"role": "user", "content": " ".join(words[: 1 + number % 12])},
+         {"role": "assistant", "content": " ".join(words[number % 5 : 6 + number % 7])}]} for number in range(48)
+    ]  # fmt: skip
+    for split in ("train", "val"):
+        write_rows(folder / f"final/{split}.jsonl", rows)
+    preprocess(rows_folder=folder / "final", base=prepared / "models/base", tokens_folder=folder / "tokens", max_length=128, packing=False)
+    return folder / "tokens"
+
+
+@pytest.mark.slow
+def test_eight_rows_at_once_are_eight_rows_one_by_one(prepared: Path, tmp_path: Path) -> None:
+    """8×1 and 1×8 give the same losses along 50 steps in float32, though the rows' lengths differ."""
+    tokens, losses = uneven(prepared, tmp_path), {}
+    for batch, accumulation in ((8, 1), (1, 8)):
+        report = train(
+            tokens=tokens, base=prepared / "models/base", adapter=tmp_path / "adapter", checkpoints=tmp_path / "checkpoints",
+            tensorboard=tmp_path / "tensorboard", resume=False,
+            settings=settings(quantization="none", bnb_4bit_compute_dtype="float32", lora_dropout=0.0, r=4, lora_alpha=8, max_steps=50, eval_steps=50,
+                              save_steps=50, sample_rows=0, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation),
+        )  # fmt: skip
+        losses[batch] = [row["loss"] for row in report["journal"] if row["kind"] == "step"]
+    assert len(losses[8]) == 50
+    assert max(abs(one - other) for one, other in zip(losses[8], losses[1], strict=True)) <= 1e-5
+
+
+def test_a_mean_of_means_is_named() -> None:
+    refuse_other_mean(3, 2.0, 20.0, 10)
+    with pytest.raises(GateError, match=r"loss of step 3 is 2.5, but the mean over its 10 trained tokens is 2: gradient accumulation weighs rows"):
+        refuse_other_mean(3, 2.5, 20.0, 10)
+
+
+# --- runs that went wrong -------------------------------------------------------------------------------------------
+
+
+class OneWeight(torch.nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.lora_B = torch.nn.Parameter(torch.full((2, 2), value))
+
+
+@pytest.mark.parametrize(
+    ("steps", "weight", "words"), [([], 1.0, "without one step"), ([{}], 0.0, "learnt nothing"), ([{}], float("nan"), "not finite")]
+)
+def test_a_run_that_cannot_have_learnt_is_refused(steps: list[dict[str, Any]], weight: float, words: str) -> None:
+    with pytest.raises(GateError, match=words):
+        refuse_unlearnt(OneWeight(weight), steps)
+
+
+def test_a_healthy_run_passes() -> None:
+    refuse_unlearnt(OneWeight(0.1), [{"loss": 1.0}])
+
+
+def test_a_row_trained_twice_is_named() -> None:
+    rows = [{"kind": "step", "step": step, "epoch": step / 4, "rows": [row]} for step, row in enumerate((0, 1, 1, 3), start=1)]
+    with pytest.raises(GateError, match=r"1.*--no-resume"):
+        refuse_other_rows(rows, 4)
+
+
+def test_a_model_whose_packed_rows_see_each_other_is_refused(tiny_qwen2: Path) -> None:
+    from pipeline.models.qlora import load_quantised
+    from pipeline.stages.train.dataset import Collator
+
+    model, collate = load_quantised(tiny_qwen2, settings()), Collator(0)
+    rows = [([9707, 11, 1879], [-100] * 3), ([40, 2776, 3974, 13], [-100] * 4)]
+    error = refuse_leaks(model, collate, rows)
+    assert error is not None
+    assert error < 1e-3
+    assert refuse_leaks(model, collate, rows[:1]) is None
+    with pytest.raises(ConfigError, match="packed rows see each other"):
+        refuse_leaks(model, lambda examples: {"input_ids": collate(examples)["input_ids"]}, rows)  # positions forgotten: one long text
+
+
+def test_a_base_that_is_damaged_stops_the_run_before_it_starts(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pipeline.__main__ import main
+
+    root = Path(shutil.copytree(prepared, tmp_path / "project"))
+    weights = root / "models/base/model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, weights, metadata={"format": "pt"})
+    assert main(["train", "--root", str(root)]) == 5
+    assert "answers are no numbers before any training: run stage base again" in capsys.readouterr().err
+    assert not (root / "models/adapter").exists()
+
+
+# --- what is published ----------------------------------------------------------------------------------------------
+
+
+def test_the_best_adapter_is_published_when_the_loss_rises_again(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses on the held-out rows are dictated: best at step 2, worse at 3 and 4, so training stops there."""
+    from pipeline.stages.train.trainer import QuenchTrainer
+
+    matrix = "base_model.model.model.layers.0.mlp.up_proj.lora_B"
+    dictated = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5}
+    kept: dict[int, torch.Tensor] = {}
+
+    def held_out_loss(self: Any) -> float:
+        weights = dict(self.model.named_parameters())
+        kept[self.state.global_step] = weights[f"{matrix}.default.weight"].detach().clone()
+        return dictated[self.state.global_step]
+
+    monkeypatch.setattr(QuenchTrainer, "held_out_loss", held_out_loss)
+    report = run(prepared, tmp_path, max_steps=20, eval_steps=1, save_steps=1, early_stopping_patience=2, save_total_limit=1)
+    assert (report["steps"], report["planned_steps"], report["adapter_step"], report["eval_loss"]) == (4, 20, 2, 1.0)
+    published = load_file(tmp_path / "adapter/adapter_model.safetensors")[f"{matrix}.weight"]
+    assert torch.equal(published, kept[2])
+    assert not torch.equal(published, kept[4])
+
+
+def test_what_a_run_leaves(prepared: Path, tmp_path: Path) -> None:
+    report = run(prepared, tmp_path, sample_rows=1, sample_tokens=4)
+    rows = report["journal"]
+    assert [(row["kind"], row["step"]) for row in rows] == [("step", 1), ("step", 2), ("eval", 2)]
+    assert rows[0]["tokens"] > rows[0]["trained_tokens"] > 0
+    assert rows[0]["row_ids"]
+    assert set(rows[2]["samples"][0]) == {"prompt", "answer", "reference"}
+    assert report["proven"]["packing_nmse"] < 1e-3
+    known = json.loads((tmp_path / "adapter/run.json").read_text())
+    assert known["settings"]["learning_rate"] == 1e-3
+    assert set(known["base"]) == {"weights_sha256", "config_sha256", "tokenizer_sha256", "template_sha256"}
+    assert json.loads((tmp_path / "checkpoints/run.json").read_text())["finished"] is True
+    assert all(finding["level"] in ("ok", "warn", "not measured") for finding in report["health"])
+
+
+def test_the_curve_has_a_line_a_step() -> None:
+    step = dict.fromkeys(CURVE, 1) | {"kind": "step"}
+    rows = curve([step | {"step": 1}, step | {"step": 2}, {"kind": "eval", "step": 2, "eval_loss": 0.5}])
+    assert [row["eval_loss"] for row in rows] == ["", 0.5]
+    assert next(csv.DictReader([",".join(CURVE), ",".join(map(str, rows[1].values()))]))["step"] == "2"

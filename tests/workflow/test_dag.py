@@ -1,0 +1,799 @@
+"""Snakemake and DVC know the same graph, and each takes over where the other stopped.
+
+The graphs are the project's own; the behaviours are shown on a toy project (`tests/toy`) whose runner, Snakefile and
+settings use the real `record`, `settle` and `prepare`.
+"""
+
+import ast
+import hashlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from pipeline.__main__ import ONLY_IN, PER_ITEM, STAGES
+from pipeline.commands.recipes import recipe_text
+from pipeline.config.params import Params, load_params
+from pipeline.config.sections import Graph
+from pipeline.core.locks import stages_at_work
+from pipeline.core.owner import RUN
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.workflow.graphs import GRAPHS
+from pipeline.workflow.prepare import FORCED
+from pipeline.workflow.settle import REUSE, reuse, settle
+
+TOY = PROJECT / "tests/toy"
+BIN = Path(sys.executable).parent
+ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
+AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
+IGNORED = ["/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/tool", "/together", "/models", "/reports", "/data/final", "/data/raw"]
+# shared modules that need not be named as inputs: what artifacts hold does not depend on them
+PLUMBING = {
+    "checks",
+    "child",
+    "errors",
+    "experts",
+    "hashing",
+    "llamacpp.tools",
+    "params",
+    "processor",
+    "progress",
+    "publish",
+    "sections",
+    "strict_yaml",
+    "training.preflight",
+    "watching.run_record",
+    "workflow.graphs",
+    "workflow.hashes",
+    "workflow.integrity",
+    "workflow.locks",
+    "workflow.owner",
+    "workflow.record",
+}
+
+
+# ---- the two real graphs
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage as a tool knows it; paths are relative to the project."""
+
+    command: str
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+
+
+@pytest.fixture(scope="module", params=["demo", "demo-gguf"])
+def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The params.yaml of a recipe of each graph."""
+    file = tmp_path_factory.mktemp("recipe") / f"{request.param}.yaml"
+    file.write_text(recipe_text(request.param), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def graph(recipe: Path) -> Graph:
+    """The graph that the recipe needs."""
+    return load_params(recipe).graph
+
+
+@pytest.fixture(scope="module")
+def dvc_stages(recipe: Path, graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The stages of a real graph for DVC, by DVC's own loader."""
+    from dvc.repo import Repo
+
+    folder = tmp_path_factory.mktemp("dvc-graph")
+    shutil.copy(recipe, folder / "params.yaml")
+    shutil.copy(GRAPHS / f"{graph}.dvc.yaml", folder / "dvc.yaml")
+    Repo.init(str(folder), no_scm=True).close()
+    with Repo(str(folder)) as repo:
+        repo.index.check_graph()
+        return {stage.name: stage for stage in repo.index.stages}
+
+
+@pytest.fixture(scope="module")
+def dvc_graph(dvc_stages: dict[str, Any]) -> dict[str, Stage]:
+    def paths(entries: Iterable[Any]) -> frozenset[str]:
+        return frozenset(entry.def_path for entry in entries if not hasattr(entry, "params"))
+
+    return {name: Stage(stage.cmd, paths(stage.deps), paths(stage.outs)) for name, stage in dvc_stages.items()}
+
+
+@pytest.fixture(scope="module")
+def snakemake_graph(recipe: Path, dvc_graph: dict[str, Stage], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
+    """The jobs of the real Snakefile, by Snakemake's own loader, in a folder that holds just its sources (as empty files)."""
+    from snakemake.api import DAGSettings, OutputSettings, ResourceSettings, SnakemakeApi
+
+    folder = tmp_path_factory.mktemp("snakemake-graph")
+    shutil.copy(PROJECT / "Snakefile", folder)
+    shutil.copytree(PROJECT / "graphs", folder / "graphs")
+    shutil.copy(recipe, folder / "params.yaml")
+    made = {path for stage in dvc_graph.values() for path in stage.outputs}
+    for source in {path for stage in dvc_graph.values() for path in stage.inputs}:
+        if source not in made and source not in ("models/gguf", "reports/eval"):
+            (folder / source).parent.mkdir(parents=True, exist_ok=True)
+            (folder / source).touch() if "." in Path(source).name else (folder / source).mkdir(parents=True, exist_ok=True)
+    (folder / "data/raw/a.jsonl").touch()
+    # what the Snakefile tells its jobs is not for this process and the tests after it
+    with pytest.MonkeyPatch.context() as patch, SnakemakeApi(OutputSettings(quiet=None)) as api:
+        for name in (REUSE, RUN):
+            patch.setenv(name, "")
+        workflow = api.workflow(resource_settings=ResourceSettings(cores=2), snakefile=folder / "Snakefile", workdir=folder)
+        workflow.dag(DAGSettings(forceall=True)).printrulegraph()
+        jobs = [job for job in workflow._workflow.dag.jobs if job.rule.name != "all"]
+        assert workflow._workflow.default_target == "all"
+        return {_job_name(job): _job_stage(job) for job in jobs}
+
+
+def _job_name(job: Any) -> str:
+    return "@".join([job.rule.name, *job.wildcards])
+
+
+def _job_stage(job: Any) -> Stage:
+    assert list(map(str, job.log)) == [f"logs/{_job_name(job).replace('@', '-')}.log"]
+    command, tee, log = job.shellcmd.partition(" 2>&1 | tee ")
+    assert tee and log == job.log[0]  # a stage's own sentence is seen and kept
+    return Stage(command, frozenset(map(str, job.input)), frozenset(map(str, job.output)))
+
+
+def _holds(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def _edges(graph: dict[str, Stage]) -> set[tuple[str, str]]:
+    """(stage, stage that it follows); a folder as an input follows every stage that writes into it."""
+    return {
+        (name, other)
+        for name, stage in graph.items()
+        for other, before in graph.items()
+        if any(_holds(path, output) or _holds(output, path) for path in stage.inputs for output in before.outputs)
+    }
+
+
+def test_a_fresh_clone_holds_the_demos_graph() -> None:
+    assert (PROJECT / "dvc.yaml").read_bytes() == (GRAPHS / "merged.dvc.yaml").read_bytes()
+
+
+def test_both_tools_know_the_same_stages(graph: Graph, dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
+    assert dvc_graph.keys() == snakemake_graph.keys()
+    assert {name.partition("@")[0] for name in dvc_graph} == {stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph}
+    for name, stage in dvc_graph.items():
+        assert stage.command == snakemake_graph[name].command == f"python -m pipeline {name}"
+        assert stage.outputs == snakemake_graph[name].outputs, name
+        assert ("@" in name) == (name.partition("@")[0] in PER_ITEM)
+
+
+def test_both_tools_know_the_same_edges(dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
+    assert _edges(dvc_graph) == _edges(snakemake_graph)
+    for name, stage in dvc_graph.items():
+        theirs = snakemake_graph[name].inputs
+        # DVC can't list one input per level, so it names the folder: every input is in both, file by file or by its folder
+        folders = {path for path in stage.inputs if any(_holds(path, other) and path != other for other in theirs)}
+        assert folders <= {"models/gguf", "reports/eval"}, name
+        assert {path for path in theirs if not any(_holds(folder, path) for folder in folders)} == stage.inputs - folders, name
+
+
+def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict[str, Any]) -> None:
+    text = (GRAPHS / f"{graph}.dvc.yaml").read_text()
+    sections = yaml.safe_load(recipe.read_text())
+    looped_over = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
+    for name in dvc_stages:
+        stage = name.partition("@")[0]
+        tracked = {key for dep in dvc_stages[name].deps if hasattr(dep, "params") for key in dep.params}
+        keys = {f"{stage}.{key}" for key in Params.model_fields[stage].annotation.model_fields}  # type: ignore[union-attr]
+        assert sections[stage].keys() == {key.partition(".")[2] for key in keys}
+        assert stage in tracked or keys <= tracked | looped_over, f"{name} doesn't track {keys - tracked - looped_over}"
+        unknown = {key for key in tracked if key not in sections and key.partition(".")[2] not in sections.get(key.partition(".")[0], {})}
+        assert not unknown, name
+
+
+def test_code_is_an_input(dvc_graph: dict[str, Stage]) -> None:
+    """A stage's module and what it imports, so that an edit runs it again; a new helper can't be forgotten."""
+    for name, stage in dvc_graph.items():
+        code = {path for path in stage.inputs if path.startswith("pipeline/")}
+        assert not {path for path in code if not (PROJECT / path).exists()}, name
+        needed = {f"pipeline/{module.replace('.', '/')}.py" for module in _imports(name.partition("@")[0])}
+        missing = {path for path in needed if not any(_holds(known, path) for known in code)}
+        assert not missing, f"{name} imports {sorted(missing)}: name them in Snakefile and dvc.yaml"
+
+
+def _imports(module: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
+    """`module` and the project's modules below it, whatever the import's place in the file; plumbing is left out."""
+    seen |= {module}
+    for node in ast.walk(ast.parse((PROJECT / f"pipeline/{module.replace('.', '/')}.py").read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pipeline":
+            inside = str(node.module).removeprefix("pipeline").removeprefix(".")
+            from_package = [f"{inside}.{alias.name}".removeprefix(".") for alias in node.names]
+            names = [name for name in (inside, *from_package) if name and (PROJECT / f"pipeline/{name.replace('.', '/')}.py").exists()]
+        for name in names:
+            if name not in PLUMBING and name not in seen:
+                seen = _imports(name, seen)
+    return seen
+
+
+# ---- the toy: two tools, one project
+
+
+class Toy:
+    """A toy project and the two tools on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([BIN / "snakemake", *arguments], cwd=self.root, capture_output=True, text=True, check=False, timeout=300)
+
+    def build(self) -> None:
+        done = self.snakemake()
+        assert done.returncode == 0, done.stderr
+
+    def plan(self, *targets: str) -> list[str]:
+        """What `snakemake -n` would run, sorted."""
+        done = self.snakemake("-n", *targets)
+        assert done.returncode == 0, done.stderr
+        counts = dict(re.findall(r"^(\w+) +(\d+)$", (done.stdout + done.stderr).partition("Reasons:")[0], re.M))
+        assert counts or "Nothing to be done" in done.stdout + done.stderr
+        return sorted(name for name, count in counts.items() if name not in ("all", "total") for _ in range(int(count)))
+
+    def repro(self) -> list[str]:
+        """`dvc repro`; gives the stages that it ran."""
+        return self._ran(lambda: self._repo(lambda repo: repo.reproduce()))
+
+    def status(self) -> dict[str, Any]:
+        return self._repo(lambda repo: repo.status())
+
+    def commit(self, stage: str) -> None:
+        self._repo(lambda repo: repo.commit(stage, force=True))
+
+    def ran(self) -> list[str]:
+        counter = self.root / "counter"
+        return [line.partition("@")[0] for line in counter.read_text().split()] if counter.exists() else []
+
+    def change(self, old: str, new: str) -> None:
+        """Change one line of params.yaml."""
+        text = (self.root / "params.yaml").read_text()
+        assert text.count(old) == 1
+        (self.root / "params.yaml").write_text(text.replace(old, new))
+
+    def bytes(self) -> dict[str, str]:
+        """Hash of every artifact's file."""
+        files = [path for folder in ("models", "reports", "data/final") for path in (self.root / folder).rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.name[0] != "."}
+
+    def agree(self) -> None:
+        """Neither tool has anything to do, and neither did anything to find that out."""
+        before = self.ran()
+        assert self.status() == {}
+        assert self.plan() == []
+        assert self.ran() == before
+
+    def _ran(self, action: Any) -> list[str]:
+        before = len(self.ran())
+        action()
+        return self.ran()[before:]
+
+    def _repo(self, action: Any) -> Any:
+        from dvc.repo import Repo
+
+        with chdir(self.root), Repo(str(self.root)) as repo:
+            return action(repo)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _python_of_this_environment() -> Iterable[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def fresh_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy in git and DVC with its raw data tracked and a remote, nothing built. Read only."""
+    from dvc.repo import Repo
+
+    root = tmp_path_factory.mktemp("toy") / "toy"
+    shutil.copytree(TOY, root, ignore=shutil.ignore_patterns("__pycache__"))
+    settings = recipe_text("demo")
+    (root / "params.yaml").write_text(re.sub(r"base-Q\w+, |, base-Q\w+", "", settings))
+    shutil.copytree(PROJECT / "profiles", root / "profiles")
+    (root / "data/raw").mkdir(parents=True)
+    (root / "data/raw/a.jsonl").write_text("rows\n")
+    (root / "base.txt").write_text("code of base\n")
+    (root / "curate.txt").write_text("code of curate\n")
+    (root / "train.txt").write_text("code of train\n")
+    (root / ".gitignore").write_text("\n".join(IGNORED))
+    _git(root, "init", "--quiet")
+    Repo.init(str(root)).close()
+    shutil.copy(PROJECT / ".dvcignore", root)
+    with Repo(str(root)) as repo:
+        repo.add(str(root / "data/raw"))
+        with repo.config.edit() as config:
+            config["core"] |= {"remote": "store", "analytics": False}
+            config["remote"]["store"] = {"url": str(root.parent / "store")}
+    _git(root, "add", "--all")
+    _git(root, "commit", "--quiet", "--message", "toy")
+    return root
+
+
+@pytest.fixture(scope="module")
+def built_toy(fresh_toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy built by `snakemake` on two cores, recorded, committed and pushed. Read only.
+
+    Its levels wait for each other, so it is only built where they run side by side.
+    """
+    root = tmp_path_factory.mktemp("built") / "toy"
+    shutil.copytree(fresh_toy, root)
+    (root / "together").touch()
+    done = Toy(root).snakemake("-c2")
+    assert done.returncode == 0, done.stderr
+    (root / "together").unlink()
+    _git(root, "add", "dvc.lock")
+    _git(root, "commit", "--quiet", "--message", "built")
+    Toy(root)._repo(lambda repo: repo.push())
+    return root
+
+
+@pytest.fixture
+def toy(built_toy: Path, tmp_path: Path) -> Toy:
+    """A copy of the built toy, dates kept."""
+    shutil.copytree(built_toy, tmp_path / "toy")
+    return Toy(tmp_path / "toy")
+
+
+@pytest.fixture
+def clone(built_toy: Path, tmp_path: Path) -> Toy:
+    """A clone of the built toy without any artifact."""
+    subprocess.run(["git", "clone", "--quiet", built_toy, tmp_path / "clone"], check=True)
+    return Toy(tmp_path / "clone")
+
+
+def _git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True)
+
+
+def test_after_snakemake_dvc_has_nothing_to_do(toy: Toy) -> None:
+    """Behaviours 1 and 10."""
+    assert sorted(toy.ran()) == sorted(ALL)
+    assert toy.repro() == []
+    toy.agree()
+
+
+def test_after_dvc_snakemake_has_nothing_to_do(fresh_toy: Path, built_toy: Path, tmp_path: Path) -> None:
+    """Behaviour 2; both tools make the same bytes."""
+    shutil.copytree(fresh_toy, tmp_path / "toy")
+    toy = Toy(tmp_path / "toy")
+    assert sorted(toy.repro()) == sorted(ALL)
+    assert toy.bytes() == Toy(built_toy).bytes()
+    toy.agree()
+
+
+def test_pulled_clone_with_any_dates_has_nothing_to_do(clone: Toy) -> None:
+    """Behaviour 3. The base's weights are not kept by DVC: nobody fetches them before a stage needs them."""
+    clone._repo(lambda repo: repo.pull())
+    dice = random.Random(3)  # noqa: S311
+    for path in clone.root.rglob("*"):
+        if not {".git", ".dvc"} & set(path.parts):
+            date = dice.choice([10**9, time.time(), time.time() + 10**8]) * dice.uniform(0.9, 1)
+            os.utime(path, (date, date))
+    assert clone.plan() == []
+    assert clone.repro() == ["base"]
+    clone.agree()
+
+
+def test_clone_without_artifacts_is_told_of_the_pull(clone: Toy, built_toy: Path) -> None:
+    """Behaviour 11; no raw data at all is said first."""
+    done = clone.snakemake("-n")
+    assert done.returncode == 3
+    assert "data/raw holds no file: put JSONL files of chats there, or run `dvc pull`" in done.stderr
+    shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
+    assert clone.plan() == sorted(ALL)
+    assert "`dvc pull` would bring 7 artifacts that dvc.lock names" in clone.snakemake("-n").stderr
+
+
+def test_base_fetched_again_runs_only_what_is_stale(clone: Toy) -> None:
+    """A pulled clone lacks the base's weights; a change that needs them must not train anew."""
+    clone._repo(lambda repo: repo.pull())
+    clone.change("  dtype: float16", "  dtype: bfloat16")
+    done = clone.snakemake("models/demo-F16.gguf")
+    assert done.returncode == 0, done.stderr
+    assert clone.ran() == ["base", "merge"]
+
+
+def test_changed_parameter_and_back(toy: Toy, tmp_path: Path) -> None:
+    """Behaviours 4 and 6."""
+    follows = ["merge", "quantize", "quantize", "report"]
+    before = toy.bytes()
+    other = Toy(tmp_path / "other")
+    shutil.copytree(toy.root, other.root)
+    toy.change("  dtype: float16", "  dtype: bfloat16")
+    assert toy.plan() == follows
+    assert list(toy.status()) == ["merge"]
+    assert sorted(toy.repro()) == follows
+    toy.agree()
+    toy.change("  dtype: bfloat16", "  dtype: float16")
+    assert toy.repro() == []
+    assert toy.bytes() == before
+    toy.agree()
+    other.change("max_task_drop: 5.0", "max_task_drop: 4.0")
+    other.build()
+    assert other.ran()[len(ALL) :] == ["report"]
+    other.agree()
+
+
+def test_edited_code_runs_or_is_accepted(toy: Toy) -> None:
+    """Behaviour 5."""
+    follows = ["merge", "quantize", "quantize", "report", "train"]
+    (toy.root / "train.txt").write_text("code of train, with a comment\n")
+    assert toy.plan() == follows
+    assert list(toy.status()) == ["train"]
+    toy.commit("train")
+    toy.agree()
+    (toy.root / "train.txt").write_text("code of train, another\n")
+    assert toy.plan() == follows
+    assert toy.repro() == ["train"]  # the same bytes: DVC may stop here, and Snakemake has to believe it
+    toy.agree()
+
+
+def test_lost_outputs_come_back_alone(toy: Toy) -> None:
+    """Behaviour 7, by either tool."""
+    before = toy.bytes()
+    shutil.rmtree(toy.root / "models/adapter")
+    (toy.root / "models/demo-Q4_K_M.gguf").unlink()
+    done = toy.snakemake()
+    assert done.returncode == 0
+    restored = re.search(r"restored from DVC's cache: (.*)\n", done.stderr)
+    assert restored and set(restored[1].split(", ")) == {"models/adapter", "models/demo-Q4_K_M.gguf"}
+    assert toy.bytes() == before
+    shutil.rmtree(toy.root / "data/final/b")
+    assert toy.repro() == []
+    assert toy.bytes() == before
+    assert len(toy.ran()) == len(ALL)
+    toy.agree()
+
+
+def test_touched_input_means_nothing(toy: Toy) -> None:
+    """Behaviour 8, a date in the future included; settling twice writes nothing."""
+    for name in ("data/raw", "data/raw/a.jsonl", "train.txt", "params.yaml"):
+        os.utime(toy.root / name)
+    os.utime(toy.root / "curate.txt", (2**31, 2**31))
+    toy.agree()
+    assert (toy.root / "curate.txt").stat().st_mtime <= time.time()
+    assert settle(toy.root).dated == 0
+    (toy.root / "curate.txt").write_text("edited\n")
+    assert settle(toy.root).dated > 0
+    assert settle(toy.root).dated == 0
+
+
+def test_changed_raw_data_is_recorded(toy: Toy) -> None:
+    """New rows are curated, and `data/raw.dvc` follows, as with `dvc repro`."""
+    (toy.root / "data/raw/a.jsonl").write_text("other rows\n")
+    done = toy.snakemake("data/final")
+    assert done.returncode == 0, done.stderr
+    assert toy.ran()[len(ALL) :] == ["curate"]
+    assert list(toy.status()) == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("victim", "finisher"), [(["snakemake"], ["dvc", "repro"]), pytest.param(["dvc", "repro"], ["snakemake"], marks=pytest.mark.slow)]
+)
+def test_killed_run_is_finished_by_the_other_tool(clone: Toy, built_toy: Path, victim: list[str], finisher: list[str]) -> None:
+    """Behaviours 9 and 11: a clone without artifacts is built, killed with -9 at random moments; no unlocking by hand."""
+    shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
+    with (clone.root / "output").open("w") as output:
+        for stages in (1, 2):
+            wanted = len(clone.ran()) + stages
+            run = subprocess.Popen([BIN / victim[0], *victim[1:]], cwd=clone.root, stdout=output, stderr=output, start_new_session=True)
+            while len(clone.ran()) < wanted and run.poll() is None:
+                time.sleep(0.01)
+            time.sleep(random.uniform(0, 0.4))  # noqa: S311
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+        subprocess.run([BIN / finisher[0], *finisher[1:]], cwd=clone.root, stdout=output, stderr=output, check=True)
+    assert clone.bytes() == Toy(built_toy).bytes()
+    clone.agree()
+
+
+@pytest.mark.parametrize("victim", [["snakemake"], ["dvc", "repro"]])
+def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
+    """kill -9 of the tool alone: its stage, and the tool that this runs, are gone in seconds; the next run sweeps, and ends in the same bytes."""
+    toy.change("max_task_drop: 5.0", "max_task_drop: 4.0")
+    (toy.root / "tool").touch()
+    with (toy.root / "output").open("w") as output:
+        run = subprocess.Popen([BIN / victim[0], *victim[1:]], cwd=toy.root, stdout=output, stderr=output)
+        _until(lambda: any(process.name() == "sleep" for process in psutil.Process(run.pid).children(recursive=True)))
+        started = psutil.Process(run.pid).children(recursive=True)
+        pid = next(process.pid for process in started if "run.py" in process.cmdline() and process.name() != "sh" and process.name() != "bash")
+        assert stages_at_work(toy.root) == {"report": str(pid)}
+        os.kill(run.pid, signal.SIGKILL)  # nobody waits for it yet: it stays as a zombie
+        _until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started), seconds=5)
+    run.wait()
+    (toy.root / "tool").unlink()
+    scrap = toy.root / "models/.merging"
+    scrap.mkdir()
+    (scrap / "half").write_bytes(b"x" * 2000)
+    done = toy.snakemake()
+    assert done.returncode == 0, done.stderr
+    assert "models/.merging (2.0 kB)" in done.stderr
+    assert not scrap.exists()
+    assert toy.ran()[len(ALL) :] == ["report", "report"]
+    toy.agree()
+
+
+def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
+    """One started by hand has no run that it could end with; Snakemake names it, and leaves scraps that may be its own."""
+    (toy.root / "hold").touch()
+    scrap = toy.root / "models/.merging"
+    scrap.mkdir()
+    stage = subprocess.Popen([sys.executable, "run.py", "report"], cwd=toy.root)
+    try:
+        _until(lambda: stages_at_work(toy.root) != {})
+        scrap.mkdir(exist_ok=True)
+        done = toy.snakemake("-n")
+        assert (done.returncode, scrap.exists()) == (6, True)
+        assert f"report is already running as process {stage.pid} in" in done.stderr
+        again = subprocess.run([sys.executable, "run.py", "curate"], cwd=toy.root, check=True, capture_output=True, text=True)
+        assert "swept" not in again.stderr and scrap.exists()
+    finally:
+        (toy.root / "hold").unlink()
+    assert stage.wait(60) == 0
+    toy.agree()
+    assert not scrap.exists()
+
+
+def _until(happened: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("keep", [0, pytest.param(10, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow)])
+def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -> None:
+    """DVC writes `dvc.lock` in place: a kill in that moment leaves an empty or half a file."""
+    lock = toy.root / "dvc.lock"
+    whole = lock.read_bytes()
+    lock.write_bytes(whole[: keep if keep in (0, 10) else len(whole) // 2].rpartition(b":")[0] if keep else b"")
+    before = toy.bytes()
+    toy.build()
+    assert toy.bytes() == before
+    toy.agree()
+
+
+@pytest.mark.parametrize("starts", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_many_starts_at_once(toy: Toy, starts: int) -> None:
+    """Behaviour 12: one works, the others name it and leave with 6."""
+    toy.change("max_task_drop: 5.0", "max_task_drop: 4.0")
+    (toy.root / "hold").touch()
+    logs = [(toy.root / f"output-{number}").open("w+") for number in range(starts)]
+    runs = [subprocess.Popen([BIN / "snakemake"], cwd=toy.root, stdout=subprocess.DEVNULL, stderr=log) for log in logs]
+    deadline = time.time() + 60
+    while sum(run.poll() is None for run in runs) > 1 and time.time() < deadline:
+        time.sleep(0.05)
+    (toy.root / "hold").unlink()
+    codes = [run.wait(timeout=120) for run in runs]
+    assert sorted(codes) == [0] + [6] * (starts - 1)
+    winner = runs[codes.index(0)].pid
+    for code, log in zip(codes, logs, strict=True):
+        log.seek(0)
+        assert code == 0 or f"is in use by process {winner}: wait" in log.read()
+        log.close()
+    assert toy.ran()[len(ALL) :] == ["report"]
+
+
+# ---- planned, but nothing it depends on has changed: the outputs come back from the cache
+
+
+def spared(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The stages whose outputs came back instead of a run, sorted."""
+    assert done.returncode == 0, done.stderr
+    return sorted(re.findall(r"^(\w+)(?:@\w+)?: nothing it depends on has changed: its outputs are back from DVC's cache$", done.stdout, re.M))
+
+
+@pytest.mark.parametrize(
+    ("rows", "rerun"), [pytest.param("rows\n", ["curate"], marks=pytest.mark.slow), ("other rows\n", ["curate", "train", *AFTER_TRAIN])]
+)
+def test_a_new_raw_file_retrains_only_if_its_rows_are_new(toy: Toy, rows: str, rerun: list[str]) -> None:
+    before = toy.bytes()
+    (toy.root / "data/raw/b.jsonl").write_text(rows)
+    done = toy.snakemake()
+    assert sorted(toy.ran()[len(ALL) :]) == sorted(rerun)
+    assert sorted([*spared(done), *rerun]) == sorted(["curate", "train", *AFTER_TRAIN])  # all were planned
+    assert (toy.bytes() == before) == (rerun == ["curate"])
+    toy.agree()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lost", "rerun"), [("everything", ["curate", "train", "merge"]), ("adapter", ["curate", "train"])])
+def test_what_the_cache_has_lost_is_built(toy: Toy, lost: str, rerun: list[str]) -> None:
+    """All of the cache, as an over-eager `dvc gc` leaves it, or the adapter's files alone: built anew it is the same, so others are spared."""
+    cache = toy.root / ".dvc/cache/files/md5"
+    if lost == "adapter":
+        for path in (toy.root / "models/adapter").rglob("*.txt"):
+            digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+            (cache / digest[:2] / digest[2:]).unlink()
+    else:
+        shutil.rmtree(cache)
+    before = toy.bytes()
+    (toy.root / "data/raw/b.jsonl").write_text("rows\n")
+    done = toy.snakemake("models/demo-F16.gguf")
+    assert toy.ran()[len(ALL) :] == rerun
+    assert [*rerun, *spared(done)] == ["curate", "train", "merge"]
+    assert toy.bytes() == before
+
+
+def test_who_asks_for_a_run_gets_one(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forced by Snakemake's flag, by DVC's, or started by hand; `QUENCH_REUSE` that is already there changes nothing."""
+    monkeypatch.setenv(REUSE, "1")
+    assert spared(toy.snakemake("models/demo-F16.gguf", "--forcerun", "train")) == []
+    toy._repo(lambda repo: repo.reproduce("report", single_item=True, force=True))
+    monkeypatch.delenv(REUSE)
+    subprocess.run([sys.executable, "run.py", "report"], cwd=toy.root, check=True)
+    assert toy.ran()[len(ALL) :] == ["train", "merge", "report", "report"]
+    toy.agree()
+
+
+@pytest.mark.parametrize(
+    ("line", "forced"),
+    [
+        ("", False),
+        ("train -n -c2 --force-use-threads -sFile", False),
+        ("-f", True),
+        ("-pF train", True),
+        ("-Rtrain", True),
+        ("-R train", True),
+        ("--force", True),
+        ("--forceall -c2", True),
+        ("--forcerun=train", True),
+    ],
+)
+def test_flags_that_force(line: str, forced: bool) -> None:
+    assert any(FORCED.fullmatch(word) for word in line.split()) == forced
+
+
+def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Met while outputs come back: no traceback, and no run that would meet it too."""
+    from dvc.output import Output
+
+    from pipeline.core.errors import MachineError
+
+    def full(self: Output, force: bool) -> None:
+        raise OSError(28, "No space left on device", self.fs_path)
+
+    monkeypatch.setattr(Output, "checkout", full)
+    monkeypatch.setenv(REUSE, "1")
+    with pytest.raises(MachineError, match=r"DVC can't work in this folder \(.*No space left on device"):
+        reuse("report", toy.root)
+
+
+@pytest.mark.slow
+def test_killed_while_outputs_come_back(toy: Toy) -> None:
+    """Half an adapter is no adapter; the next start brings the whole one, and sweeps up what a copy left beside outputs."""
+    adapter = toy.root / "models/adapter"
+    for number in range(2000):  # enough to be met half copied
+        (adapter / str(number)).write_text(str(number))
+    for stage in ("train", "merge"):
+        toy.commit(stage)
+    before = toy.bytes()
+    (toy.root / "data/raw/b.jsonl").write_text("rows\n")
+    run = subprocess.Popen([BIN / "snakemake"], cwd=toy.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    for wanted in (lambda: not adapter.exists(), lambda: len(list(adapter.glob("*"))) > 50):  # Snakemake deletes it; it comes back
+        while not wanted() and run.poll() is None:
+            time.sleep(0.002)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    assert 0 < len(list(adapter.glob("*"))) < 2000
+    scrap = toy.root / f"models/.{'x' * 22}.tmp"
+    scrap.write_text("half a file")
+    assert spared(toy.snakemake()) == sorted(["train", *AFTER_TRAIN])
+    assert toy.ran()[len(ALL) :] == ["curate"]
+    assert toy.bytes() == before
+    assert not scrap.exists()
+    toy.agree()
+
+
+# ---- bytes that changed behind their date (more in tests/workflow/test_integrity.py)
+
+
+def test_damage_is_planned_around_and_healed(toy: Toy) -> None:
+    """A file that changed behind its date comes back from the cache; one whose copy there is damaged too is made again; nothing else runs."""
+    assert toy.plan() == []
+    before = toy.bytes()
+    copy = hashlib.md5((toy.root / "models/demo-Q5_K_M.gguf").read_bytes(), usedforsecurity=False).hexdigest()
+    for path in ("models/adapter/a.txt", "models/demo-Q5_K_M.gguf", f".dvc/cache/files/md5/{copy[:2]}/{copy[2:]}"):
+        _flip(toy.root / path)
+    alone = subprocess.run([sys.executable, "run.py", "merge"], cwd=toy.root, capture_output=True, text=True, check=False)
+    assert alone.returncode == 3
+    assert "models/adapter (a.txt) changed on disk since train wrote it: `dvc checkout --force models/adapter`" in alone.stderr
+    done = toy.snakemake()
+    assert "though the date did not, so it is not used: models/adapter/a.txt, models/demo-Q5_K_M.gguf" in done.stderr
+    assert spared(done) == ["merge", "quantize", "report", "train"]
+    assert toy.ran()[len(ALL) :] == ["quantize"]
+    assert toy.bytes() == before
+    toy.agree()
+
+
+def _flip(path: Path) -> None:
+    """Change a byte in place; date, size and mode stay."""
+    found = path.stat()
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.write(b"#")
+    path.chmod(found.st_mode)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+# ---- mistakes, and the other uses of `snakemake`
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "code", "words"),
+    [
+        ("params.yaml", "base: 3\n", 2, "params.yaml has"),
+        ("params.yaml", "seed: 2020-99-99\n", 2, "line 1, column 7"),
+        ("data/raw", None, 3, "data/raw holds no file: put JSONL files"),
+        ("dvc.yaml", "stages: [\n", 4, "DVC can't read this project"),
+    ],
+)
+def test_mistake_is_one_sentence_with_its_exit_code(toy: Toy, file: str, text: str | None, code: int, words: str) -> None:
+    if text is None:
+        (toy.root / file / "a.jsonl").unlink()
+    else:
+        (toy.root / file).write_text(text)
+    done = toy.snakemake()
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--config", "train=x"], ["--config", "train={r: 4}", "-n"], ["-n", "--configfile", "params.yaml"]])
+def test_settings_given_to_snakemake_are_refused_for_no_stage_would_see_them(toy: Toy, words: list[str]) -> None:
+    before = toy.ran()
+    done = toy.snakemake(*words)
+    assert done.returncode == 2
+    assert "edit params.yaml, or run one stage with `python -m pipeline STAGE --params FILE`" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert toy.ran() == before
+
+
+def test_failed_recording_fails_the_stage(toy: Toy) -> None:
+    from pipeline.core.errors import ToolError
+    from pipeline.workflow.record import record
+
+    (toy.root / "train.txt").unlink()
+    with pytest.raises(ToolError, match=r"DVC could not record train .*train\.txt"):
+        record("train", toy.root)
+    record("no-such-stage", toy.root)  # no stage of dvc.yaml: nothing to record
+
+
+def test_other_uses_of_snakemake_still_work(toy: Toy) -> None:
+    locks = toy.root / ".snakemake/locks"
+    locks.mkdir(exist_ok=True)
+    (locks / "0.output.lock").write_text("models/adapter\n")
+    assert toy.snakemake("--unlock").returncode == 0
+    assert list(locks.glob("*")) == []
+    graph = toy.snakemake("--rulegraph")
+    assert graph.returncode == 0
+    assert graph.stdout.startswith("digraph")
+    assert "train" in toy.snakemake("--list").stdout.split()
+
+
+def test_stop_at_a_named_stage(fresh_toy: Path, tmp_path: Path) -> None:
+    shutil.copytree(fresh_toy, tmp_path / "toy")
+    assert Toy(tmp_path / "toy").plan("train") == ["base", "curate", "train"]

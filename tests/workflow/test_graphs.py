@@ -1,0 +1,97 @@
+"""Two graphs of stages: each settings file needs one, dvc.yaml is a copy of one, and nothing runs on the other."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.__main__ import run
+from pipeline.commands.recipes import graph, use
+from pipeline.config.params import load_params
+from pipeline.core.errors import ConfigError
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.workflow.graphs import GRAPHS, OWN, need_graph, put_graph
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with the demo's settings and graph."""
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(PROJECT / name, tmp_path)
+    return tmp_path
+
+
+def test_a_recipe_brings_its_graph(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    use("demo-gguf", root)
+    assert (root / "dvc.yaml").read_bytes() == (GRAPHS / "adapter.dvc.yaml").read_bytes()
+    assert "dvc.yaml is the graph of adapters on a GGUF now" in capsys.readouterr().out
+    use("demo", root)
+    assert (root / "dvc.yaml").read_bytes() == (PROJECT / "dvc.yaml").read_bytes()
+
+
+def test_a_graph_that_was_edited_stays_unless_forced_and_so_does_the_recipe(root: Path) -> None:
+    with (root / "dvc.yaml").open("a") as file:
+        file.write("# mine\n")
+    edited = (root / "dvc.yaml").read_bytes()
+    use("qwen2.5-0.5b", root)  # of the same graph
+    use("demo", root, force=True)
+    graph(root)
+    assert (root / "dvc.yaml").read_bytes() == edited
+    with pytest.raises(ConfigError, match=r"edits that are in neither graph of graphs/: keep a copy, then add --force"):
+        use("demo-gguf", root)
+    assert load_params(root / "params.yaml").graph == "merged"
+    use("demo-gguf", root, force=True)
+    assert (root / "dvc.yaml").read_bytes() == (GRAPHS / "adapter.dvc.yaml").read_bytes()
+    assert (root / "dvc.yaml.edited").read_bytes() == edited
+
+
+def test_a_graph_with_edits_or_of_an_older_version_is_brought_up_to_date_when_forced_and_each_copy_is_kept(root: Path) -> None:
+    wanted = (root / "dvc.yaml").read_bytes()
+    for name, text in (("dvc.yaml.edited", b"# mine\n"), ("dvc.yaml.edited2", b"# mine again\n")):
+        (root / "dvc.yaml").write_bytes(wanted + text)
+        graph(root, force=True)
+        assert (root / "dvc.yaml").read_bytes() == wanted
+        assert (root / name).read_bytes() == wanted + text
+
+
+@pytest.mark.parametrize(("own", "stage"), [("merged", "curate"), ("adapter", "curate")])
+def test_a_stage_refuses_the_other_graph(root: Path, own: str, stage: str) -> None:
+    other = "adapter" if own == "merged" else "merged"
+    shutil.copy(PROJECT / "recipes" / ("demo.yaml" if own == "merged" else "demo-gguf.yaml"), root / "params.yaml")
+    shutil.copy(GRAPHS / f"{other}.dvc.yaml", root / "dvc.yaml")
+    with pytest.raises(ConfigError, match=r"is not the graph of .*: run `quench graph`, which puts it there"):
+        run(stage, root, None)
+    graph(root)
+    need_graph(root, load_params(root / "params.yaml").graph)
+
+
+def test_a_stage_of_the_other_graph_says_so(root: Path) -> None:
+    use("demo-gguf", root)
+    with pytest.raises(ConfigError, match=r"stage merge has nothing to do where base\.quantization is gguf: `snakemake` runs those that have"):
+        run("merge", root, None)
+    use("demo", root)
+    with pytest.raises(ConfigError, match=r"stage lora has nothing to do where base\.quantization is nf4"):
+        run("lora", root, None)
+
+
+def test_snakemake_refuses_the_other_graph_before_it_plans(root: Path) -> None:
+    shutil.copy(PROJECT / "recipes/demo-gguf.yaml", root / "params.yaml")
+    (root / "data/raw").mkdir(parents=True)
+    (root / "data/raw/a.jsonl").write_text("{}\n")
+    code = "from pipeline.workflow.prepare import prepare; prepare()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(PROJECT), "PATH": ""}
+    )
+    assert done.returncode == 2
+    assert "is not the graph of adapters on a GGUF" in done.stderr
+
+
+def test_each_graph_has_a_stage_of_its_own_and_a_folder_without_one_is_nobodys_concern(tmp_path: Path) -> None:
+    stages = {name: set(yaml.safe_load((GRAPHS / f"{name}.dvc.yaml").read_text())["stages"]) for name in OWN}
+    assert OWN["merged"] in stages["merged"] - stages["adapter"]
+    assert OWN["adapter"] in stages["adapter"] - stages["merged"]
+    need_graph(tmp_path, "adapter")
+    assert put_graph(tmp_path, "adapter") and not put_graph(tmp_path, "adapter")

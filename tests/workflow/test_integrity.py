@@ -1,0 +1,461 @@
+"""Bytes that differ from the record: every flipped bit is found before it is used or by `quench verify`, and the remedies heal.
+
+On the real graph for DVC with small random files in the place of models.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import random
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+import tiny
+import yaml
+
+import pipeline.workflow.hashes
+from pipeline.__main__ import main as run_stage
+from pipeline.commands import serve, ship
+from pipeline.commands.verify import main as verify
+from pipeline.config.params import load_params
+from pipeline.core.errors import DataError, MachineError
+from pipeline.core.publish import remove
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.workflow.hashes import Hashes, files_below
+from pipeline.workflow.integrity import place, verify_inputs, verify_outputs
+from pipeline.workflow.record import recorded, running, stages_of
+from pipeline.workflow.settle import REUSE, reuse, settle
+
+FOLDERS = ("models/base", "models/adapter", "models/merged", "models/imatrix", "data/tokens")
+F16 = "models/gguf/tiny-F16.gguf"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of the demo's graph in which every stage is recorded; code is left out. Read only: copy it to change it."""
+    from dvc.repo import Repo
+
+    root, dice = tmp_path_factory.mktemp("integrity") / "project", random.Random(15)  # noqa: S311
+    root.mkdir()
+    (root / "params.yaml").write_text(yaml.safe_dump(tiny.tiny_params(root)))
+    graph = yaml.safe_load((PROJECT / "graphs/merged.dvc.yaml").read_text())
+    for stage in graph["stages"].values():
+        entry = stage.get("do", stage)
+        entry["deps"] = [path for path in entry["deps"] if not path.startswith("pipeline/")] or ["code"]
+    (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": graph["stages"]}))
+    shutil.copy(PROJECT / ".dvcignore", root)
+    for path in ("code", "data/raw/file", "data/guard/file", "data/evaluation/file"):
+        put(root / path, dice.randbytes(100))
+    for path in {path for stage in stages_of(root).values() for path in stage.outs}:
+        for name in ("a.bin", "b/c.bin") if path in FOLDERS else ("",):
+            put(root / path / name, dice.randbytes(dice.randrange(1, 9000)).hex().encode())  # metrics have to be text
+    put(root / "models/merged/.snakemake_timestamp", b"")
+    Repo.init(str(root), no_scm=True).close()
+    with chdir(root), Repo(str(root)) as repo:
+        repo.add("data/raw")
+        repo.commit(force=True)
+    return root
+
+
+@pytest.fixture
+def project(built: Path, tmp_path: Path) -> Path:
+    """A copy whose raw data Quench has read."""
+    shutil.copytree(built, tmp_path / "project")
+    time.sleep(0.11)  # a file that was changed just now is not remembered
+    verify_inputs("curate", tmp_path / "project")
+    return tmp_path / "project"
+
+
+@pytest.fixture(autouse=True)
+def _free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.workflow.prepare._held", deque(maxlen=0))  # the lock lasts until nobody holds its file
+
+
+def put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def flip(path: Path, dice: random.Random) -> tuple[int, int]:
+    """Flip one bit in place; date, size, mode and inode stay. Gives where."""
+    before = path.stat()
+    where, bit = dice.randrange(before.st_size), dice.randrange(8)
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(where)
+        byte = file.read(1)[0]
+        file.seek(where)
+        file.write(bytes([byte ^ 1 << bit]))
+    path.chmod(before.st_mode)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (before.st_ino, before.st_size, before.st_mtime_ns, before.st_mode) == (after.st_ino, after.st_size, after.st_mtime_ns, after.st_mode)
+    return where, bit
+
+
+def cache(root: Path) -> Path:
+    return root / ".dvc/cache/files/md5"
+
+
+def in_cache(root: Path, path: str) -> Path:
+    md5 = next(one.md5 for one in recorded(root) if one.path == Path(path))
+    return cache(root) / md5[:2] / md5[2:]
+
+
+def dvc(root: Path, *words: str) -> int:
+    from dvc.cli import main
+
+    with chdir(root):
+        return int(main(list(words)))
+
+
+def test_sixty_random_flips_are_all_found(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of artifacts before a stage reads them, and before Snakemake plans; of these, raw data and the cache by `quench verify`."""
+    dice = random.Random(15)  # noqa: S311
+    outputs = {file: one for one in recorded(project) for file in files_below(project / one.path) if file.name[0] != "."}
+    raw, objects = files_below(project / "data/raw"), files_below(cache(project))
+    damaged = {*dice.sample(sorted(outputs), 30), *dice.sample(objects, 29), *raw}
+    for file in damaged:
+        flip(file, dice)
+    broken = {outputs[file] for file in damaged if file in outputs}
+    assert len(damaged) == 60 and len(broken) > 20
+
+    with pytest.raises(DataError) as refused:
+        verify_outputs([project], project, anew=False)
+    assert all(f"{one.path} " in str(refused.value) for one in broken)
+    with pytest.raises(DataError, match=r"data/raw/file changed on disk though its date did not"):
+        settle(project)
+    put(raw[0], b"meant")
+    assert {one.stage for one in broken} <= settle(project).stale
+
+    capsys.readouterr()
+    assert verify(project) == DataError.exit_code
+    said = capsys.readouterr().err
+    assert all(str(one.path) in said for one in broken)
+    for file in objects:
+        assert file.exists() == (file not in damaged)
+
+
+def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_heals(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through the real runner; DVC, which goes by dates, would not notice the flip."""
+    ran = []
+    monkeypatch.setattr("pipeline.stages.quantize.stage.main", lambda params, root, item: ran.append(item))
+    monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: None)
+    assert settle(project).stale == set()  # both tools have read everything
+    whole = (project / F16).read_bytes()
+    flip(project / F16, random.Random(0))  # noqa: S311
+    assert dvc(project, "checkout", "--force", F16) == 0
+    assert (project / F16).read_bytes() != whole  # DVC alone does nothing
+    assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == DataError.exit_code
+    said = capsys.readouterr().err
+    assert f"{F16} changed on disk since convert wrote it" in said and f"`dvc checkout --force {F16}`" in said
+    assert settle(project).stale >= {"convert", "quantize@Q4_K_M"}  # the other remedy: `snakemake` runs it
+    assert ran == []
+    assert dvc(project, "checkout", "--force", F16) == 0
+    assert (project / F16).read_bytes() == whole
+    assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == 0
+    assert ran == ["Q4_K_M"]
+    assert settle(project).stale == set()
+
+
+def test_a_folder_names_its_file_and_extra_files_count_only_if_dvc_counts_them(project: Path) -> None:
+    put(project / "models/adapter/b/.snakemake_timestamp", b"")
+    put(project / "models/adapter/.README.writing", b"scrap, which .dvcignore leaves out")
+    verify_inputs("merge", project)
+    flip(project / "models/adapter/b/c.bin", random.Random(0))  # noqa: S311
+    with pytest.raises(DataError, match=r"models/adapter \(b/c.bin\) changed on disk since train wrote it"):
+        verify_inputs("merge", project)
+    verify_inputs("quantize@Q4_K_M", project)  # which doesn't read it
+    put(project / "models/imatrix/extra.bin", b"more")
+    with pytest.raises(DataError, match=r"models/imatrix changed on disk"):
+        verify_inputs("quantize@Q4_K_M", project)
+
+
+def test_a_damaged_object_of_the_cache_is_never_restored(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither before Snakemake plans, nor in place of a run, nor by the remedy that a refusal names: a file, the list of a folder, a file in one."""
+    md5 = hashlib.md5((project / "models/merged/b/c.bin").read_bytes(), usedforsecurity=False).hexdigest()
+    victims = {F16: in_cache(project, F16), "models/adapter": in_cache(project, "models/adapter"), "models/merged": place(cache(project), md5)}
+    aside = {path: project / ".dvc/cache/rotten" / f"{path.parent.name}{path.name}" for path in victims.values()}
+    before = (project / F16).read_bytes()
+    (project / F16).unlink()
+    monkeypatch.setenv(REUSE, "1")
+    assert reuse("convert", project)
+    (project / F16).unlink()
+    flip(victims[F16], random.Random(9))  # noqa: S311
+    assert not reuse("convert", project)
+    aside[victims[F16]].rename(victims[F16])  # fails where it was not put aside
+    put(project / F16, before)
+
+    for number, (path, rotten) in enumerate(victims.items()):
+        flip(rotten, random.Random(number))  # noqa: S311
+        flip(next(file for file in files_below(project / path) if file.stat().st_size), random.Random(number))  # noqa: S311
+    with pytest.raises(DataError) as refused:
+        verify_outputs([project / path for path in victims], project)
+    assert str(refused.value).count("`snakemake` runs it again") == 3 and "checkout" not in str(refused.value)
+
+    for path, rotten in victims.items():
+        aside[rotten].rename(rotten)
+        remove(project / path)
+    settled = settle(project)
+    assert sorted(settled.absent) == sorted(victims) and settled.restored == []
+    assert not any((project / path).exists() for path in victims)
+
+
+def test_a_good_file_mends_the_cache(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rotten = in_cache(project, F16)
+    whole = rotten.read_bytes()
+    flip(rotten, random.Random(0))  # noqa: S311
+    assert verify(project) == DataError.exit_code
+    assert rotten.parent.name + rotten.name in capsys.readouterr().err
+    assert settle(project).stale == set()
+    assert rotten.read_bytes() == whole
+    assert verify(project) == 0
+
+
+def test_damage_to_what_dvc_remembers_of_runs(project: Path) -> None:
+    runs = files_below(project / ".dvc/cache/runs")
+    assert runs and verify(project) == 0
+    text = runs[0].read_bytes()
+    runs[0].write_bytes(text.replace(b"md5: ", b"md5: 0", 1))
+    assert verify(project) == DataError.exit_code
+    assert not runs[0].exists()
+
+
+def test_what_the_disk_does_not_give_back_is_damage(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    real = pipeline.workflow.hashes._md5
+
+    def failing(path: Path, advance: Callable[[int], None]) -> str:
+        if path == project / F16:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, advance)
+
+    monkeypatch.setattr(pipeline.workflow.hashes, "_md5", failing)
+    assert verify(project) == DataError.exit_code
+    assert F16 in capsys.readouterr().err
+    monkeypatch.undo()
+    verify_inputs("quantize@Q4_K_M", project)
+
+
+def test_what_another_process_read_is_not_believed(project: Path) -> None:
+    """One that was killed before it could tell DVC, which believes in what it had."""
+    assert settle(project).stale == set()
+    (project / ".quench/hashes.db").unlink()
+    flip(project / F16, random.Random(0))  # noqa: S311
+    time.sleep(0.11)
+    with Hashes(project) as hashes:
+        hashes.md5(project / F16)
+    with pytest.raises(DataError, match=F16):
+        verify_inputs("quantize@Q4_K_M", project)
+    assert "convert" in settle(project).stale
+
+
+def test_raw_data_may_be_edited_but_not_behind_its_date(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where only DVC has read it, as after `dvc repro`."""
+    raw = project / "data/raw/file"
+    whole = raw.read_bytes()
+    flip(raw, random.Random(0))  # noqa: S311
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"data/raw/file changed on disk though its date did not: `dvc checkout --force data/raw`"):
+            verify_inputs("curate", project)
+    (project / ".quench/hashes.db").unlink()
+    assert dvc(project, "checkout", "--force", "data/raw") == 0
+    assert raw.read_bytes() == whole
+    flip(raw, random.Random(0))  # noqa: S311
+    assert verify(project) == DataError.exit_code
+    assert "data/raw/file changed on disk though its date did not" in capsys.readouterr().err
+    put(raw, b"other rows")
+    verify_inputs("curate", project)
+    assert verify(project) == 0
+
+
+@pytest.mark.parametrize("hand_out", ["serve", "ship"])
+def test_what_is_handed_out_is_always_read(project: Path, monkeypatch: pytest.MonkeyPatch, hand_out: str) -> None:
+    """Damage below the file system changes no date at all: here the memory believes in the damaged file."""
+    level = project / "models/gguf/tiny-Q4_K_M.gguf"
+    flip(level, random.Random(0))  # noqa: S311
+    believed = {project / one.path: one.md5 for one in recorded(project)}
+    monkeypatch.setattr(Hashes, "_recall", lambda self, path: believed.get(path))
+    verify_outputs([level], project, anew=False)
+    params = load_params(project / "params.yaml")
+    with pytest.raises(DataError, match=r"tiny-Q4_K_M.gguf changed on disk since quantize@Q4_K_M wrote it"):
+        serve.main(params, project, "Q4_K_M", 0) if hand_out == "serve" else ship.main(params, project, "Q4_K_M", None, None)
+
+
+def test_a_bundle_is_not_made_beside_damage(project: Path) -> None:
+    places = ("models/adapter/a.bin", "data/final/train.jsonl", "reports/parity.json")
+    for one in places:
+        flip(project / one, random.Random(0))  # noqa: S311
+    with pytest.raises(DataError) as refused:
+        ship.main(load_params(project / "params.yaml"), project, "Q4_K_M", None, None)
+    assert all(one.removesuffix("/a.bin") in str(refused.value) for one in places)
+
+
+def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read = tmp_path / "file", []
+    real = pipeline.workflow.hashes._md5
+    monkeypatch.setattr(pipeline.workflow.hashes, "_md5", lambda path, advance: read.append(path) or real(path, advance))
+
+    def look() -> tuple[str | None, int]:
+        before = len(read)
+        with Hashes(tmp_path) as hashes:
+            digest = hashes.md5(file)
+        return digest, len(read) - before
+
+    put(file, b"text")
+    digest = look()[0]
+    assert look() == (digest, 1)  # changed so recently that it might change again within the same tick of the clock
+    time.sleep(0.11)
+    assert look() == (digest, 1)
+    assert look() == (digest, 0)
+    with Hashes(tmp_path) as hashes:
+        hashes.date(file, 10**9)
+    assert look() == (digest, 0)
+    file.chmod(0o600)
+    time.sleep(0.11)
+    assert look() == (digest, 1)
+    assert look() == (digest, 0)
+    flip(file, random.Random(0))  # noqa: S311
+    time.sleep(0.11)
+    other = look()[0]
+    assert other != digest
+    assert look() == (other, 1)  # it is not believed in until its date or its place has changed
+    file.touch()
+    time.sleep(0.11)
+    assert [look() for _ in range(2)] == [(other, 1), (other, 0)]
+    (tmp_path / ".quench/hashes.db").write_bytes(b"damaged" * 999)
+    assert look() == (other, 1)
+    file.unlink()
+    assert look() == (None, 0)
+
+
+def test_nothing_is_refused_where_nothing_is_recorded(tmp_path: Path) -> None:
+    put(tmp_path / "models/gguf/a.gguf", b"x")
+    verify_inputs("quantize@Q4_K_M", tmp_path)
+    verify_outputs([tmp_path / "models/gguf/a.gguf", tmp_path.parent / "elsewhere"], tmp_path)
+    (tmp_path / ".dvc").mkdir()
+    verify_inputs("quantize@Q4_K_M", tmp_path)
+    verify_outputs([tmp_path / "models/gguf/a.gguf"], tmp_path)
+
+
+@pytest.mark.parametrize("own", [{"foreach": ["a"], "do": {"cmd": "echo ${item}"}}, {"matrix": {"x": [1]}, "cmd": "true", "outs": ["own-${item.x}"]}])
+def test_somebodys_own_stage_does_not_switch_the_checks_off(project: Path, own: object) -> None:
+    graph = yaml.safe_load((project / "dvc.yaml").read_text())
+    (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"mine": own} | graph["stages"]}))
+    flip(project / F16, random.Random(0))  # noqa: S311
+    with pytest.raises(DataError, match=F16):
+        verify_inputs("quantize@Q4_K_M", project)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda text: text[: text.index("outs:") + 3], lambda text: "<<<<<<< HEAD\n" + text, lambda text: "stages:\n", lambda text: "[]"]
+)
+def test_a_damaged_lock_file_is_a_sentence_and_snakemake_mends_it(
+    project: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[str], str]
+) -> None:
+    lock = project / "dvc.lock"
+    lock.write_text(spoil(lock.read_text()))
+    assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == DataError.exit_code
+    assert "dvc.lock is damaged" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"dvc\.lock is damaged"):
+        verify_outputs([project / F16], project)
+    assert "convert" in settle(project).stale
+    verify_outputs([project / F16], project)
+
+
+def test_what_can_only_be_read_can_be_verified(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project on a disk that is mounted read-only: ship into another folder, serve."""
+    real = Path.open
+
+    def opened(path: Path, mode: str = "r", *rest: object, **named: object) -> object:
+        if path.name == "quench-record.lock":
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return real(path, mode, *rest, **named)
+
+    monkeypatch.setattr(Path, "open", opened)
+    verify_outputs([project / F16], project)
+    flip(project / F16, random.Random(0))  # noqa: S311
+    with pytest.raises(MachineError):  # DVC, which knows the remedy, has to write
+        verify_outputs([project / F16], project)
+
+
+def test_verify_waits_for_no_stage_and_nobody_who_reads_waits_for_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a stage has just written differs from the record until it is recorded; a check of hours must not keep `quench serve` waiting."""
+    monkeypatch.setattr("pipeline.workflow.prepare.PATIENCE", 0.1)
+    with running("train", project), pytest.raises(MachineError, match="train is already running"):
+        verify(project)
+    real, asked = Hashes.md5s, []
+
+    def look(self: Hashes, *words: object, **named: object) -> object:
+        reader = threading.Thread(target=lambda: asked.append(len(recorded(project))), daemon=True)
+        reader.start()
+        reader.join(5)
+        return real(self, *words, **named)
+
+    monkeypatch.setattr(Hashes, "md5s", look)
+    assert verify(project) == 0
+    assert asked and all(asked)
+
+
+def test_verify_of_what_can_only_be_read_is_a_sentence(project: Path) -> None:
+    shutil.rmtree(project / ".quench")
+    (project / ".quench").write_text("no folder can be made here")
+    with pytest.raises(MachineError, match=str(project)):
+        verify(project)
+
+
+def test_what_another_params_file_made_is_handed_out_with_a_word(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """dvc.lock is about params.yaml alone: by any other file a stage writes to the same places, and records nothing."""
+    level = project / "models/gguf/tiny-Q4_K_M.gguf"
+    put(level, b"made with other settings")
+    other = Path(shutil.copy(project / "params.yaml", project / "other.yaml"))
+    verify_outputs([level], project, params=other)
+    assert "models/gguf/tiny-Q4_K_M.gguf changed on disk" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"tiny-Q4_K_M\.gguf changed on disk"):
+        verify_outputs([level], project, params=project / "params.yaml")
+
+    def asked(*_: object, params: Path | None, **__: object) -> None:
+        raise DataError(f"asked with {params}")
+
+    for command, words in ((serve, ("Q4_K_M", 0)), (ship, ("Q4_K_M", None, None))):
+        monkeypatch.setattr(f"{command.__name__}.verify_outputs", asked)
+        with pytest.raises(DataError, match=r"asked with .*other\.yaml"):
+            command.main(load_params(other), project, *words, file=other)
+
+
+def refused(root: Path) -> bool:
+    with pytest.raises(DataError):
+        verify_outputs([root / "models"], root)
+    return True
+
+
+@pytest.mark.parametrize("find", [verify, refused])
+@pytest.mark.parametrize("kind", ["symlink", "hardlink"])
+def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_heals_it(project: Path, kind: str, find: Callable[[Path], object]) -> None:
+    assert dvc(project, "config", "cache.type", kind) == dvc(project, "checkout", "--relink") == 0
+    assert settle(project).stale == set()
+    folder_file = next(file for file in files_below(project / "models/adapter") if file.name == "c.bin")
+    for file in (project / F16, folder_file):
+        flip(file, random.Random(0))  # noqa: S311
+    assert find(project)
+    settled = settle(project)
+    assert "train" in settled.stale
+    assert "convert" in settled.stale or settled.absent == [F16]
+    if (project / F16).exists():
+        (project / F16).unlink()  # as Snakemake does before it runs a stage
+    put(project / F16, b"made again")
+    assert settle(project).absent == []
+    place(cache(project), hashlib.md5((project / "data/raw/file").read_bytes(), usedforsecurity=False).hexdigest()).unlink()
+    with contextlib.suppress(MachineError):
+        settle(project)
+    assert (project / "data/raw/file").is_symlink() == (kind == "symlink")  # a file less would look like an edit

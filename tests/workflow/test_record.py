@@ -1,0 +1,162 @@
+"""The stage runner: what changes while a stage runs is not recorded, a stage runs once at a time, and not where DVC has its outputs."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import pipeline.stages.curate.stage
+from pipeline.__main__ import main
+from pipeline.workflow.record import inputs_state, seems_unchanged
+
+DVC_YAML = """
+stages:
+  curate:
+    cmd: python -m pipeline curate
+    deps: [data/raw, models/base.json]
+    params: [curate]
+    outs: [data/final]
+"""
+
+
+@pytest.fixture
+def project(tiny_root: Path) -> Path:
+    """A project whose `curate` is known to DVC, with the lineage file that it reads."""
+    (tiny_root / ".dvc").mkdir()
+    (tiny_root / "dvc.yaml").write_text(DVC_YAML)
+    (tiny_root / "models").mkdir()
+    (tiny_root / "models/base.json").write_text(json.dumps({"added_tokens": []}))
+    return tiny_root
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "noticed"),
+    [
+        ("params.yaml", lambda text: text.replace("test_fraction: 0.2", "test_fraction: 0.4"), True),
+        ("data/raw/chats.jsonl", lambda text: text + "\n", True),
+        ("params.yaml", lambda text: text.replace("port: 8081", "port: 8082"), False),
+    ],
+)
+def test_an_edit_during_the_run(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file, edit, noticed) -> None:
+    """DVC would record the new values as the ones that made the outputs."""
+    recorded = []
+    real = pipeline.stages.curate.stage.main
+
+    def edited_meanwhile(*arguments) -> None:
+        real(*arguments)
+        path = project / file
+        assert edit(path.read_text()) != path.read_text()
+        path.write_text(edit(path.read_text()))
+
+    monkeypatch.setattr(pipeline.stages.curate.stage, "main", edited_meanwhile)
+    monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: recorded.append(stage))
+    assert main(["curate", "--root", str(project)]) == (6 if noticed else 0)
+    assert recorded == ([] if noticed else ["curate"])
+    assert ("changed while curate ran" in capsys.readouterr().err) == noticed
+
+
+def test_a_folder_that_dvc_does_not_know_has_no_state(tiny_root: Path) -> None:
+    assert inputs_state("curate", tiny_root) is None
+
+
+def test_a_stage_runs_once_at_a_time(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / ".quench").mkdir()
+    with (project / ".quench/curate.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        print(os.getppid(), end="", file=lock, flush=True)
+        assert main(["curate", "--root", str(project)]) == 6
+        assert f"curate is already running as process {os.getppid()} in" in capsys.readouterr().err
+        assert main(["report", "--root", str(project)]) == 6
+        assert f"reports/data.json is not there yet: curate is at work as process {os.getppid()}, so wait" in capsys.readouterr().err
+    assert main(["report", "--root", str(project)]) == 3
+    assert "reports/data.json is missing: run `python -m pipeline curate`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", ["preprocess", "parity", "evaluate@F16"])
+def test_an_input_that_is_not_there_is_one_sentence(tiny_root: Path, stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([stage, "--root", str(tiny_root)]) == 3
+    assert " is missing: run `snakemake`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("root", ["nowhere", "file", "x" * 300])
+def test_a_root_that_is_no_folder_is_one_sentence(tmp_path: Path, root: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for words in (["curate"], ["--resume", "train"]):
+        assert main([*words, "--root", str(tmp_path / root)]) == 2
+        assert f"{root} is no folder: --root names" in capsys.readouterr().err
+
+
+def test_only_train_goes_on_from_a_checkpoint(tiny_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curate", "--resume", "models/checkpoints/checkpoint-1", "--root", str(tiny_root)]) == 2
+    assert "only train has any" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("elsewhere", "spared"), [(False, True), (True, False)])
+def test_a_stage_whose_outputs_came_back_does_not_run(project: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool, spared: bool) -> None:
+    """Nor is it recorded again; `--params FILE` is not what DVC's record is about."""
+    happened = []
+    monkeypatch.setattr(pipeline.stages.curate.stage, "main", lambda params, root: happened.append("run"))
+    monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: happened.append("record"))
+    monkeypatch.setattr("pipeline.workflow.settle.reuse", lambda stage, root: True)
+    other = project / "other.yaml"
+    other.write_text((project / "params.yaml").read_text())
+    assert main(["curate", "--root", str(project), *(["--params", str(other)] if elsewhere else [])]) == 0
+    assert happened == ([] if spared else ["run"])
+
+
+def rewrite(root: Path, old: str, new: str, recorded: str, recorded_now: str) -> None:
+    """Another text in params.yaml, and in dvc.lock."""
+    for file, before, after in (("params.yaml", old, new), ("dvc.lock", recorded, recorded_now)):
+        text = (root / file).read_text()
+        assert before in text
+        (root / file).write_text(text.replace(before, after))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "unchanged"),
+    [
+        (lambda root: None, True),
+        (lambda root: (root / "code.py").touch(), True),
+        (lambda root: (root / "folder/file").write_text("other"), True),  # a folder's content is for DVC to judge
+        (lambda root: (root / "code.py").write_text("seed = 2"), False),
+        (lambda root: (root / "code.py").write_text("seed = 12"), False),
+        (lambda root: (root / "code.py").unlink(), False),
+        (lambda root: (root / "folder").rename(root / "moved"), False),
+        (lambda root: (root / "params.yaml").write_text("stage: {rate: 2.0e-4}\nother: {size: 1}"), False),
+        (lambda root: (root / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: 1"), False),
+        (lambda root: (root / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: {size: 1, unread: 3}"), True),
+        # as DVC writes them, which is YAML 1.2
+        (lambda root: rewrite(root, "rate: 1.0e-4", "rate: 1.0e-5", "rate: 0.0001", "rate: 1e-05"), True),
+        (lambda root: rewrite(root, "rate: 1.0e-4", "rate: 'on'", "rate: 0.0001", "rate: on"), True),
+        (lambda root: rewrite(root, "rate: 1.0e-4", "rate: '1:30'", "rate: 0.0001", "rate: 90"), False),
+        (lambda root: (root / "dvc.lock").write_text(""), False),
+        (lambda root: (root / "dvc.lock").unlink(), False),
+        (lambda root: (root / ".dvc").rename(root / ".no-dvc"), False),
+    ],
+)
+def test_the_first_look_at_a_record(tmp_path: Path, spoil: Callable[[Path], object], unchanged: bool) -> None:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").write_text("text")
+    (tmp_path / "code.py").write_text("seed = 1")
+    (tmp_path / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: {size: 1, unread: 2}")
+    code = {"path": "code.py", "hash": "md5", "md5": hashlib.md5(b"seed = 1").hexdigest(), "size": 8}  # noqa: S324
+    folder = {"path": "folder", "hash": "md5", "md5": "d" * 32 + ".dir", "size": 4, "nfiles": 1}
+    entry = {"cmd": "run", "deps": [code, folder], "params": {"params.yaml": {"stage": {"rate": 1.0e-4}, "other.size": 1}}, "outs": []}
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {"stage@item": entry}}))
+    spoil(tmp_path)
+    assert seems_unchanged("stage@item", tmp_path) == unchanged
+    assert not seems_unchanged("stage@another", tmp_path)
+
+
+@pytest.mark.parametrize("item", ["../../elsewhere/x", "a/b", "x" * 300, "\x1b[2J"])
+def test_a_level_that_is_no_name_makes_no_file(project: Path, capsys: pytest.CaptureFixture[str], item: str) -> None:
+    """It is part of the lock's name."""
+    assert main([f"quantize@{item}", "--root", str(project)]) == 2
+    assert item[:3] in capsys.readouterr().err.replace("\\x1b", "\x1b")
+    assert not (project / ".quench").exists()
