@@ -56,7 +56,8 @@ def made_by() -> str:
     """The key of everything that the kept folders are made by."""
     digest = hashlib.sha256(json.dumps([str(_store()), stamp(), platform.python_version(), version("torch")], sort_keys=True).encode())
     files = [path for path in (PROJECT / "pipeline").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    files += [PROJECT / "recipes/demo.yaml", PROJECT / "graphs/stages.yaml", PROJECT / "requirements.lock", *(PROJECT / "tests" / name for name in MAKERS)]
+    files += [PROJECT / name for name in ("recipes/demo.yaml", "graphs/stages.yaml", "requirements.lock")]
+    files += [*(PROJECT / "tests" / name for name in MAKERS)]
     for path in sorted(files):
         digest.update(f"{path.relative_to(PROJECT)}\0".encode() + (syntax(path.read_text()).encode() if path.suffix == ".py" else path.read_bytes()))
     return digest.hexdigest()[:16]
