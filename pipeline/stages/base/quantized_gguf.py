@@ -22,7 +22,8 @@ from pipeline.gguf.sources import KNOWN
 from pipeline.llamacpp.converters import quantise_gguf
 from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
-from pipeline.stages.base.gguf_import import checked_header, load_tokenizer_of, same_ids_as_llama_cpp, special_ids
+from pipeline.models.base_header import checked_header
+from pipeline.stages.base.gguf_import import load_tokenizer_of, same_ids_as_llama_cpp, special_ids
 from pipeline.stages.base.hf_folder import gguf_parts
 
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in

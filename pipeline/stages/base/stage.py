@@ -18,7 +18,8 @@ from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.stages.base.gguf_import import checked_header, predicted_bytes, unpack_gguf
+from pipeline.models.base_header import checked_header
+from pipeline.stages.base.gguf_import import predicted_bytes, unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, choose_files, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.quantized_gguf import Packed, compare_with_folder

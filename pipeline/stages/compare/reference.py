@@ -26,8 +26,8 @@ def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int
     """
     from pipeline.chat.held_out import encoded_rows
     from pipeline.chat.tokens import load_tokenizer, trained_positions
+    from pipeline.metrics.divergence import thinned
     from pipeline.metrics.forward import trained_model
-    from pipeline.stages.merge.choose import thinned
 
     adapter, target = root / "models/adapter", root / FOLDER
     encoded = encoded_rows(load_tokenizer(adapter), rows, count, seed, ctx_size)

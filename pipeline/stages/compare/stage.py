@@ -19,11 +19,11 @@ from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, remove, write_json
 from pipeline.gguf.base_files import DENSE
 from pipeline.llamacpp.tools import find_toolchain
+from pipeline.models.base_header import checked_header
 from pipeline.planning.disk import own_bytes, plan_disk
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.quantized import SCRATCH, packed_level
 from pipeline.planning.shape import load_shape
-from pipeline.stages.base.gguf_import import checked_header
 from pipeline.stages.compare.plan import RECORDS, Plan
 from pipeline.stages.compare.steps import measure_all, size_of
 from pipeline.stages.compare.summary import summarise

@@ -15,7 +15,7 @@ from pipeline.llamacpp.converters import FloatType, quantise_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import answer_rows, score_answers
-from pipeline.metrics.divergence import POSITIONS, Divergence, Prompt, gguf_divergence
+from pipeline.metrics.divergence import Divergence, Prompt, gguf_divergence, thinned
 from pipeline.metrics.forward import trained_logits
 from pipeline.metrics.intervals import interval
 from pipeline.stages.merge.decision import Measured, Onto, decide
@@ -86,11 +86,6 @@ def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tup
         raise DataError(f"{rows} has no chat that merge.base auto can measure: set it to w16 or nf4, or raise curate.val_fraction")
     scored = merge.task_rows and evaluate.scorer != "none"
     return prompts, answerable_rows(rows, merge.task_rows, evaluate.seed) if scored else []
-
-
-def thinned(positions: list[int]) -> list[int]:
-    """At most `POSITIONS` of them, evenly: the logits of each take 0.6 MB for a vocabulary of 152k."""
-    return positions[:: max(1, -(-len(positions) // POSITIONS))]
 
 
 def measure(merged: Path, levels: Sequence[str], judge: Judge, scratch: Path) -> Found:

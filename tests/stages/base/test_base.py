@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.gguf.header import NotGguf, read_header
-from pipeline.stages.base.gguf_import import checked_header, unpack_gguf
+from pipeline.models.base_header import checked_header
+from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.quantized_gguf import Packed
 from pipeline.stages.base.stage import base
 

@@ -24,7 +24,7 @@ from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, Stopped
 from pipeline.gate.rules import CHANCE as GATES_CHANCE
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.base.gguf_import import checked_header
+from pipeline.models.base_header import checked_header
 from pipeline.stages.compare import child, plan, projects, reference
 from pipeline.stages.compare.projects import KEY, MEASURING, open_project, sub_params
 from pipeline.stages.compare.recommendation import Measured, recommend
