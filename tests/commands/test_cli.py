@@ -17,6 +17,7 @@ from pipeline.llamacpp.tools import PROJECT, TOOLS
 COMMANDS = (
     "use",
     "graph",
+    "params",
     "serve",
     "adapters",
     "export-lora",
