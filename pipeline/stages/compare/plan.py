@@ -21,7 +21,7 @@ from pipeline.llamacpp.converters import quantise_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.compare.child import run_module, run_stage
 from pipeline.stages.compare.measuring import measure
-from pipeline.stages.compare.projects import Settings, key_of, level_settings, measuring_code, nf4_settings, open_project
+from pipeline.stages.compare.projects import Settings, code_hash, key_of, level_settings, nf4_settings, open_project
 from pipeline.stages.compare.reference import FOLDER as REFERENCE
 from pipeline.stages.compare.steps import Measurement, Step, size_of
 
@@ -47,11 +47,11 @@ class Plan:
 
     @cached_property
     def measuring_key(self) -> str:
-        """What every figure depends on."""
+        """What every figure depends on, the code that is reached from here included: other code to measure with needs no other models."""
         evaluate, own = self.params.evaluate.model_dump(mode="json"), self.root / "data/evaluation"
         rows = [self.params.compare.rows, file_hash(self.root / "data/final/test.jsonl"), KLD_ROWS]
         answering, scorers = {name: evaluate[name] for name in ANSWERING}, tree_hash(own) if own.is_dir() else ""
-        return json_hash([self.training_key, measuring_code(), rows, answering, scorers])
+        return json_hash([self.training_key, code_hash(__name__), rows, answering, scorers])
 
     @property
     def folder(self) -> Path:

@@ -15,7 +15,6 @@ from pipeline.workflow.stages import table
 
 KEY = "key"  # file of a sub-project: what everything in it depends on
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "gguf")
-MEASURING = "pipeline.stages.compare.plan"  # everything that is measured is reached from here
 Links = Mapping[str, Path]
 Settings = dict[str, dict[str, Any]]
 
@@ -81,13 +80,13 @@ def key_of(root: Path, params: Params, tools: Toolchain) -> str:
         "settings": [params.preprocess.model_dump(), params.merge.dtype, params.convert.type, params.lora.type, params.quantize.tensor_types],
         "libraries": {name: version(name) for name in LIBRARIES},
         "llama.cpp": tools.version,
-        "code": code_hash(*map(stage_module, table().stages["compare"].starts)),
+        "code": code_hash(*training_modules()),
     })  # fmt: skip
 
 
-def measuring_code() -> str:
-    """A hash of the code that measures, which is in the keys of figures but of no training: other code to measure with needs no other models."""
-    return code_hash(MEASURING)
+def training_modules() -> tuple[str, ...]:
+    """The stages that run in sub-projects, and this module, which writes their settings."""
+    return *map(stage_module, table().stages["compare"].starts), __name__
 
 
 def code_hash(*modules: str) -> str:

@@ -26,12 +26,12 @@ from pipeline.gate.rules import CHANCE as GATES_CHANCE
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.stages.compare import child, plan, projects, reference
-from pipeline.stages.compare.projects import KEY, MEASURING, open_project, sub_params
+from pipeline.stages.compare.projects import KEY, open_project, sub_params, training_modules
 from pipeline.stages.compare.recommendation import Measured, recommend
 from pipeline.stages.compare.stage import decided, main
 from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
 from pipeline.stages.compare.steps import Measurement, Step, measure_all, needed, size_of
-from pipeline.workflow.code_keys import Package, stage_module
+from pipeline.workflow.code_keys import Package
 from pipeline.workflow.settle import REUSE
 from pipeline.workflow.stages import table
 
@@ -296,10 +296,10 @@ def test_a_copied_project_works_on_its_own_files(tiny_root: Path, tmp_path: Path
 def test_all_code_that_figures_depend_on_is_in_their_keys() -> None:
     """What is trained depends on the stages that compare starts, and a figure on all that measures, processes of their own included."""
     package = Package()
-    measuring = package.closure(MEASURING)
+    measuring = package.closure(plan.__name__)
     assert {"ways/measuring.py", "ways/reference.py", "scoring/scorers.py", "llamacpp/server.py"} <= measuring
-    training = package.closure(*map(stage_module, table().stages["compare"].starts))
-    assert {"train.py", "training/run.py", "ways/plan.py"} - training == {"ways/plan.py"}
+    training = package.closure(*training_modules())
+    assert {"train.py", "training/run.py", "ways/projects.py", "ways/plan.py"} - training == {"ways/plan.py"}
 
 
 def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict[str, Any]) -> None:
@@ -441,7 +441,8 @@ def test_other_code_to_measure_with_measures_anew_and_trains_nothing(ready: Path
     params = set_params(ready, seeds=[1], levels=["Q4_K_M"], rows=2)
 
     def keys(changed: tuple[str, ...] | None) -> tuple[str, list[str], list[str]]:
-        monkeypatch.setattr(projects, "code_hash", lambda *modules: f"{modules}{'!' if modules == changed else ''}")
+        for module in (projects, plan):
+            monkeypatch.setattr(module, "code_hash", lambda *modules: f"{modules}{'!' if modules == changed else ''}")
         made = plan.Plan(ready, params, [], tools)
         return (
             made.training_key,
@@ -449,10 +450,10 @@ def test_other_code_to_measure_with_measures_anew_and_trains_nothing(ready: Path
             [step.key for one in made.measurements() for step in one.needs if step.key],
         )
 
-    (trained, measured, asked), (again, anew, asked_anew) = keys(None), keys((MEASURING,))
+    (trained, measured, asked), (again, anew, asked_anew) = keys(None), keys((plan.__name__,))
     assert trained == again
     assert not set(measured) & set(anew) and not set(asked) & set(asked_anew)
-    trained_anew, anew, _ = keys(tuple(map(stage_module, table().stages["compare"].starts)))
+    trained_anew, anew, _ = keys(training_modules())
     assert trained_anew != trained and not set(measured) & set(anew)
 
 
@@ -514,7 +515,8 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_run_goes_on(
 
     monkeypatch.setattr(plan, "run_stage", counted)
     monkeypatch.setattr(plan, "run_module", lambda module, *words, what: reference.main(list(words)))
-    monkeypatch.setattr("pipeline.stages.compare.projects.code_hash", lambda *_: "")  # someone may be editing
+    for module in (projects, plan):
+        monkeypatch.setattr(module, "code_hash", lambda *_: "")  # someone may be editing
     params = set_params(ready, seeds=[1, 2], levels=["Q4_K_M"], rows=2)
     before = {path for path in ready.rglob("*") if ".compare" not in path.parts}
     for stop_at in (3, 6, 10, 1000):
