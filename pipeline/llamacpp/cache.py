@@ -23,7 +23,7 @@ from pipeline.llamacpp.stamp import is_built, read_stamp, stamp
 from pipeline.llamacpp.tools import VERSION
 
 OFF = ("off", "0", "no", "")
-FLAGS = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")  # that CMake takes from the environment
+USED_BY_CMAKE = ("CC", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")  # of the environment; CXX is the compiler
 
 
 def cache_folder() -> Path | None:
@@ -40,7 +40,7 @@ def cache_folder() -> Path | None:
 def entry_name(compiler: str) -> str:
     """The name of the build that this machine's `compiler` makes now: version, and a hash of whatever else its bytes depend on."""
     said = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False).stdout.strip()
-    environment = {name: os.environ.get(name, "") for name in FLAGS}
+    environment = {name: os.environ.get(name, "") for name in USED_BY_CMAKE}
     made_of = {"stamp": stamp(), "compiler": [compiler, said], "environment": environment, "machine": [sys.platform, platform.machine()]}
     return f"{VERSION}-{json_hash(made_of)[:16]}"
 
@@ -48,10 +48,10 @@ def entry_name(compiler: str) -> str:
 def take(home: Path, compiler: str) -> bool:
     """Copy the build that `compiler` would make into `home` if the cache has it whole; whether it did."""
     folder = cache_folder()
-    entry = folder / entry_name(compiler) if folder else None
-    if entry is None or not entry.is_dir():
+    if folder is None or not folder.is_dir():
         return False
-    with _trouble(f"{entry} can't be used"), _locked(entry.parent, fcntl.LOCK_SH):
+    entry = folder / entry_name(compiler)
+    with _trouble(f"{entry} can't be used"), _locked(folder, fcntl.LOCK_SH):
         if not _is_whole(entry):
             return False
         with publishing(home / "build") as aside:
