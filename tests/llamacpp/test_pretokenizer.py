@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
-from qwen2_variants import KEPT, ROWS, add_token, change_json, cut_models, cut_vocabulary
+from qwen2_variants import KEPT, ROWS, add_token, change_json, cut_models
 from tokenizer_folders import qwen_folder, smollm_folder
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -53,7 +53,7 @@ def small(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     words = {word: number for number, word in enumerate(fields["tokenizer.ggml.tokens"])}
     change_json(folder / "tokenizer.json", normalizer=None, model=content["model"] | {"vocab": words, "merges": fields["tokenizer.ggml.merges"]})
-    cut_vocabulary(folder / "tokenizer.json")
+    tiny.cut_vocabulary(folder / "tokenizer.json", KEPT)
     return folder
 
 
