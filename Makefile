@@ -27,8 +27,9 @@ demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file
 	quench use demo-gguf
 	$(MAKE) demo
 
+# the longest file first: xdist hands them out in this order
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)
-	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_dag.py tests  # the longest file first
+	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_dag.py tests
 
 lint: setup  ## check style, types and the layers of imports
 	ruff check
