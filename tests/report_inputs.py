@@ -9,7 +9,7 @@ from typing import Any
 from parity_inputs import merge_report
 from watched import demo_run
 
-from pipeline.config.params import load_params
+from pipeline.config.params import Params, load_params
 from pipeline.core.metrics_log import write_rows
 from pipeline.stages.train.monitoring.health import Monitor
 from pipeline.stages.train.stage import CURVE
@@ -23,6 +23,12 @@ CHATML_WITH_DEFAULT = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 PARAMETERS = 134_515_008
+
+
+def demo_params() -> Params:
+    """The demo's settings, with the untuned base's levels measured too."""
+    params = load_params(DEMO_RECIPE)
+    return params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"models": list(MODELS)})})
 
 
 def write_inputs(root: Path) -> Path:

@@ -199,7 +199,7 @@ def test_the_stages_that_a_stage_starts_are_in_its_key() -> None:
     """Their code is run in processes of their own, so no import leads there."""
     modules = code_of_stages()["compare"]
     assert {stage_module(stage) for stage in ("compare", "train", "merge")} <= set(modules)
-    assert {"train.py", "compare.py"} <= Package().closure(*modules)
+    assert {"stages/train/stage.py", "stages/compare/stage.py"} <= Package().closure(*modules)
 
 
 # ---- the toy: two tools, one project

@@ -297,9 +297,10 @@ def test_all_code_that_figures_depend_on_is_in_their_keys() -> None:
     """What is trained depends on the stages that compare starts, and a figure on all that measures, processes of their own included."""
     package = Package()
     measuring = package.closure(plan.__name__)
-    assert {"ways/measuring.py", "ways/reference.py", "scoring/scorers.py", "llamacpp/server.py"} <= measuring
+    assert {"stages/compare/measuring.py", "stages/compare/reference.py", "metrics/scorers.py", "llamacpp/server.py"} <= measuring
     training = package.closure(*training_modules())
-    assert {"train.py", "training/run.py", "ways/projects.py", "ways/plan.py"} - training == {"ways/plan.py"}
+    trains = {"stages/train/stage.py", "stages/train/run.py", "stages/compare/projects.py"}
+    assert (trains | {"stages/compare/plan.py"}) - training == {"stages/compare/plan.py"}
 
 
 def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict[str, Any]) -> None:

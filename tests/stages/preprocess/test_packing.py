@@ -65,7 +65,7 @@ def test_the_packed_loss_is_the_loss_of_the_rows(tiny_qwen2: Path) -> None:
     draw = np.random.default_rng(0)
     rows = []
     for length in (9, 40, 23, 5):
-        ids = draw.integers(0, 150_000, size=length).tolist()
+        ids = draw.integers(0, 8_000, size=length).tolist()
         rows.append({"input_ids": ids, "labels": [token if place > length // 2 else IGNORED for place, token in enumerate(ids)]})
     packed = {key: [token for row in rows for token in row[key]] for key in ("input_ids", "labels")}
     packed["seq_lengths"] = [len(row["input_ids"]) for row in rows]
@@ -80,4 +80,4 @@ def test_the_packed_loss_is_the_loss_of_the_rows(tiny_qwen2: Path) -> None:
     alone = sum(loss(row) for row in rows)
     assert loss(packed) == pytest.approx(alone, rel=1e-5)
     assert loss(*rows) == pytest.approx(alone, rel=1e-5)
-    assert loss(packed | {"seq_lengths": [sum(packed["seq_lengths"])]}) != pytest.approx(alone, rel=1e-3)  # the test can fail
+    assert loss(packed | {"seq_lengths": [sum(packed["seq_lengths"])]}) != pytest.approx(alone, rel=1e-4)  # the test can fail

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from html_page import Page
 from parity_inputs import failed_report, merge_report, parity_report
-from report_inputs import DEMO_RECIPE, evaluation, put, write_inputs
+from report_inputs import demo_params, evaluation, put, write_inputs
 
-from pipeline.config.params import load_params
 from pipeline.stages.report import stage as stage
 from pipeline.stages.report.merge_section import merge_values, stands_out
 
@@ -90,7 +89,7 @@ def page(root: Path, merge: dict[str, Any], parity: dict[str, Any]) -> Page:
     write_inputs(root)
     put(root / "reports/merge.json", merge)
     put(root / "reports/parity.json", parity)
-    stage.main(load_params(DEMO_RECIPE), root)
+    stage.main(demo_params(), root)
     return Page((root / "reports/index.html").read_text(encoding="utf-8"))
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import adapter_inputs
 import pytest
-from report_inputs import DEMO_RECIPE, answers, evaluation, parity, put, write_inputs
+from report_inputs import answers, demo_params, evaluation, parity, put, write_inputs
 
-from pipeline.config.params import load_params
 from pipeline.stages.report import stage as stage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -34,7 +33,7 @@ def browser() -> Iterator[Any]:
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of `report_inputs`."""
     root = write_inputs(tmp_path_factory.mktemp("page"))
-    stage.main(load_params(DEMO_RECIPE), root)
+    stage.main(demo_params(), root)
     return root / "reports" / "index.html"
 
 
@@ -289,7 +288,7 @@ def project(root: Path, models: tuple[str, ...], *, task: bool = True, odd: bool
         (root / "reports" / "eval" / f"{model}.answers.jsonl").write_text("".join(lines), encoding="utf-8")
         seams["seams"][f"weights_{model.lower().replace('-', '_')}"] = {"title": f"Weights of {model}", "verdict": "pass", "detail": ""}
     put(root / "reports" / "parity.json", seams)
-    params = load_params(DEMO_RECIPE)
+    params = demo_params()
     stage.main(params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"models": list(models)})}), root)
     return root / "reports" / "index.html"
 

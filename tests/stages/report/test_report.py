@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from html_page import Page
-from report_inputs import CHATML_WITH_DEFAULT, MODELS, parity, put, write_inputs
+from report_inputs import CHATML_WITH_DEFAULT, MODELS, demo_params, parity, put, write_inputs
 
-from pipeline.config.params import Params, load_params
+from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
 from pipeline.gate.rules import CHANCE
@@ -31,7 +31,7 @@ ROOT = PROJECT
 
 @pytest.fixture
 def params() -> Params:
-    return load_params(ROOT / "recipes" / "demo.yaml")
+    return demo_params()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from watched import eval_row, step_row
 
+from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.train.monitoring.tensorboard import STEP_CURVES, Board
 
 SAMPLES = [{"prompt": "user\n2 + 3?", "reference": "5", "answer": "<b>6</b>\n# no heading"}]
@@ -62,7 +63,7 @@ def test_every_curve_is_there_with_its_plain_name(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_tensorboard import written
 written(Path(sys.argv[1]), range(1, 300), None)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -70,7 +71,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_board_has_lost_nothing(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent)], check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent), str(PROJECT / "tests")], check=False)
     assert done.returncode == -signal.SIGKILL
     assert [step for step, _ in points(tmp_path)["loss"]] == list(range(1, 300))
 
