@@ -4,7 +4,7 @@
     python benchmarks/gpu_all.py --smoke     # the same code on tiny shapes, on a CPU too
 
 Runs from a plain checkout: it needs torch (2.11 to 2.13), transformers (5.17 to 5.23), peft, trl, datasets, bitsandbytes, liger-kernel,
-gguf, tensorboard, pydantic, ruamel.yaml and pytest, but neither llama.cpp nor a network, and 21 GB of disk for random models of
+gguf, tensorboard, pydantic, pyyaml, ruamel.yaml, pytest and hypothesis, but neither llama.cpp nor a network, and 21 GB of disk for random models of
 Qwen2.5-7B's shape. Every part runs in a process of its own, so that one failure costs no other part its figures; they are in
 FOLDER/figures.jsonl as soon as they are seen, the logs beside them, the table in FOLDER/table.md at the end.
 """

@@ -81,7 +81,7 @@ def test_the_tree_in_readme_is_the_projects() -> None:
     files = [Path(line) for line in listed.stdout.splitlines() if (PROJECT / line).exists()]
     folders = {f"{file.parts[0]}/" for file in files if len(file.parts) > 1 and not file.parts[0].startswith(".")}
     packages = {f"pipeline/{file.parts[1]}/" for file in files if file.parts[0] == "pipeline" and len(file.parts) > 2}
-    assert {path for path in shown if path.endswith("/")} == folders | packages
+    assert sorted(path for path in shown if path.endswith("/")) == sorted(folders | packages)
 
 
 @pages

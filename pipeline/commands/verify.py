@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.workflow.code_keys import CODE
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.integrity import changed_files, drop_dead_links, faults, put_aside, put_runs_aside, teach
 from pipeline.workflow.prepare import be_the_only_one, no_stage_at_work
@@ -26,7 +27,7 @@ def main(root: Path) -> int:
     be_the_only_one(root)
     no_stage_at_work(root)  # what it writes is not in the record yet
     with open_project(root, alone=False) as repo, Hashes(root) as hashes:
-        outs = [out for out in repo.index.outs if out.hash_info and out.exists]
+        outs = [out for out in repo.index.outs if out.hash_info and out.exists and getattr(out.stage, "name", None) != CODE]  # keys follow the code
         cache = Path(repo.cache.local.path)
         objects = [path for path in files_below(cache) if OBJECT.fullmatch(path.parent.name + path.name)]
         unchanged = [out for out in outs if out.stage.is_data_source and not out.workspace_status()]

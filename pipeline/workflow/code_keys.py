@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.core.errors import MachineError
 from pipeline.llamacpp.tools import PROJECT
 
 CODE = "code"  # DVC's first stage, which writes the keys
@@ -26,6 +27,8 @@ ROOT = "pipeline"
 IGNORED = {"ctx", "kind", "type_comment", "type_ignores"}  # fields of a syntax tree that mean nothing, or nothing in every version of Python
 NAME = re.compile(r"[\w./-]{1,100}")  # a text that may name a module or a data file
 QUOTED = re.compile(rf"""["']({NAME.pattern})["']""")
+DESCRIBED = ("key", "group")  # what declares a key of params.yaml; its last text is the comment above the key, and no code
+LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")  # of editors and merges
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -47,7 +50,17 @@ def key_file(stage: str) -> str:
 
 
 def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
-    """Write the key of each stage below `root`, given the modules that it starts from; the stages whose code has changed."""
+    """Write the key of each stage below `root`, given the modules that it starts from; the stages whose code has changed.
+
+    Raises `MachineError` if a key can't be written.
+    """
+    try:
+        return _write(root, modules)
+    except OSError as error:
+        raise MachineError(f"{root / FOLDER} can't be written ({error.strerror}): make room there, or make the folder yours") from error
+
+
+def _write(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
     package, changed = Package(), []
     for stage, own in modules.items():
         file, text = root / key_file(stage), package.key(*own)
@@ -145,7 +158,10 @@ class Package:
         found: dict[str, Source] = {}
         seen: dict[str, Source] = {}
         for path in _files(self.folder):
-            content = (self.folder / path).read_bytes()
+            try:
+                content = (self.folder / path).read_bytes()
+            except FileNotFoundError:
+                continue  # an editor replaces it at this moment, or it is a link to nowhere
             name = f"{content_hash(content)}{Path(path).suffix}"
             seen[name] = known.get(name) or read_source(content, is_python=path.endswith(".py"))
             found[path] = seen[name]
@@ -183,6 +199,8 @@ def _read_module(tree: ast.Module) -> Source:
             value: Any = getattr(node, field, None)
             if field == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
                 value = value[1:]
+            elif field == "args" and isinstance(node, ast.Call) and getattr(node.func, "id", None) in DESCRIBED:
+                value = value[:1]
             elif isinstance(node, ast.JoinedStr):
                 value = [part for part in value if getattr(part, "value", None) != ""]  # Python 3.12 has empty texts in nested formats
             if value is None or value == [] or field in IGNORED:  # versions of Python differ in which empty fields there are
@@ -206,11 +224,12 @@ def _name(node: ast.AST, names: set[str]) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """All files below `folder`, relative to it; caches and hidden files are none."""
+    """All files below `folder`, relative to it, but for caches, hidden files and what editors leave beside a file."""
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
-        found += [Path(place, name).relative_to(folder).as_posix() for name in names if not name.startswith(".")]
+        names = [name for name in names if not name.startswith((".", "#")) and not name.endswith(LEFTOVERS)]
+        found += [Path(place, name).relative_to(folder).as_posix() for name in names]
     return sorted(found)
 
 

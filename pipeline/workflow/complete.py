@@ -5,6 +5,7 @@ run with stays in its file, so that a newer version's defaults change nothing in
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -36,9 +37,11 @@ def write(file: Path, read: Read) -> None:
     """Put what `file` leaves out into it, with comments, and say so; the rest of its text stays. Raises `ConfigError` if that can't be done."""
     if not left_out(read.values):
         return
+    file = file.resolve()  # a link stays one
     text = completed(file.read_bytes().decode("utf-8"), read.values, read.lines, read.params)
     with publishing(file) as aside:
         aside.write_text(text, encoding="utf-8", newline="")
+        shutil.copymode(file, aside)
         if not _is_the_same(aside, read):
             raise ConfigError(f"{file} leaves out {words(read)}, and they can't be put into this text: add them (`quench params` shows their values)")
     print(f"{file} left out {words(read)}: now there, with the defaults", file=sys.stderr)

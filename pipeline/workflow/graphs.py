@@ -11,7 +11,8 @@ from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
 from pipeline.core.strict_yaml import UNREADABLE, read_fast
-from pipeline.workflow.stages import WORDS, dvc_text, is_as_written
+from pipeline.workflow.code_keys import ROOT, key_file
+from pipeline.workflow.stages import WORDS, dvc_text, is_as_written, table
 
 OWN: dict[Graph, str] = {"merged": "merge", "adapter": "lora"}  # a stage that only this graph has
 
@@ -22,6 +23,10 @@ def need_graph(root: Path, graph: Graph) -> None:
         raise ConfigError(
             f"{root / 'dvc.yaml'} is not the graph of {WORDS[graph]}, which base.quantization in params.yaml asks for: run `quench graph`, "
             "which puts it there"
+        )
+    if _is_graph(root / "dvc.yaml", graph) and _names_code(root / "dvc.yaml"):
+        raise ConfigError(
+            f"{root / 'dvc.yaml'} is of an older version and names files of its code: run `quench graph`, which replaces it and keeps a copy"
         )
 
 
@@ -35,6 +40,13 @@ def _is_graph(file: Path, graph: Graph) -> bool:
         return False  # DVC says what is wrong with it
 
 
+def _names_code(file: Path) -> bool:
+    """Whether a stage of ours in `file` depends on files of code instead of a key, as it did before there were keys."""
+    stages = read_fast(file)["stages"]
+    deps = {name: [dep for dep in stage.get("do", stage).get("deps") or [] if isinstance(dep, str)] for name, stage in stages.items()}
+    return any(key_file(name) not in deps[name] and any(dep.startswith(f"{ROOT}/") for dep in deps[name]) for name in deps if name in table().stages)
+
+
 def put_graph(root: Path, graph: Graph, *, force: bool = False, anew: bool = False) -> bool:
     """Make `root`/dvc.yaml the graph `graph`; whether that changed it. An edited file that is this graph already stays, unless it is wanted `anew`.
 
@@ -46,9 +58,10 @@ def put_graph(root: Path, graph: Graph, *, force: bool = False, anew: bool = Fal
     if there == wanted:
         return False
     edited = there is not None and not is_as_written(there)
-    if edited and not anew and _is_graph(target, graph):
+    older = edited and _is_graph(target, graph) and _names_code(target)
+    if edited and not older and not anew and _is_graph(target, graph):
         return False
-    if edited and not (force or anew):
+    if edited and not (force or anew or older):
         raise ConfigError(f"{target} has edits that are in neither graph: keep a copy, then add --force to replace it")
     if edited:
         names = (f"{target.name}.edited{number}" for number in ("", *range(2, 1000)))

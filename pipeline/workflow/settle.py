@@ -18,10 +18,11 @@ from typing import Any
 
 from pipeline.core.errors import MachineError
 from pipeline.core.strict_yaml import read_fast
-from pipeline.workflow.code_keys import CODE
+from pipeline.workflow.code_keys import CODE, write_keys
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import drop_dead_links, drop_rotten, learn, teach
 from pipeline.workflow.record import open_project, seems_unchanged
+from pipeline.workflow.stages import code_of_stages
 
 REUSE = "QUENCH_REUSE"  # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
 OLD = 10**9  # nanoseconds since 1970: older than any input
@@ -119,7 +120,9 @@ def _record_code(repo: Any) -> None:
     """Record the keys of the code, which the caller has written: the stage that writes them need not run, and others are judged by them."""
     known = next((stage for stage in repo.index.stages if not stage.is_data_source and stage.name == CODE), None)
     if known is not None and (_is_stale(known) or any(out.changed_cache() for out in known.outs)):
-        known.save()
+        known.save(run_cache=False)
+        if write_keys(Path(repo.root_dir), code_of_stages()):  # an edit came in between: keys and code must be of one moment
+            known.save(run_cache=False)
         known.commit()
         known.dump(update_pipeline=False)
 

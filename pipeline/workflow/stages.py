@@ -141,8 +141,8 @@ def dvc_text(graph: Graph) -> str:
 
 def is_as_written(text: bytes) -> bool:
     """Whether this is a dvc.yaml as `dvc_text` of this version or another one wrote it, without anybody's edits."""
-    head, _, body = text.partition(b"\nstages:\n")
-    return head.endswith(content_hash(b"stages:\n" + body).encode())
+    head, _, body = text.replace(b"\r\n", b"\n").partition(b"\nstages:\n")
+    return all(line.startswith(b"#") for line in head.splitlines()) and head.endswith(content_hash(b"stages:\n" + body).encode())
 
 
 def filled(text: str, values: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.commands.recipes import recipe_text
+from pipeline.core.errors import MachineError
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, read_source, stage_module, write_keys
 from pipeline.workflow.stages import code_of_stages, dvc_text, stages_in
@@ -134,6 +135,10 @@ EDITS = [
     ("pages/templates/labels.css", added("\n/* edited */\n"), {"preprocess", "compare"}),  # compare starts preprocess
     ("stages/curate/words.txt", added("named by no module\n"), {"curate"}),
     ("cli.py", added("\nMORE = 1\n"), set()),
+    ("config/sections/shipping.py", replaced("port on 127.0.0.1", "the port on 127.0.0.1"), set()),  # a comment in params.yaml
+    ("stages/train/stage.py~", added("an editor's copy"), set()),
+    ("stages/train/#stage.py#", added("an editor's copy"), set()),
+    ("core/publish.py.orig", added("a merge's leftover"), set()),
     ("__init__.py", lambda text: re.sub(r'"\d.*"$', '"9.9"', text, flags=re.M), set()),
 ]
 
@@ -147,6 +152,21 @@ def test_an_edit_changes_the_keys_of_the_stages_that_reach_it(package: Path, fil
     path.write_text(old) if old is not None else path.unlink()
     assert path.exists() == (old is not None) and (old is None or edit(old) != old)
     assert {stage for stage in before if before[stage] != after[stage]} == stages
+
+
+def test_a_link_to_nowhere_is_no_code(package: Path) -> None:
+    before, link = keys(package), package / "stages/train/gone.py"
+    link.symlink_to(package / "nowhere.py")
+    after = keys(package)
+    link.unlink()
+    assert after == before
+
+
+def test_keys_that_can_not_be_written_are_the_machines_fault(tmp_path: Path) -> None:
+    (tmp_path / ".quench").mkdir()
+    (tmp_path / FOLDER).write_text("a file where the folder belongs")
+    with pytest.raises(MachineError, match="can't be written"):
+        write_keys(tmp_path, code_of_stages())
 
 
 def test_a_module_that_is_imported_from_now_on_is_in_the_key(package: Path) -> None:

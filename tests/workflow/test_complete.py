@@ -61,6 +61,16 @@ def is_kept(before, after):
     return all(not line.startswith("- ") for line in difflib.ndiff(before.splitlines(), after.splitlines()))
 
 
+def test_a_link_stays_a_link_and_a_private_file_private(project):
+    root = project(cut(FULL, [("serve", "port")]))
+    (root / "params.yaml").rename(root / "shared.yaml")
+    (root / "shared.yaml").chmod(0o600)
+    (root / "params.yaml").symlink_to("shared.yaml")
+    need_all_keys(root, read_params(root / "params.yaml"))
+    assert (root / "params.yaml").is_symlink() and left_out(read_params(root / "params.yaml").values) == []
+    assert (root / "shared.yaml").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_left_out_is_put_in_and_the_rest_keeps_its_lines(project, seed):
     places = random.Random(seed).sample(PLACES, k=seed * 6 + 1)  # noqa: S311

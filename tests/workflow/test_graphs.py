@@ -70,6 +70,25 @@ def test_a_graph_of_another_version_without_edits_is_replaced_without_a_word_of_
     assert not (root / "dvc.yaml.edited").exists()
 
 
+def test_an_edit_above_the_stages_is_an_edit(root: Path) -> None:
+    mine = "vars:\n  - mine.yaml\n" + dvc_text("merged")
+    (root / "dvc.yaml").write_text(mine)
+    with pytest.raises(ConfigError, match="has edits that are in neither graph"):
+        put_graph(root, "adapter")
+    (root / "dvc.yaml").write_bytes(dvc_text("merged").replace("\n", "\r\n").encode())  # as Git may check it out
+    assert put_graph(root, "adapter")
+
+
+def test_a_graph_that_names_files_of_code_is_of_an_older_version(root: Path) -> None:
+    older = "stages:\n  base: {cmd: base, deps: [pipeline/base.py]}\n  merge: {cmd: merge, deps: [pipeline/merge.py]}\n"
+    (root / "dvc.yaml").write_text(older)
+    with pytest.raises(ConfigError, match=r"older version.*quench graph"):
+        need_graph(root, "merged")
+    assert put_graph(root, "merged")
+    need_graph(root, "merged")
+    assert (root / "dvc.yaml.edited").read_text() == older
+
+
 @pytest.mark.parametrize(("own", "stage"), [("merged", "curate"), ("adapter", "curate")])
 def test_a_stage_refuses_the_other_graph(root: Path, own: str, stage: str) -> None:
     other = "adapter" if own == "merged" else "merged"
