@@ -13,9 +13,7 @@ from pathlib import Path
 from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
 
 STAGES = ("base", "curate", "preprocess", "train", "lora", "merge", "convert", "imatrix", "quantize", "compare", "parity", "evaluate", "report")
-ONLY_IN = {"lora": "adapter"} | dict.fromkeys(("merge", "convert", "imatrix", "quantize", "compare"), "merged")  # stages that are in one graph alone
 CODE = "code"  # no stage of Snakemake's: DVC's first one (pipeline/workflow/code_keys.py)
-PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evaluate@MODEL
 
 
 def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path = True) -> None:
@@ -34,12 +32,14 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.record import inputs_state, is_about, record, refresh_keys, running
     from pipeline.workflow.settle import reuse
+    from pipeline.workflow.stages import table
 
     name, _, item = stage.partition("@")
     if name not in STAGES:
         raise ConfigError(f"no stage is called {stage!r}: it is one of {', '.join(STAGES)}")
-    if (name in PER_ITEM) != bool(item):
-        wanted = f"{name}@NAME, {name}@F16 for example" if name in PER_ITEM else f"just {name}"
+    known = table().stages[name]
+    if bool(known.each) != bool(item):
+        wanted = f"{name}@NAME, {name}@F16 for example" if known.each else f"just {name}"
         raise ConfigError(f"{stage!r} is not how stage {name} is named: write {wanted}")
     if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # it is part of the names of files
         raise ConfigError(f"{printable(item, 80)} is no name of a level or a model: write {name}@F16 for example")
@@ -48,7 +48,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     need_folder(root)
     read = read_params(params_file or root / "params.yaml")
     params = read.params
-    if name in ONLY_IN and ONLY_IN[name] != params.graph:
+    if known.only not in (None, params.graph):
         raise ConfigError(f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: `snakemake` runs those that have")
     known_to_dvc = is_about(params_file, root)
     if known_to_dvc:

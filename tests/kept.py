@@ -4,7 +4,6 @@ They are kept under a key over all that they are made by: the syntax trees of th
 stages read beside it, the makers in tests/, the packages, llama.cpp. A folder that a test has changed is made again.
 """
 
-import ast
 import fcntl
 import functools
 import hashlib
@@ -19,7 +18,10 @@ from typing import Any, TextIO
 
 from pipeline.llamacpp.stamp import stamp
 from pipeline.llamacpp.tools import PROJECT
+from pipeline.workflow.code_keys import Package
+from pipeline.workflow.syntax import read_source
 
+READ = ("recipes/demo.yaml", "graphs/stages.yaml", "requirements.lock")
 MAKERS = ("conftest.py", "kept.py", "qwen2_variants.py", "tiny.py")
 STORE = "QUENCH_TESTS_KEPT"  # set by conftest.py, for the processes of xdist too
 _held: list[TextIO] = []  # locks for as long as this process lives
@@ -55,21 +57,11 @@ def contents(folder: Path) -> dict[str, Any]:
 def made_by() -> str:
     """The key of everything that the kept folders are made by."""
     digest = hashlib.sha256(json.dumps([str(_store()), stamp(), platform.python_version(), version("torch")], sort_keys=True).encode())
-    files = [path for path in (PROJECT / "pipeline").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    files += [PROJECT / name for name in ("recipes/demo.yaml", "graphs/stages.yaml", "requirements.lock")]
-    files += [*(PROJECT / "tests" / name for name in MAKERS)]
-    for path in sorted(files):
-        digest.update(f"{path.relative_to(PROJECT)}\0".encode() + (syntax(path.read_text()).encode() if path.suffix == ".py" else path.read_bytes()))
+    for path, source in Package().sources.items():
+        digest.update(f"{path}\0{source.digest}".encode())
+    for path in (*(PROJECT / "tests" / name for name in MAKERS), *(PROJECT / name for name in READ)):
+        digest.update(f"{path.name}\0{read_source(path.read_bytes(), is_python=path.suffix == '.py').digest}".encode())
     return digest.hexdigest()[:16]
-
-
-def syntax(source: str) -> str:
-    """The code without comments and docstrings."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:]
-    return ast.dump(tree)
 
 
 @functools.cache

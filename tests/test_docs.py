@@ -12,12 +12,13 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from pipeline.__main__ import PER_ITEM, STAGES
+from pipeline.__main__ import STAGES
 from pipeline.__main__ import main as run_stage
 from pipeline.cli import app
 from pipeline.config.params import Params
 from pipeline.config.scorers import SPELLINGS
 from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION
+from pipeline.workflow.stages import table
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (PROJECT / "Makefile").read_text(encoding="utf-8")
@@ -164,7 +165,7 @@ def test_makes_and_pythons_commands_exist(page: Path, capsys: pytest.CaptureFixt
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     for words, _ in commands(page, "python -m pipeline"):
         stage, _, item = words[3].partition("@")
-        assert stage == "STAGE" or (stage in STAGES and bool(item) == (stage in PER_ITEM)), words
+        assert stage == "STAGE" or (stage in STAGES and bool(item) == bool(table().stages[stage].each)), words
         assert {word for word in words if word.startswith("--")} <= options, words
     for words, _ in commands(page, r"python benchmarks/\w+\.py"):
         script = ast.parse((PROJECT / words[1]).read_text(encoding="utf-8"))

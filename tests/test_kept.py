@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import kept as module
-from kept import contents, kept, syntax
+from kept import contents, kept
+
+from pipeline.workflow.syntax import read_source
 
 
 def test_a_folder_is_made_once_and_again_where_a_test_changed_it(tmp_path: Path) -> None:
@@ -39,6 +41,10 @@ def test_half_a_folder_is_made_again_and_keys_that_nobody_uses_are_deleted(tmp_p
     module._entered.cache_clear()
     kept("folder", lambda folder: folder.mkdir(), store=tmp_path, key="newest")
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["newest"]
+
+
+def syntax(text: str) -> str:
+    return read_source(text.encode(), is_python=True).digest
 
 
 def test_comments_are_no_code() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.chat import served_model
-from pipeline.commands.serve import held_out_prompts
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.server import connect
 from pipeline.serve.key import KEY_FILE, read_key
 from pipeline.serve.load import SHARES, Load, put_under_load
+from pipeline.serve.smoke import held_out_prompts
 
 OWN = (
     "What is a checksum good for?", "Name three uses of a hash table.", "Explain the difference between a process and a thread.",

@@ -1,16 +1,26 @@
-"""What can go wrong for a user: one class per kind, each with its stable exit code.
+"""What can go wrong for a user: one class per kind with its stable exit code, one id per problem.
 
-A message is one sentence with the value, the reason and the remedy. Anything else that is raised is a bug and
-keeps its traceback.
+An error is raised with its id and one sentence (value, reason, remedy): `raise DataError("Q-TRAIN-004", f"...")`. The ids are in
+`pipeline/core/catalog/`, one file per area; `quench explain ID` and docs/troubleshooting.md are made from it. Anything else that is raised
+is a bug and keeps its traceback.
 """
 
 import signal
 
 
 class QuenchError(Exception):
-    """A mistake or a condition that the user can act on."""
+    """A mistake or a condition that the user can act on: `id` is the problem's in the catalog, `sentence` has this case's values."""
 
     exit_code = 1
+
+    def __init__(self, id: str, sentence: str = "") -> None:
+        if not sentence:  # FIXME while ids are being given: goes when every error has one
+            id, sentence = "", id
+        super().__init__(id, sentence)  # both, so that an error survives pickling between processes
+        self.id, self.sentence = id, sentence
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.sentence}" if self.id else self.sentence
 
 
 class ConfigError(QuenchError):

@@ -73,8 +73,8 @@ def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
     """
     at_work = {name: pid for name, pid in stages_at_work(root).items() if stage in (None, name) and pid != str(os.getpid())}
     for name, pid in at_work.items():
-        return MachineError(f"{path} is not there yet: {name} is at work as process {pid}, so wait until it is done, then run again")
-    return DataError(f"{path} is missing: run `{f'python -m pipeline {stage}' if stage else 'snakemake'}`, which makes it")
+        return MachineError("Q-CORE-002", f"{path} is missing: process {pid} ({name}) is writing it; wait until it has finished")
+    return DataError("Q-CORE-001", f"{path} is missing: run `{f'python -m pipeline {stage}' if stage else 'snakemake'}`, which makes it")
 
 
 @contextmanager

@@ -6,37 +6,23 @@ A key lists the modules that a stage's own module imports, at any depth and also
 these name, each with a hash. A module's hash is that of its syntax tree: comments, docstrings and layout change no key, and no stage runs again.
 """
 
-import ast
-import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from pipeline.core.errors import MachineError
 from pipeline.llamacpp.tools import PROJECT
+from pipeline.workflow import syntax
+from pipeline.workflow.syntax import Source, content_hash, read_source
 
 CODE = "code"  # DVC's first stage, which writes the keys
 FOLDER = f".quench/{CODE}"  # its output
 MEMORY = ".quench/syntax.json"  # what was parsed before, by content: may be deleted at any time
 ROOT = "pipeline"
-IGNORED = {"ctx", "kind", "type_comment", "type_ignores"}  # fields of a syntax tree that mean nothing, or nothing in every version of Python
-NAME = re.compile(r"[\w./-]{1,100}")  # a text that may name a module or a data file
-QUOTED = re.compile(rf"""["']({NAME.pattern})["']""")
-DESCRIBED = ("key", "group")  # what declares a key of params.yaml; its last text is the comment above the key, and no code
 LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")  # of editors and merges
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-class Source(NamedTuple):
-    """A file of the package: the hash of what it means, and every name in it that may lead to another file."""
-
-    digest: str
-    names: list[str]
 
 
 def stage_module(stage: str) -> str:
@@ -153,7 +139,7 @@ class Package:
         return [path for path in self.sources if not path.endswith(".py")]
 
     def _read(self, memory: Path) -> dict[str, Source]:
-        version = content_hash(Path(__file__).read_bytes())
+        version = content_hash(Path(syntax.__file__).read_bytes())
         known = _recall(memory, version)
         found: dict[str, Source] = {}
         seen: dict[str, Source] = {}
@@ -169,58 +155,6 @@ class Package:
             with suppress(OSError):  # what is not remembered is parsed again
                 _replace(memory, json.dumps({"version": version, "files": seen}))
         return found
-
-
-def read_source(content: bytes, *, is_python: bool) -> Source:
-    """What a file means and names. One that is not Python, though it should be, is taken as it stands: whoever imports it will say so."""
-    if is_python:
-        with suppress(SyntaxError, ValueError):
-            return _read_module(ast.parse(content))
-    return Source(content_hash(content), sorted(set(QUOTED.findall(content.decode("utf-8", errors="replace")))))
-
-
-def _read_module(tree: ast.Module) -> Source:
-    parts: list[str] = []
-    names: set[str] = set()
-
-    def add(node: object) -> None:
-        if isinstance(node, list):
-            parts.append("[")
-            for item in node:
-                add(item)
-            parts.append("]")
-            return
-        if not isinstance(node, ast.AST):
-            parts.append(f"{node!r},")
-            return
-        _name(node, names)
-        parts.append(f"{type(node).__name__}(")
-        for field in node._fields:
-            value: Any = getattr(node, field, None)
-            if field == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-                value = value[1:]
-            elif field == "args" and isinstance(node, ast.Call) and getattr(node.func, "id", None) in DESCRIBED:
-                value = value[:1]
-            elif isinstance(node, ast.JoinedStr):
-                value = [part for part in value if getattr(part, "value", None) != ""]  # Python 3.12 has empty texts in nested formats
-            if value is None or value == [] or field in IGNORED:  # versions of Python differ in which empty fields there are
-                continue
-            parts.append(f"{field}=")
-            add(value)
-        parts.append(")")
-
-    add(tree)
-    return Source(content_hash("".join(parts).encode("utf-8", errors="surrogatepass")), sorted(names))
-
-
-def _name(node: ast.AST, names: set[str]) -> None:
-    """Add what `node` imports, or what its text may name; all imports of the project are absolute (a test sees to that)."""
-    if isinstance(node, ast.Import):
-        names.update(alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
-        names.add(node.value)
 
 
 def _files(folder: Path) -> list[str]:
@@ -247,8 +181,3 @@ def _replace(file: Path, text: str) -> None:
     aside = file.with_name(f".{file.name}.{os.getpid()}.writing")
     aside.write_text(text, encoding="utf-8")
     aside.replace(file)
-
-
-def content_hash(content: bytes) -> str:
-    """A short hash of bytes."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -6,6 +6,7 @@ Snakemake asks `params.yaml` for the one it needs (`Snakefile`). DVC can't: `que
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
@@ -18,33 +19,44 @@ OWN: dict[Graph, str] = {"merged": "merge", "adapter": "lora"}  # a stage that o
 
 
 def need_graph(root: Path, graph: Graph) -> None:
-    """Raise `ConfigError` where `root`/dvc.yaml is the other graph than `graph`; one of other stages, or none, is nobody's concern here."""
-    if _is_graph(root / "dvc.yaml", "merged" if graph == "adapter" else "adapter"):
+    """Raise `ConfigError` where `root`/dvc.yaml is the other graph than `graph`, or of an older version.
+
+    One of other stages, or none, is nobody's concern here.
+    """
+    file = root / "dvc.yaml"
+    stages = _stages(file)
+    if _is_graph(stages, "merged" if graph == "adapter" else "adapter"):
         raise ConfigError(
-            f"{root / 'dvc.yaml'} is not the graph of {WORDS[graph]}, which base.quantization in params.yaml asks for: run `quench graph`, "
-            "which puts it there"
+            f"{file} is not the graph of {WORDS[graph]}, which base.quantization in params.yaml asks for: run `quench graph`, which puts it there"
         )
-    if _is_graph(root / "dvc.yaml", graph) and _names_code(root / "dvc.yaml"):
-        raise ConfigError(
-            f"{root / 'dvc.yaml'} is of an older version and names files of its code: run `quench graph`, which replaces it and keeps a copy"
-        )
+    if _is_graph(stages, graph) and _names_code(stages):
+        raise ConfigError(f"{file} is of an older version and names files of its code: run `quench graph`, which replaces it and keeps a copy")
 
 
-def _is_graph(file: Path, graph: Graph) -> bool:
-    """Whether `file` has the stage that only `graph` has, and not the other's; somebody's own stages may stand beside it."""
-    other: Graph = "merged" if graph == "adapter" else "adapter"
+def _stages(file: Path) -> dict[str, Any]:
+    """The stages in a dvc.yaml; none where it can't be read: DVC says what is wrong with it."""
     try:
-        stages = (read_fast(file) or {}).get("stages", {}) if file.is_file() else {}
-        return OWN[graph] in stages and OWN[other] not in stages
+        stages = (read_fast(file) or {}).get("stages") if file.is_file() else None
     except (*UNREADABLE, AttributeError, TypeError):
-        return False  # DVC says what is wrong with it
+        return {}
+    return stages if isinstance(stages, dict) else {}
 
 
-def _names_code(file: Path) -> bool:
-    """Whether a stage of ours in `file` depends on files of code instead of a key, as it did before there were keys."""
-    stages = read_fast(file)["stages"]
-    deps = {name: [dep for dep in stage.get("do", stage).get("deps") or [] if isinstance(dep, str)] for name, stage in stages.items()}
-    return any(key_file(name) not in deps[name] and any(dep.startswith(f"{ROOT}/") for dep in deps[name]) for name in deps if name in table().stages)
+def _is_graph(stages: dict[str, Any], graph: Graph) -> bool:
+    """Whether `stages` have the one that only `graph` has, and not the other's; somebody's own stages may stand beside it."""
+    other: Graph = "merged" if graph == "adapter" else "adapter"
+    return OWN[graph] in stages and OWN[other] not in stages
+
+
+def _names_code(stages: dict[str, Any]) -> bool:
+    """Whether one of our stages depends on files of code instead of a key, as all did before there were keys."""
+    return any(name in table().stages and _depends_on_code(name, stage) for name, stage in stages.items())
+
+
+def _depends_on_code(name: str, stage: Any) -> bool:
+    inner = stage.get("do", stage) if isinstance(stage, dict) else None
+    deps = [dep for dep in (inner.get("deps") if isinstance(inner, dict) else None) or [] if isinstance(dep, str)]
+    return key_file(name) not in deps and any(dep.startswith(f"{ROOT}/") for dep in deps)
 
 
 def put_graph(root: Path, graph: Graph, *, force: bool = False, anew: bool = False) -> bool:
@@ -58,8 +70,9 @@ def put_graph(root: Path, graph: Graph, *, force: bool = False, anew: bool = Fal
     if there == wanted:
         return False
     edited = there is not None and not is_as_written(there)
-    older = edited and _is_graph(target, graph) and _names_code(target)
-    if edited and not older and not anew and _is_graph(target, graph):
+    stages = _stages(target)
+    older = edited and _is_graph(stages, graph) and _names_code(stages)
+    if edited and not older and not anew and _is_graph(stages, graph):
         return False
     if edited and not (force or anew or older):
         raise ConfigError(f"{target} has edits that are in neither graph: keep a copy, then add --force to replace it")

@@ -13,9 +13,11 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline.config.params import Params
 from pipeline.config.sections import Graph
+from pipeline.config.text import value_at as value_of
 from pipeline.core.strict_yaml import read_fast
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.workflow.code_keys import CODE, FOLDER, ROOT, content_hash, key_file, stage_module
+from pipeline.workflow.code_keys import CODE, FOLDER, ROOT, key_file, stage_module
+from pipeline.workflow.syntax import content_hash
 
 TABLE = PROJECT / "graphs" / "stages.yaml"
 WORDS: dict[Graph, str] = {"merged": "merged models", "adapter": "adapters on a GGUF"}
@@ -152,9 +154,7 @@ def filled(text: str, values: dict[str, Any]) -> str:
 
 def value_at(params: Any, key: str) -> Any:
     """What params.yaml holds under a dotted key, None where it holds nothing."""
-    for name in key.split("."):
-        params = params.get(name) if isinstance(params, dict) else None
-    return params
+    return value_of(params, tuple(key.split(".")))
 
 
 def _dvc_stage(name: str, stage: Stage) -> dict[str, Any]:

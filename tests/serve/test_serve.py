@@ -23,12 +23,13 @@ import tiny
 import yaml
 
 from pipeline.commands import chat as chatting
-from pipeline.commands.serve import Reply, choose_model, held_out_prompts, how_to_call, judge, model_file, need_port, serve, smoke
+from pipeline.commands.serve import choose_model, how_to_call, model_file, need_port, serve
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, ToolError
 from pipeline.llamacpp.server import Server, connect, free_port, server_command
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.serve.key import KEY_FILE, ensure_key, read_key
+from pipeline.serve.smoke import Reply, held_out_prompts, judge, smoke
 from pipeline.serve.stream import Piece, parse_line
 
 HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary

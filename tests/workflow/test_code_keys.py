@@ -16,8 +16,9 @@ import pytest
 from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import MachineError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, read_source, stage_module, write_keys
+from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, stage_module, write_keys
 from pipeline.workflow.stages import code_of_stages, dvc_text, stages_in
+from pipeline.workflow.syntax import read_source
 
 BIN = Path(sys.executable).parent
 EVERY = set(code_of_stages())
@@ -61,6 +62,14 @@ def test_one_is_not_true_and_no_float() -> None:
 
 def test_a_text_after_the_docstring_is_code() -> None:
     assert digest('"""Doc."""\n"""Text."""\n') != digest('"""Doc."""\n')
+
+
+def test_only_the_comment_of_a_key_of_params_yaml_is_no_code() -> None:
+    ours = "from pipeline.config.sections.values import key\nport = key(8081, '{}')\n"
+    assert digest(ours.format("a port")) == digest(ours.format("the port"))
+    assert digest(ours.format("a port")) != digest(ours.replace("8081", "8082").format("a port"))
+    other = "from elsewhere import key\nport = key(8081, '{}')\n"
+    assert digest(other.format("a")) != digest(other.format("b"))
 
 
 def test_what_is_not_python_yet_is_a_change_and_no_crash() -> None:

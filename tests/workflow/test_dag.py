@@ -26,7 +26,7 @@ import pytest
 import yaml
 from forked import Forked
 
-from pipeline.__main__ import ONLY_IN, PER_ITEM, STAGES
+from pipeline.__main__ import STAGES
 from pipeline.commands.recipes import recipe_text
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Graph
@@ -39,6 +39,8 @@ from pipeline.workflow.settle import REUSE, reuse, settle
 from pipeline.workflow.stages import code_of_stages, dvc_text
 
 TOY = PROJECT / "tests/toy"
+ONLY_IN = {"lora": "adapter"} | dict.fromkeys(("merge", "convert", "imatrix", "quantize", "compare"), "merged")  # stages that are in one graph alone
+PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evaluate@MODEL
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are

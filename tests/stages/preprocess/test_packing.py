@@ -55,17 +55,17 @@ def test_short_chats_fill_their_rows_and_no_worse_than_trls() -> None:
     assert len(rows) <= len(theirs)
 
 
-def test_the_packed_loss_is_the_loss_of_the_rows(tiny_qwen2: Path) -> None:
+def test_the_packed_loss_is_the_loss_of_the_rows(whole_qwen2: Path) -> None:
     """In float32, through TRL's collator, as train makes its batches: no mask, positions restart, no cache."""
     import torch
     from transformers import AutoModelForCausalLM
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-    model = AutoModelForCausalLM.from_pretrained(tiny_qwen2, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(whole_qwen2, dtype=torch.float32).eval()
     draw = np.random.default_rng(0)
     rows = []
     for length in (9, 40, 23, 5):
-        ids = draw.integers(0, 8_000, size=length).tolist()
+        ids = draw.integers(0, 150_000, size=length).tolist()
         rows.append({"input_ids": ids, "labels": [token if place > length // 2 else IGNORED for place, token in enumerate(ids)]})
     packed = {key: [token for row in rows for token in row[key]] for key in ("input_ids", "labels")}
     packed["seq_lengths"] = [len(row["input_ids"]) for row in rows]
@@ -80,4 +80,4 @@ def test_the_packed_loss_is_the_loss_of_the_rows(tiny_qwen2: Path) -> None:
     alone = sum(loss(row) for row in rows)
     assert loss(packed) == pytest.approx(alone, rel=1e-5)
     assert loss(*rows) == pytest.approx(alone, rel=1e-5)
-    assert loss(packed | {"seq_lengths": [sum(packed["seq_lengths"])]}) != pytest.approx(alone, rel=1e-4)  # the test can fail
+    assert loss(packed | {"seq_lengths": [sum(packed["seq_lengths"])]}) != pytest.approx(alone, rel=1e-3)  # the test can fail

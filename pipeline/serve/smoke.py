@@ -1,0 +1,88 @@
+"""The smoke test: a served model is asked prompts of its own test rows, and answers must end by themselves."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import Row, chat_request, chats
+from pipeline.core.errors import DataError, GateError
+from pipeline.core.jsonl import read_rows
+from pipeline.llamacpp.server import Server
+
+ALPHA = 0.05  # chance that the smoke test refuses a model which is just at the gate's limit
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer: why it ended ("stop": by itself, "length": cut off), its tokens, and tokens per second."""
+
+    text: str
+    finish_reason: str
+    tokens: int
+    tokens_per_second: float
+
+
+def smoke(server: Server, prompts: Sequence[dict[str, Any]]) -> list[Reply]:
+    """Ask every prompt (messages, and tools if it has them) through the OpenAI protocol, greedily, and give the replies in order."""
+    replies = []
+    for prompt in prompts:
+        answer = server.post("/v1/chat/completions", prompt | {"temperature": 0})
+        choice, timings = answer["choices"][0], answer.get("timings", {})
+        calls = choice["message"].get("tool_calls")
+        replies.append(
+            Reply(
+                text=choice["message"].get("content") or (json.dumps(calls) if calls else ""),
+                finish_reason=choice["finish_reason"],
+                tokens=answer["usage"]["completion_tokens"],
+                tokens_per_second=float(timings.get("predicted_per_second", 0.0)),
+            )
+        )
+    return replies
+
+
+def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
+    """One line of figures. Raises `GateError` if an answer is empty, if none stopped by itself, or if too few did.
+
+    `min_stopped` is the gate's share (None: no limit). Too few is what a model at that limit would show in less than one test of
+    twenty (binomial), so that a handful of answers refuses no model that passed the gate on many.
+    """
+    cut = [number for number, reply in enumerate(replies, 1) if reply.finish_reason == "length"]
+    empty = [number for number, reply in enumerate(replies, 1) if not reply.text.strip()]
+    stopped = len(replies) - len(cut)
+    figures = f"{stopped} of {len(replies)} answers stopped by themselves, {sum(reply.tokens for reply in replies)} tokens"
+    if cut and (not stopped or _too_few(stopped, len(replies), min_stopped)):
+        raise GateError(f"{figures}; cut off: answer {_numbers(cut)}: the model has not learned to end its turn, or serve.n_predict is too small")
+    if empty:
+        raise GateError(f"{figures}; empty: answer {_numbers(empty)}: the model says nothing to prompts of its own test rows")
+    speed = f"{sum(reply.tokens_per_second for reply in replies) / len(replies):.1f} tokens/s on average"
+    return f"{figures}, {speed}" + (f"; cut off: answer {_numbers(cut)}, as report.gate.min_stopped allows" if cut else "")
+
+
+def _too_few(stopped: int, asked: int, min_stopped: float | None) -> bool:
+    from scipy.stats import binom
+
+    return min_stopped is not None and bool(binom.cdf(stopped, asked, min_stopped) < ALPHA)
+
+
+def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:
+    """The first `count` chats of the test split, each up to its last assistant turn, as requests. Raises `DataError` where there are none."""
+    if not path.exists():
+        raise DataError(f"{path} is not there: stage curate makes it, so run `snakemake curate`")
+    prompts = [prompt for row in itertools.islice(chats(read_rows(path)), count) if (prompt := _before_answer(row))["messages"]]
+    if not prompts:
+        raise DataError(f"{path} has no conversation to ask: raise curate.test_fraction and run `snakemake` again")
+    return prompts
+
+
+
+def _before_answer(row: Row) -> dict[str, Any]:
+    last = max((turn for turn, message in enumerate(row["messages"]) if message["role"] == "assistant"), default=0)
+    return chat_request(row["messages"][:last], row.get("tools"))
+
+
+
+def _numbers(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

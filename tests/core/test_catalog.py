@@ -1,0 +1,34 @@
+"""Every error has an id from the catalog, of its class; every entry of the catalog is raised."""
+
+import ast
+import pickle
+from pathlib import Path
+
+from pipeline.core import errors
+from pipeline.core.catalog import catalog
+
+CLASSES = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.QuenchError)}
+RAISED = [
+    (f"{path}:{call.lineno}", call.func.id, call.args[0] if call.args else None)
+    for path in sorted(Path("pipeline").rglob("*.py"))
+    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in CLASSES
+]
+
+
+def test_every_entry_names_a_class_and_says_what_to_do() -> None:
+    for id, problem in catalog().items():
+        assert problem.error in CLASSES, id
+        assert problem.when.endswith(".") and problem.remedy.endswith("."), id
+
+
+def test_an_id_names_its_class_where_it_is_raised() -> None:
+    given = [(where, kind, str(id.value)) for where, kind, id in RAISED if isinstance(id, ast.Constant)]
+    assert not [one for one in given if one[2].startswith("Q-") and (one[2] not in catalog() or catalog()[one[2]].error != one[1])]
+
+
+def test_an_error_keeps_its_id_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(errors.DataError("Q-CORE-001", "a is missing")))  # noqa: S301
+    assert (error.id, error.sentence, str(error)) == ("Q-CORE-001", "a is missing", "Q-CORE-001: a is missing")
+
+
