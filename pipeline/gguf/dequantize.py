@@ -47,14 +47,22 @@ def layout(kind: int) -> Layout:
     from gguf import GGMLQuantizationType
 
     name = GGMLQuantizationType(kind).name if kind in list(GGMLQuantizationType) else f"number {kind}"
-    raise DataError(f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of this model")
+    raise DataError(
+        "Q-GGUF-001",
+        f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of "
+        "this model",
+    )
 
 
 def row_bytes(kind: int, columns: int) -> int:
     """Bytes of a row of `columns` weights. Raises `DataError` where they are no whole blocks, or for a type not known."""
     name, weights, size = layout(kind)
     if columns % weights:
-        raise DataError(f"a row of {columns} weights is no whole number of {name}'s blocks of {weights}: make the GGUF file again")
+        raise DataError(
+            "Q-GGUF-002",
+            f"a row of {columns} weights is no whole number of {name}'s blocks of {weights}: make the GGUF "
+            "file again",
+        )
     return columns // weights * size
 
 
@@ -62,7 +70,11 @@ def columns_of(kind: int, stored: int) -> int:
     """Weights of a row of `stored` bytes. Raises `DataError` where they are no whole blocks, or for a type not known."""
     name, weights, size = layout(kind)
     if stored % size:
-        raise DataError(f"a row of {stored} bytes is no whole number of {name}'s blocks of {size} bytes: make the GGUF file again")
+        raise DataError(
+            "Q-GGUF-002",
+            f"a row of {stored} bytes is no whole number of {name}'s blocks of {size} bytes: make the GGUF "
+            "file again",
+        )
     return stored // size * weights
 
 

@@ -20,11 +20,15 @@ def check_gguf(path: Path) -> Header:
     try:
         header = read_header(path)
     except (NotGguf, OSError) as error:
-        raise DataError(f"{path} is not a whole GGUF ({error}): run the stage that makes it again") from error
+        raise DataError(
+            "Q-GGUF-003", f"{path} is not a whole GGUF ({error}): run the stage that makes it again"
+        ) from error
     if not header.tensors and (why := header.fields.get(NOT_MADE)):
-        raise DataError(f"{path} was not made, for {why}: set it to true, then run `snakemake convert`")
+        raise DataError(
+            "Q-GGUF-004", f"{path} was not made, for {why}: set it to true, then run `snakemake convert`"
+        )
     if not header.tensors:
-        raise DataError(f"{path} holds no tensor: run the stage that makes it again")
+        raise DataError("Q-GGUF-003", f"{path} holds no tensor: run the stage that makes it again")
     return header
 
 
@@ -46,7 +50,9 @@ def is_made(path: Path) -> bool:
     try:
         return NOT_MADE not in read_header(path).fields
     except (NotGguf, OSError) as error:
-        raise DataError(f"{path} is not a whole GGUF ({error}): run the stage that makes it again") from error
+        raise DataError(
+            "Q-GGUF-003", f"{path} is not a whole GGUF ({error}): run the stage that makes it again"
+        ) from error
 
 
 def describe(path: Path) -> dict[str, Any]:

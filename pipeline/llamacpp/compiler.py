@@ -42,7 +42,7 @@ def find_compiler() -> str:
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         if name and shutil.which(name.split()[0]):
             return name
-    raise ToolError(NO_COMPILER)
+    raise ToolError("Q-LLAMACPP-007", NO_COMPILER)
 
 
 def amx_flags(compiler: str) -> list[str]:

@@ -53,7 +53,9 @@ class Server:
         """POST `body` and give the decoded answer; `ToolError` with the server's words where it refuses."""
         answer = self.client.post(path, json=body)
         if answer.status_code != 200:
-            raise ToolError(f"llama-server answered {answer.status_code} to {path}: {answer.text[:300]}")
+            raise ToolError(
+                "Q-LLAMACPP-013", f"llama-server answered {answer.status_code} to {path}: {answer.text[:300]}"
+            )
         return answer.json()
 
 
@@ -163,14 +165,19 @@ def wait_for_health(process: subprocess.Popen[bytes], url: str, log: Path, secon
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise ToolError(f"llama-server ended with exit status {process.wait()} while loading:\n{log_end(log)}")
+            raise ToolError(
+                "Q-LLAMACPP-014",
+                f"llama-server ended with exit status {process.wait()} while loading:\n{log_end(log)}",
+            )
         try:
             if httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
                 return
         except httpx.TransportError:
             pass  # not listening yet
         time.sleep(0.1)
-    raise ToolError(f"llama-server did not finish loading in {seconds:.0f} s:\n{log_end(log)}")
+    raise ToolError(
+        "Q-LLAMACPP-015", f"llama-server did not finish loading in {seconds:.0f} s:\n{log_end(log)}"
+    )
 
 
 def log_end(log: Path, lines: int = 8) -> str:

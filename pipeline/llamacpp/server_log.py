@@ -53,7 +53,11 @@ def open_log(log: Path) -> LogFile:
         log.parent.mkdir(parents=True, exist_ok=True)
         return LogFile(log, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise MachineError(f"the log {log} can't be written ({error.strerror}: {error.filename}): mend its rights or take it away") from None
+        raise MachineError(
+            "Q-LLAMACPP-016",
+            f"the log {log} can't be written ({error.strerror}: {error.filename}): mend its rights or take "
+            "it away",
+        ) from None
 
 
 class LogPump(threading.Thread):

@@ -38,7 +38,11 @@ class Toolchain:
         """The path of one tool; `ToolError` where this build lacks it."""
         path = self.bin / name
         if not os.access(path, os.X_OK):
-            raise ToolError(f"{name} is not in {self.bin}: run `make setup`, or point LLAMA_CPP_HOME at a build that has it")
+            raise ToolError(
+                "Q-LLAMACPP-017",
+                f"{name} is not in {self.bin}: run `make setup`, or point LLAMA_CPP_HOME at a build that "
+                "has it",
+            )
         return path
 
     @property
@@ -67,8 +71,10 @@ def find_toolchain(home: str | None = None) -> Toolchain:
     found = Toolchain(bin=chosen / "build" / "bin", source=source)
     if not (found.bin / "llama-server").exists() or not (source / "convert_hf_to_gguf.py").exists():
         raise ToolError(
-            f"no llama.cpp in {chosen} (build/bin/llama-server and convert_hf_to_gguf.py are looked for): run `make setup`, "
-            "or point LLAMA_CPP_HOME at a llama.cpp checkout that is built in its folder build"
+            "Q-LLAMACPP-018",
+            f"no llama.cpp in {chosen} (build/bin/llama-server and convert_hf_to_gguf.py are looked for): "
+            "run `make setup`, "
+            "or point LLAMA_CPP_HOME at a llama.cpp checkout that is built in its folder build",
         )
     return found
 
@@ -82,7 +88,10 @@ def run_tool(command: Sequence[str | Path], env: dict[str, str] | None = None, c
     done = subprocess.run(bound(words), capture_output=True, text=True, errors="replace", env={**os.environ, **(env or {})}, cwd=cwd, check=False)
     if done.returncode != 0:
         last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
-        raise ToolError(f"{Path(words[0]).name} failed with exit status {done.returncode}: {' '.join(words)}\n{last}")
+        raise ToolError(
+            "Q-LLAMACPP-019",
+            f"{Path(words[0]).name} failed with exit status {done.returncode}: {' '.join(words)}\n{last}",
+        )
     return done.stdout + done.stderr
 
 
@@ -112,7 +121,11 @@ def bench(tools: Toolchain, model: Path, arguments: Sequence[str], *, repetition
                 raise
         if process.returncode != 0:
             log.seek(0)
-            raise ToolError(f"llama-bench failed on {model} with exit status {process.returncode}: {log.read().strip()[-300:]}")
+            raise ToolError(
+                "Q-LLAMACPP-019",
+                f"llama-bench failed on {model} with exit status {process.returncode}: "
+                f"{log.read().strip()[-300:]}",
+            )
 
 
 def load_binding(tools: Toolchain) -> Any:
@@ -121,5 +134,7 @@ def load_binding(tools: Toolchain) -> Any:
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
-        raise ToolError(f"llama-cpp-python can't load {tools.bin} ({error}): run `make setup`") from error
+        raise ToolError(
+            "Q-LLAMACPP-020", f"llama-cpp-python can't load {tools.bin} ({error}): run `make setup`"
+        ) from error
     return llama_cpp

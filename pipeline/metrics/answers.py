@@ -81,8 +81,10 @@ def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
             return scorer.measure(answer["reference"], answer["answer"], answer)
         except ValueError as error:
             raise DataError(
-                f"row {answer['id']} can't be scored by {scorer.name} ({error}): mend the row, or take another scorer in evaluate.scorers "
-                "(exact_match scores anything, [] nothing)"
+                "Q-METRICS-001",
+                f"row {answer['id']} can't be scored by {scorer.name} ({error}): mend the row, or take "
+                "another scorer in evaluate.scorers "
+                "(exact_match scores anything, [] nothing)",
             ) from error
 
     if scorer.slots == 1:

@@ -116,7 +116,11 @@ def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: To
     with gguf_speaker(gguf, reference.prompts, threads=threads, tools=tools) as speaker:
         found = compare(reference, (speaker(prompt) for prompt in reference.prompts))
     if not found.comparable:
-        raise GateError(f"{gguf.name} can't be compared with the trained model ({found.fault}): run `snakemake --force merge`")
+        raise GateError(
+            "Q-METRICS-002",
+            f"{gguf.name} can't be compared with the trained model ({found.fault}): run `snakemake --force "
+            "merge`",
+        )
     return found
 
 

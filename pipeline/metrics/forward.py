@@ -47,7 +47,9 @@ def run_settings(adapter: Path) -> Training:
         return Training.model_validate(json.loads((adapter / "run.json").read_text(encoding="utf-8"))["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{adapter}/run.json doesn't say how the adapter was trained ({type(error).__name__}): run `snakemake --force train`"
+            "Q-METRICS-003",
+            f"{adapter}/run.json doesn't say how the adapter was trained ({type(error).__name__}): run "
+            "`snakemake --force train`",
         ) from error
 
 

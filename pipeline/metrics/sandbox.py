@@ -80,10 +80,12 @@ def find_sandbox() -> Sandbox:
         try:
             probe(sandbox)
         except ToolError as error:
-            reasons.append(str(error))
+            reasons.append(error.sentence)
         else:
             return sandbox
-    raise ToolError(f"answers with code can't be run safely here ({'; '.join(reasons)}): {REMEDY}")
+    raise ToolError(
+        "Q-METRICS-013", f"answers with code can't be run safely here ({'; '.join(reasons)}): {REMEDY}"
+    )
 
 
 def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) -> Outcome:
@@ -112,7 +114,11 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
             said = (process.stdout.read(4096) or b"").decode(errors="replace").splitlines()
         if f"{nonce} ready" not in said:
             stderr.seek(0)
-            raise ToolError(f"{sandbox.name} gave no sandbox: {_last_line(stderr.read(1 << 16)) or f'exit status {process.returncode}'}")
+            raise ToolError(
+                "Q-METRICS-013",
+                f"{sandbox.name} gave no sandbox: "
+                f"{_last_line(stderr.read(1 << 16)) or f'exit status {process.returncode}'}",
+            )
     outcomes: tuple[Outcome, ...] = ("passed", "unreadable")
     return next((outcome for outcome in outcomes if f"{nonce} {outcome}" in said), "failed")
 
@@ -123,7 +129,7 @@ def probe(sandbox: Sandbox) -> None:
         facts = {"path": outside.name, "port": listening.getsockname()[1], "packages": _packages(), "work": WORK}
         outcome = run_in(sandbox, f"facts = {facts!r}", PROBE)
     if outcome != "passed":
-        raise ToolError(f"{sandbox.name} runs, but what is outside is within reach of it")
+        raise ToolError("Q-METRICS-013", f"{sandbox.name} runs, but what is outside is within reach of it")
 
 
 PROBE = """

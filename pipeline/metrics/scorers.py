@@ -20,7 +20,7 @@ def parse(spelling: str, judge: Judge | None = None, root: Path = Path()) -> Sco
     try:
         check_scorers([spelling], judge is not None)
     except ValueError as error:
-        raise ConfigError(f"evaluate.scorers: {error}") from error
+        raise ConfigError("Q-METRICS-014", f"evaluate.scorers: {error}") from error
     kind, _, argument = spelling.partition(":")
     match kind:
         case "number":

@@ -56,7 +56,9 @@ def check_quantised(model: Any, train: Training) -> None:
             found = "not quantised" if state is None else state.quant_type
             if found != "nf4":
                 raise ToolError(
-                    f"{name} is {found} where NF4 was asked for: run `make setup` for the pinned bitsandbytes, or set base.quantization to none"
+                    "Q-MODELS-024",
+                    f"{name} is {found} where NF4 was asked for: run `make setup` for the pinned "
+                    "bitsandbytes, or set base.quantization to none",
                 )
 
 
@@ -89,7 +91,11 @@ def keep_embeddings_on_cpu(model: Any) -> None:
     import torch
 
     if model.config.tie_word_embeddings:
-        raise ConfigError("train.embeddings_on_cpu is on, but this base's embeddings are also its head, which stays on the GPU: set it to false")
+        raise ConfigError(
+            "Q-MODELS-025",
+            "train.embeddings_on_cpu is on, but this base's embeddings are also its head, which stays on "
+            "the GPU: set it to false",
+        )
     embeddings, device = model.get_input_embeddings(), model.get_output_embeddings().weight.device
 
     class EmbeddingsInMainMemory(torch.nn.Module):
@@ -138,19 +144,27 @@ def check_adapter(model: Any, train: Training) -> int:
     hit = sorted({name.rpartition(".")[2] for name in matched})
     if unknown := sorted(set(train.target_modules) - set(hit)):
         raise ConfigError(
-            f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take names of its linears, as {hit[0]}"
+            "Q-MODELS-026",
+            f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take "
+            f"names of its linears, as {hit[0]}",
         )
     for number in range(len(layers)):
         for target in train.target_modules:
             found = [name for name in matched if name.startswith(f"layers.{number}.") and name.endswith(f".{target}")]
             if len(found) != 1:
                 raise ConfigError(
-                    f"layer {number} has {len(found)} adapters named {target}, and each layer must have 1: take targets that all its layers have"
+                    "Q-MODELS-026",
+                    f"layer {number} has {len(found)} adapters named {target}, and each layer must have 1: "
+                    "take targets that all its layers have",
                 )
     everywhere = [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]
     if len(everywhere) != len(matched):
         outside = next(name for name in everywhere if ".layers." not in name)
-        raise ConfigError(f"{outside} got an adapter, and only the layers' linears can have one: take it out of train.target_modules")
+        raise ConfigError(
+            "Q-MODELS-026",
+            f"{outside} got an adapter, and only the layers' linears can have one: take it out of "
+            "train.target_modules",
+        )
     if other := next((name for name, parameter in model.named_parameters() if parameter.requires_grad and ".lora_" not in name), None):
         raise AssertionError(f"{other} is trainable, and only the adapter should be")
     expected = sum(train.r * (layer.in_features + layer.out_features) for layer in matched.values())

@@ -32,7 +32,10 @@ class Names:
         """The GGUF's name of a parameter. Raises `DataError` where it has none."""
         name: str | None = self.map.get_name(parameter, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise DataError(f"{self.file} can't hold {parameter}, for which llama.cpp has no name: take another base")
+            raise DataError(
+                "Q-MODELS-027",
+                f"{self.file} can't hold {parameter}, for which llama.cpp has no name: take another base",
+            )
         return name
 
     def reordered(self, parameter: str) -> int:
@@ -68,12 +71,24 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
     architecture = KNOWN.get(found)
     if architecture not in DENSE:
         can = ", ".join(name for name, kind in KNOWN.items() if kind in DENSE)
-        raise DataError(f"{file.parent} is a {found}, and only {can} can be trained on a GGUF's weights: set base.quantization to nf4")
+        raise DataError(
+            "Q-MODELS-028",
+            f"{file.parent} is a {found}, and only {can} can be trained on a GGUF's weights: set "
+            "base.quantization to nf4",
+        )
     if header.fields.get("general.architecture") != architecture:
         said = header.fields.get("general.architecture")
-        raise DataError(f"{file} is of architecture {said} and config.json beside it of {architecture}: run `snakemake --force base`")
+        raise DataError(
+            "Q-MODELS-029",
+            f"{file} is of architecture {said} and config.json beside it of {architecture}: run `snakemake "
+            "--force base`",
+        )
     if "rope_freqs.weight" in header.tensors:
-        raise DataError(f"{file} has scaled rotary positions (rope_freqs.weight), which training would not see: set base.quantization to nf4")
+        raise DataError(
+            "Q-MODELS-005",
+            f"{file} has scaled rotary positions (rope_freqs.weight), which training would not see: set "
+            "base.quantization to nf4",
+        )
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if architecture == "llama" else {}
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     return Names(file, gguf.get_tensor_name_map(number, config.num_hidden_layers), heads)
@@ -130,16 +145,28 @@ def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: tor
     """The tensor of a parameter, of its shape. Raises `DataError` where there is none."""
     name = names.of(parameter)
     if name not in tensors:
-        raise DataError(f"{names.file} has no {name}, which config.json asks for ({parameter}): run `snakemake --force base`")
+        raise DataError(
+            "Q-MODELS-029",
+            f"{names.file} has no {name}, which config.json asks for ({parameter}): run `snakemake --force "
+            "base`",
+        )
     if tensors[name].shape != tuple(like.shape):
-        raise DataError(f"{names.file}: {name} is {tensors[name].shape} and config.json asks for {tuple(like.shape)}: run `snakemake --force base`")
+        raise DataError(
+            "Q-MODELS-029",
+            f"{names.file}: {name} is {tensors[name].shape} and config.json asks for {tuple(like.shape)}: "
+            "run `snakemake --force base`",
+        )
     return tensors[name]
 
 
 def floats(tensor: GgufTensor) -> torch.Tensor:
     """A norm or bias as float32. Raises `DataError` where it is stored in blocks, which no file of llama.cpp's tools has."""
     if tensor.type not in FLOATS:
-        raise DataError(f"{tensor.file}: {tensor.name} is a vector in {tensor.type}, not in floats: take another file of this model")
+        raise DataError(
+            "Q-MODELS-030",
+            f"{tensor.file}: {tensor.name} is a vector in {tensor.type}, not in floats: take another file "
+            "of this model",
+        )
     return torch.from_numpy(tensor.values(0, 1).copy()).reshape(-1)
 
 
@@ -147,7 +174,11 @@ def rounded(values: torch.Tensor, dtype: torch.dtype, tensor: GgufTensor) -> tor
     """Float32 values in the compute type. Raises `DataError` where it can't hold one of them."""
     made = values.to(dtype)
     if not bool(made.isfinite().all()):
-        raise DataError(f"{tensor.file}: {tensor.name} has values that {dtype} can't hold: set the compute type to bfloat16")
+        raise DataError(
+            "Q-MODELS-031",
+            f"{tensor.file}: {tensor.name} has values that {dtype} can't hold: set the compute type to "
+            "bfloat16",
+        )
     return made
 
 
@@ -176,12 +207,25 @@ def prove_whole(model: Any, tensors: dict[str, GgufTensor], names: Names) -> Non
     for parameter, values in model.named_parameters():  # a tied one under its first name
         name = names.of(parameter)
         if values.is_meta:
-            raise DataError(f"{names.file}: nothing in it filled {parameter}: take another base")
+            raise DataError(
+                "Q-MODELS-032", f"{names.file}: nothing in it filled {parameter}: take another base"
+            )
         if name in used:
-            raise DataError(f"{names.file}: {name} filled both {used[name]} and {parameter}: take another base")
+            raise DataError(
+                "Q-MODELS-032",
+                f"{names.file}: {name} filled both {used[name]} and {parameter}: take another base",
+            )
         used[name] = parameter
     if left := [name for name in tensors if name not in used]:
         more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
-        raise DataError(f"{names.file} holds {', '.join(left[:LISTED])}{more}, which config.json has no place for: run `snakemake --force base`")
+        raise DataError(
+            "Q-MODELS-029",
+            f"{names.file} holds {', '.join(left[:LISTED])}{more}, which config.json has no place for: run "
+            "`snakemake --force base`",
+        )
     if empty := next((name for name, values in model.named_buffers() if values.is_meta), None):
-        raise DataError(f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take another base")
+        raise DataError(
+            "Q-MODELS-032",
+            f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take "
+            "another base",
+        )

@@ -35,5 +35,7 @@ def check_finite(rounded: Any, name: str) -> None:
         good = not rounded.is_floating_point() or bool(torch.isfinite(rounded).all())
     if not good:
         raise DataError(
-            f"{name} has values that {kind} can't hold: set merge.dtype to bfloat16, or mend the base or the adapter if it is that already"
+            "Q-MODELS-022",
+            f"{name} has values that {kind} can't hold: set merge.dtype to bfloat16, or mend the base or "
+            "the adapter if it is that already",
         )

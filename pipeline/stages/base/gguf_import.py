@@ -60,13 +60,20 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
     tokenizer.chat_template = header.fields["tokenizer.chat_template"]
     if tokenizer.eos_token_id is None:
-        raise DataError(f"{file} names no end-of-turn token (tokenizer.ggml.eos_token_id): take another file of this model")
+        raise DataError(
+            "Q-BASE-001",
+            f"{file} names no end-of-turn token (tokenizer.ggml.eos_token_id): take another file of this "
+            "model",
+        )
     return tokenizer
 
 
 def _unreadable(file: Path, header: Header, error: Exception) -> DataError:
     reason, architecture = " ".join(str(error).split())[:300], header.fields["general.architecture"]
-    return DataError(f"transformers can't read {file} (architecture {architecture}): {reason}: take another model")
+    return DataError(
+        "Q-BASE-002",
+        f"transformers can't read {file} (architecture {architecture}): {reason}: take another model",
+    )
 
 
 def load_gguf(file: Path, header: Header) -> Any:
@@ -89,7 +96,11 @@ def load_gguf(file: Path, header: Header) -> Any:
         raise _unreadable(file, header, error) from error
     odd = [f"{len(names)} {kind}" for kind, names in loaded.items() if names]
     if odd:
-        raise DataError(f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model from the hub instead")
+        raise DataError(
+            "Q-BASE-003",
+            f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model "
+            "from the hub instead",
+        )
     return model
 
 
@@ -100,10 +111,18 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
     there = predicted_bytes(header) // 2
     taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())  # a tied head counts once
     if taken != there:
-        raise DataError(f"{file} holds {there:,} weights, transformers takes {taken:,} of them: take this model from the hub instead")
+        raise DataError(
+            "Q-BASE-003",
+            f"{file} holds {there:,} weights, transformers takes {taken:,} of them: take this model from "
+            "the hub instead",
+        )
     for name, weights in model.named_parameters():
         if not bool(torch.isfinite(weights).all()):
-            raise DataError(f"{file}: {name} has values that {weights.dtype} can't hold: take the bfloat16 or a quantised file of this model")
+            raise DataError(
+                "Q-BASE-004",
+                f"{file}: {name} has values that {weights.dtype} can't hold: take the bfloat16 or a "
+                "quantised file of this model",
+            )
 
 
 def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
@@ -134,5 +153,9 @@ def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
         theirs = json.loads(found[0]) if found else None
         ours = tokenizer.encode(text, add_special_tokens=False).ids
         if ours != theirs:
-            raise DataError(f"{file}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, llama.cpp's gives {theirs and theirs[:8]}: "
-                            "take this model from the hub instead")  # fmt: skip
+            raise DataError(
+                "Q-BASE-005",
+                f"{file}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, llama.cpp's gives "
+                f"{theirs and theirs[:8]}: "
+                "take this model from the hub instead",
+            )

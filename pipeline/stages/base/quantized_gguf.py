@@ -56,7 +56,11 @@ def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
     if len(parts) == 1:
         return file
     if missing := [part.name for part in parts if not part.is_file()]:
-        raise DataError(f"{file} is the first of {len(parts)} parts, and {', '.join(missing)} is not beside it: fetch all parts")
+        raise DataError(
+            "Q-BASE-023",
+            f"{file} is the first of {len(parts)} parts, and {', '.join(missing)} is not beside it: fetch "
+            "all parts",
+        )
     need_disk(folder, sum(part.stat().st_size for part in parts))
     run_tool([tools.tool("llama-gguf-split"), "--merge", file, folder / ARRIVED])
     for part in parts:
@@ -126,14 +130,16 @@ def refuse_untrainable(header: Header, file: Path) -> None:
     architecture = header.fields.get("general.architecture")
     if architecture not in DENSE:
         raise DataError(
-            f"{file} is of architecture {architecture}, and adapters are trained on the GGUFs of {', '.join(DENSE)}: "
-            "set base.quantization to nf4, with the model's Hugging Face folder"
+            "Q-MODELS-028",
+            f"{file} is of architecture {architecture}, and adapters are trained on the GGUFs of "
+            f"{', '.join(DENSE)}: "
+            "set base.quantization to nf4, with the model's Hugging Face folder",
         )
     for name, (_, kind) in header.tensors.items():
         try:
             layout(kind)
         except DataError as error:
-            raise DataError(f"{name} of {file}: {error}") from None
+            raise DataError("Q-GGUF-001", f"{name} of {file}: {error.sentence}") from None
 
 
 def write_config(model: Path, header: Header, folder: Path, special: dict[str, int | None], file: Path) -> None:
@@ -147,7 +153,11 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
         with redirect_stderr(io.StringIO()), quick_reader():
             config = AutoConfig.from_pretrained(model.parent, gguf_file=model.name, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
-        raise DataError(f"transformers can't read the settings of {file} ({' '.join(str(error).split())[:300]}): take another model") from error
+        raise DataError(
+            "Q-BASE-002",
+            f"transformers can't read the settings of {file} ({' '.join(str(error).split())[:300]}): take "
+            "another model",
+        ) from error
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.tie_word_embeddings = "output.weight" not in header.tensors
     config.vocab_size = header.tensors["token_embd.weight"][0][1]
@@ -166,13 +176,20 @@ def compare_with_folder(folder: Path, other: Path) -> None:
     from transformers import AutoConfig
 
     if not other.is_dir():
-        raise DataError(f"{other} is no folder: base.compare_with names a Hugging Face folder of the same model, or null")
+        raise DataError(
+            "Q-BASE-024",
+            f"{other} is no folder: base.compare_with names a Hugging Face folder of the same model, or null",
+        )
     try:
         ours, theirs = (AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False) for path in (folder, other))
         mine, yours = load_tokenizer(folder), load_tokenizer(other)
     except Exception as error:  # of files that anybody may have written; the libraries raise whatever they stumble over
         said = " ".join(str(error).split())[:300]
-        raise DataError(f"{other} can't be read as a Hugging Face folder ({said}): base.compare_with names one of the same model, or null") from error
+        raise DataError(
+            "Q-BASE-024",
+            f"{other} can't be read as a Hugging Face folder ({said}): base.compare_with names one of the "
+            "same model, or null",
+        ) from error
     differing = [f"{key} ({setting(ours, key)} and {setting(theirs, key)})" for key in COMPARED if _differ(setting(ours, key), setting(theirs, key))]
     for key in ("eos_token", "bos_token"):  # of Qwen's two forms, one names no beginning of text
         one, other_one = getattr(mine, key), getattr(yours, key)
@@ -184,7 +201,11 @@ def compare_with_folder(folder: Path, other: Path) -> None:
     if text is not None:
         differing.append(f"the token ids of {text[:30]!r}")
     if differing:
-        raise DataError(f"the GGUF and {other} are not the same model: they differ in {'; '.join(differing)}: take the GGUF of this folder")
+        raise DataError(
+            "Q-BASE-025",
+            f"the GGUF and {other} are not the same model: they differ in {'; '.join(differing)}: take the "
+            "GGUF of this folder",
+        )
 
 
 def setting(config: Any, key: str) -> Any:

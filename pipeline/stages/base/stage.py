@@ -32,7 +32,10 @@ def copy_folder(source: Path, folder: Path) -> None:
     change the user's own model. Raises `DataError` where `source` is no folder or a file can't be read.
     """
     if not source.is_dir():
-        raise DataError(f"{source} is no folder: base.model names the Hugging Face folder when base.source is path")
+        raise DataError(
+            "Q-BASE-026",
+            f"{source} is no folder: base.model names the Hugging Face folder when base.source is path",
+        )
     names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
     check_config(read_object(source / "config.json"), str(source))
     need_disk(folder.parent, sum((source / name).stat().st_size for name in names))
@@ -40,7 +43,9 @@ def copy_folder(source: Path, folder: Path) -> None:
         try:
             stream = (source / name).open("rb")
         except OSError as error:
-            raise DataError(f"{source / name} can't be read ({error.strerror}): mend its rights") from error
+            raise DataError(
+                "Q-BASE-027", f"{source / name} can't be read ({error.strerror}): mend its rights"
+            ) from error
         with stream, (folder / name).open("wb") as copy:
             shutil.copyfileobj(stream, copy, 1 << 20)
 
@@ -53,13 +58,20 @@ def find_in_package(package: str, file: str) -> Path:
     try:
         listed = metadata.distribution(package).files or []
     except metadata.PackageNotFoundError:
-        raise ToolError(f"the package {package} is not installed: run `make setup`, or `pip install --no-deps {package}`") from None
+        raise ToolError(
+            "Q-BASE-028",
+            f"the package {package} is not installed: run `make setup`, or `pip install --no-deps {package}`",
+        ) from None
     for entry in listed:
         path = Path(str(entry.locate()))
         if file in (entry.name, str(entry)) and path.is_file():
             return path
     there = sorted(entry.name for entry in listed if entry.suffix == ".gguf")
-    raise DataError(f"the package {package} has no file {file!r} (its GGUF files: {', '.join(there) or 'none'}): mend base.file in params.yaml")
+    raise DataError(
+        "Q-BASE-009",
+        f"the package {package} has no file {file!r} (its GGUF files: {', '.join(there) or 'none'}): mend "
+        "base.file in params.yaml",
+    )
 
 
 def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revision: str | None = None, file: str | None = None,
@@ -91,7 +103,7 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
         try:
             facts = examine(aside)
         except DataError as error:  # the user knows the source, not the folder that is not published yet
-            raise DataError(str(error).replace(str(aside), model)) from error
+            raise DataError(error.id, error.sentence.replace(str(aside), model)) from error
         files = {path.name: file_hash(path) for path in sorted(aside.iterdir())}
     facts |= {
         "source": source,

@@ -38,7 +38,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{folder / 'config.json'} is not readable JSON ({error}): run the stage that makes it again") from error
+        raise DataError(
+            "Q-CONVERT-001",
+            f"{folder / 'config.json'} is not readable JSON ({error}): run the stage that makes it again",
+        ) from error
 
 
 def head(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Iterator[str]:

@@ -49,16 +49,25 @@ def load_questions(name: str, root: Path) -> list[Question]:
     folder = root / "data/evaluation"
     path = BUILTIN if name == "builtin" else folder / name
     if path != BUILTIN and not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
-        raise ConfigError(f"evaluate.general is {name!r}, but there is no file {path}: set it to builtin, none or the name of a file below {folder}")
+        raise ConfigError(
+            "Q-EVALUATE-003",
+            f"evaluate.general is {name!r}, but there is no file {path}: set it to builtin, none or the "
+            f"name of a file below {folder}",
+        )
     questions = []
     with path.open("rb") as file:
         for number, _, line in read_raw_lines(file):
             try:
                 questions.append(_question(name, number, line))
             except BadLine as error:
-                raise DataError(f"{path}, line {number}: {error}: mend the line, docs/data-formats.md shows one") from error
+                raise DataError(
+                    "Q-EVALUATE-004",
+                    f"{path}, line {number}: {error}: mend the line, docs/data-formats.md shows one",
+                ) from error
     if not questions:
-        raise DataError(f"{path} holds no question: fill it, or set evaluate.general to builtin or none")
+        raise DataError(
+            "Q-EVALUATE-005", f"{path} holds no question: fill it, or set evaluate.general to builtin or none"
+        )
     return questions
 
 
@@ -114,10 +123,14 @@ def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice
     try:
         encoded = [encode_choice(tokenizer, ASKED.format(question=question.question), choice) for choice in question.choices]
     except Unrenderable as why:
-        raise DataError(f"evaluate.general: the question of {place} can't be asked ({why}): mend it") from why
+        raise DataError(
+            "Q-EVALUATE-006", f"evaluate.general: the question of {place} can't be asked ({why}): mend it"
+        ) from why
     if (longest := max(len(one.ids) for one in encoded)) > model.ctx_size:
         raise DataError(
-            f"evaluate.general: the question of {place} has {longest} tokens, evaluate.ctx_size is {model.ctx_size}: shorten it or raise that"
+            "Q-EVALUATE-006",
+            f"evaluate.general: the question of {place} has {longest} tokens, evaluate.ctx_size is "
+            f"{model.ctx_size}: shorten it or raise that",
         )
     return encoded
 

@@ -77,7 +77,10 @@ def likeness_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]:
     """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` where none can be measured."""
     encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, settings.seed, settings.ctx_size)
     if not encoded:
-        raise DataError(f"no held-out chat of {rows} can be measured: raise curate.test_fraction or evaluate.ctx_size")
+        raise DataError(
+            "Q-EVALUATE-011",
+            f"no held-out chat of {rows} can be measured: raise curate.test_fraction or evaluate.ctx_size",
+        )
     return [Row(one.ids, trained_positions(one)) for one in encoded]
 
 
@@ -128,7 +131,11 @@ def main(params: Params, root: Path, model: str) -> None:
     """Run the stage for one model on the files below `root`: `F16` (`BF16` where that is convert.type), `base-F16`, a level or `base-LEVEL`;
     where base.quantization is gguf `base`, `adapter` or `source`."""
     if model not in params.evaluate.models:
-        raise ConfigError(f"{model} is not in evaluate.models ({', '.join(params.evaluate.models)}): add it there, spelt the same")
+        raise ConfigError(
+            "Q-EVALUATE-012",
+            f"{model} is not in evaluate.models ({', '.join(params.evaluate.models)}): add it there, spelt "
+            "the same",
+        )
     files, reference = model_files(params, root, model), compared_with(params, model)
     figures, answers = evaluate(
         model=files.gguf,

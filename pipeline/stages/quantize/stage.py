@@ -45,14 +45,22 @@ def find_imatrix(folder: Path, level: str) -> Path:
     """The importance matrix in `folder`. Raises `ConfigError` where stage imatrix made none."""
     file = folder / "imatrix.gguf"
     if not file.exists():
-        raise ConfigError(f"level {level} needs an importance matrix and {folder} has none: set imatrix.tokens, 100000 for example")
+        raise ConfigError(
+            "Q-QUANTIZE-001",
+            f"level {level} needs an importance matrix and {folder} has none: set imatrix.tokens, 100000 "
+            "for example",
+        )
     return file
 
 
 def main(params: Params, root: Path, level: str) -> None:
     """Run the stage for one level on the files below `root`."""
     if level not in params.quantize.levels:
-        raise ConfigError(f"{level} is not in quantize.levels ({', '.join(params.quantize.levels)}): add it there, spelt the same")
+        raise ConfigError(
+            "Q-QUANTIZE-002",
+            f"{level} is not in quantize.levels ({', '.join(params.quantize.levels)}): add it there, spelt "
+            "the same",
+        )
     folder, name = root / "models/gguf", params.convert.name
     untuned = UNTUNED if level.startswith(UNTUNED) else ""
     type_name, with_imatrix = split_level(level.removeprefix(UNTUNED))
