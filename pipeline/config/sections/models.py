@@ -24,11 +24,6 @@ class Merge(Section):
         "float16",
         "16-bit type of the merged weights: float16 (what an F16 GGUF holds, bit for bit) | bfloat16",
     )
-    method: Literal["stream", "peft"] = key(
-        "stream",
-        "stream (block by block, in little memory) | peft (PEFT's merge_and_unload, for comparison: holds "
-        "the whole model)",
-    )
     base: Literal["w16", "nf4", "auto"] = key(
         "auto",
         "weights the adapter is added to: w16 (the base's 16 bit) | nf4 (the base as training saw it) | "
@@ -54,14 +49,6 @@ class Merge(Section):
                 f"{', '.join(with_imatrix)}: merge compares levels before an importance matrix is there: leave -imatrix out"
             )
         return levels
-
-    @model_validator(mode="after")
-    def _peft_knows_one_base(self) -> "Merge":
-        if self.method == "peft" and self.base != "w16":
-            raise ValueError(
-                f"method is peft and base is {self.base}: PEFT merges into the 16-bit weights, so set base to w16"
-            )
-        return self
 
 
 class Convert(Section):
