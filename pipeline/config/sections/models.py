@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from pipeline.config.levels import split_level, tensor_type_problem
 from pipeline.config.sections.values import UNTUNED, Count, Levels, ModelLevels, Section, Threads, fits, key

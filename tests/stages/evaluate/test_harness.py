@@ -130,7 +130,7 @@ def test_an_unknown_task_is_refused_with_those_found(server: Server, folder: Pat
 
 def test_a_failure_is_not_taken_for_an_empty_answer(server: Server, folder: Path) -> None:
     write(folder, doc_to_text="{{question * 50}}")
-    with pytest.raises(ToolError, match="Q-EVALUATE-010.*llama-server answered 400"):
+    with pytest.raises(ToolError, match=r"Q-EVALUATE-010.*llama-server answered 400"):
         run_harness(server, ["says_he"], folder)
 
 
