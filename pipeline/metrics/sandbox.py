@@ -27,13 +27,14 @@ from typing import Literal
 
 from pipeline.core.child import bound
 from pipeline.core.errors import ToolError
+from pipeline.core.units import MEMORY_GB
 
 Outcome = Literal["passed", "failed", "unreadable"]
 SECONDS = 15  # by the clock, start included
 WORK, WORK_BYTES = "/sandbox", 64 << 20
 LIMITS = {
     "RLIMIT_CPU": 5,  # seconds
-    "RLIMIT_AS": 1 << 30,  # bytes a process
+    "RLIMIT_AS": MEMORY_GB,  # bytes a process
     "RLIMIT_FSIZE": 16 << 20,
     "RLIMIT_NOFILE": 64,
     "RLIMIT_NPROC": 8,  # processes and threads

@@ -5,10 +5,10 @@ from pathlib import Path
 from pipeline.config.scorers import check_scorers
 from pipeline.config.sections import Judge
 from pipeline.core.errors import ConfigError
-from pipeline.metrics import code, judging, own, rouge, text
+from pipeline.metrics import code, judging, own, text
 from pipeline.metrics.score import Scorer
 
-PLAIN = {**text.PLAIN, "rouge_l": rouge.rouge_l, "code": code.passes}
+PLAIN = {**text.PLAIN, "code": code.passes}
 SLOTS = {"code": 2, "judge": 4}
 
 

@@ -28,8 +28,7 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.stages.evaluate.divergence import Row, likeness
 from pipeline.stages.evaluate.files import compared_with, model_files
-from pipeline.stages.evaluate.serving import serving_figures
-from pipeline.stages.evaluate.speed import speed, speed_in_process
+from pipeline.stages.evaluate.speed import serving_figures, speed, speed_in_process
 
 
 def evaluate(

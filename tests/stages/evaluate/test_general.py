@@ -18,8 +18,16 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.llamacpp.logits import GgufModel, log_softmax, open_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.evaluate.choices import Choice, choice_log_probabilities, encode_choice
-from pipeline.stages.evaluate.general import ASKED, Question, general_ability, likeliest, load_questions
+from pipeline.stages.evaluate.general import (
+    ASKED,
+    Choice,
+    Question,
+    choice_log_probabilities,
+    encode_choice,
+    general_ability,
+    likeliest,
+    load_questions,
+)
 
 ROOT = Path("/nowhere")
 ROW = {"subject": "letters", "question": "Which letter is the first?", "choices": ["a", "b", "c"], "answer": 0}
