@@ -27,7 +27,7 @@ from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.llamacpp.cache import cache_folder, keep, take
 from pipeline.llamacpp.compiler import amx_flags, find_compiler
 from pipeline.llamacpp.stamp import CMAKE_FLAGS, SDIST_SHA256, fits_processor, is_built, runs, stamp
-from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain
+from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain, last_lines
 
 SDIST = f"llama_cpp_python-{VERSION}"
 BUILD_BYTES = 700_000_000  # source distribution, source and build together
@@ -132,11 +132,8 @@ def _download(folder: Path) -> Path:
 def _run(command: list[str], environment: dict[str, str], what_failed: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(environment), check=False)
     if done.returncode != 0:
-        raise ToolError(
-            "Q-LLAMACPP-003",
-            f"{what_failed}: mend what pip says, then run `make setup` "
-            f"again:\n{_last_lines(done.stdout + done.stderr)}",
-        )
+        last = last_lines(done.stdout + done.stderr)
+        raise ToolError("Q-LLAMACPP-003", f"{what_failed}: correct what pip says, then run `make setup` again:\n{last}")
 
 
 def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
@@ -155,11 +152,10 @@ def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
             if step and tell:
                 tell(int(step[1]), int(step[2]))
     if process.returncode != 0:
-        last = _last_lines(log.read_text(encoding="utf-8"))
         raise ToolError(
             "Q-LLAMACPP-005",
-            f"{command[0]} failed with exit status {process.returncode} while building llama.cpp (all of it "
-            f"is in {log}):\n{last}",
+            f"{command[0]} failed with exit status {process.returncode} while building llama.cpp (the full log "
+            f"is {log}):\n{last_lines(log.read_text(encoding='utf-8'))}",
         )
 
 
@@ -221,10 +217,6 @@ def _forget_foreign_build(home: Path) -> None:
     finished = (home / "stamp.json").exists() and all((home / "build" / "bin" / tool).exists() for tool in TOOLS)
     if moved or not fits_processor(home) or (finished and not runs(home)):
         shutil.rmtree(home / "build", ignore_errors=True)
-
-
-def _last_lines(text: str, lines: int = 12) -> str:
-    return "\n".join(text.strip().splitlines()[-lines:])
 
 
 def main(argv: list[str]) -> int:

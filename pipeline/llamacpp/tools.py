@@ -87,12 +87,17 @@ def run_tool(command: Sequence[str | Path], env: dict[str, str] | None = None, c
     words = [str(word) for word in command]
     done = subprocess.run(bound(words), capture_output=True, text=True, errors="replace", env={**os.environ, **(env or {})}, cwd=cwd, check=False)
     if done.returncode != 0:
-        last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
+        last = last_lines(done.stdout + done.stderr, 8)
         raise ToolError(
             "Q-LLAMACPP-019",
             f"{Path(words[0]).name} failed with exit status {done.returncode}: {' '.join(words)}\n{last}",
         )
     return done.stdout + done.stderr
+
+
+def last_lines(text: str, lines: int = 12) -> str:
+    """The end of what a tool printed."""
+    return "\n".join(text.strip().splitlines()[-lines:])
 
 
 def run_converter(tools: Toolchain, script: str, arguments: Sequence[str | Path], pre: str | None = None,

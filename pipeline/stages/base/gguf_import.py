@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import re
 import tempfile
 from contextlib import redirect_stderr
@@ -14,11 +13,6 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
 from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
-
-
-def predicted_bytes(header: Header) -> int:
-    """Size in bytes of the weights in 16 bit."""
-    return 2 * sum(math.prod(shape) for shape, _ in header.tensors.values())
 
 
 def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> None:
@@ -49,9 +43,7 @@ def special_ids(tokenizer: Any) -> dict[str, int | None]:
 def load_tokenizer_of(file: Path, header: Header) -> Any:
     """The tokenizer of a GGUF with its template, as transformers reads it. Raises `DataError` where it can't, or no end of turn is named."""
     from transformers import AutoTokenizer
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
     try:
         with redirect_stderr(io.StringIO()), quick_reader():
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False)
@@ -81,9 +73,7 @@ def load_gguf(file: Path, header: Header) -> Any:
     import torch
     from gguf import GGMLQuantizationType
     from transformers import AutoModelForCausalLM, GgufConfig
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
     kinds = {kind for _, kind in header.tensors.values()}
     dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
     try:
@@ -108,12 +98,11 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
     """Raise `DataError` unless the model has as many weights as the GGUF (transformers drops tensors it doesn't expect) and all are finite."""
     import torch
 
-    there = predicted_bytes(header) // 2
     taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())  # a tied head counts once
-    if taken != there:
+    if taken != header.parameters:
         raise DataError(
             "Q-BASE-003",
-            f"{file} holds {there:,} weights, transformers takes {taken:,} of them: take this model from "
+            f"{file} holds {header.parameters:,} weights, transformers takes {taken:,} of them: take this model from "
             "the hub instead",
         )
     for name, weights in model.named_parameters():

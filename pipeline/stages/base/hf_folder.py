@@ -104,9 +104,7 @@ def check_config(config: dict[str, Any], source: str) -> None:
 def examine(folder: Path) -> dict[str, Any]:
     """What the model in `folder` is, for `models/base.json`. Raises `DataError` where its files contradict each other."""
     from transformers import AutoConfig
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
     complete_weights(folder)
@@ -200,7 +198,7 @@ def count_packed(file: Path) -> tuple[int, str]:
     header = check_gguf(file)
     level = header.fields.get("general.file_type")
     known = level in {kind.value for kind in LlamaFileType}
-    return sum(math.prod(shape) for shape, _ in header.tensors.values()), LlamaFileType(level).name.removeprefix("MOSTLY_") if known else "mixed"
+    return header.parameters, LlamaFileType(level).name.removeprefix("MOSTLY_") if known else "mixed"
 
 
 def read_license(readme: Path) -> str | None:

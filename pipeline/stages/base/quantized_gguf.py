@@ -146,9 +146,7 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     """`config.json` and `generation_config.json` as transformers reads them out of the GGUF. Raises `DataError` where it can't."""
     from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
     try:
         with redirect_stderr(io.StringIO()), quick_reader():
             config = AutoConfig.from_pretrained(model.parent, gguf_file=model.name, local_files_only=True, trust_remote_code=False)

