@@ -55,7 +55,7 @@ def layout(kind: int) -> Layout:
 
 
 def row_bytes(kind: int, columns: int) -> int:
-    """Bytes of a row of `columns` weights. Raises `DataError` where they are no whole blocks, or for a type not known."""
+    """Bytes of a row of `columns` weights. Raises `DataError` if they are no whole blocks, or for a type not known."""
     name, weights, size = layout(kind)
     if columns % weights:
         raise DataError(
@@ -67,7 +67,7 @@ def row_bytes(kind: int, columns: int) -> int:
 
 
 def columns_of(kind: int, stored: int) -> int:
-    """Weights of a row of `stored` bytes. Raises `DataError` where they are no whole blocks, or for a type not known."""
+    """Weights of a row of `stored` bytes. Raises `DataError` if they are no whole blocks, or for a type not known."""
     name, weights, size = layout(kind)
     if stored % size:
         raise DataError(
@@ -82,7 +82,7 @@ def dequantise(packed: Tensor, kind: int, dtype: torch.dtype = torch.float32, ou
     """The values of `packed`, uint8 (rows, row bytes) of the type with ggml's number `kind`: (rows, columns) of `dtype`.
 
     Computed in float32 and rounded once, so that every value is that of `gguf.quants.dequantize` rounded once. `out`, contiguous,
-    is written and returned where it is given: a large matrix anew at every call costs more in page faults than in arithmetic.
+    is written and returned where it is given: a large matrix again at every call costs more in page faults than in arithmetic.
     Raises `DataError` for a type that is not in `TRAINABLE_TYPES` and for rows that are no whole blocks.
     """
     columns = columns_of(kind, packed.shape[-1])

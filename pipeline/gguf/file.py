@@ -88,7 +88,7 @@ def describe(path: Path) -> dict[str, Any]:
 def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:
     """Bytes of a float16 key-value cache of `ctx_size` tokens: layers × kv heads × (key + value length) × 2 each.
 
-    None where the header doesn't say (layers with different heads, for example).
+    None if the header doesn't say (layers with different heads, for example).
     """
     fields = check_gguf(path).fields
     prefix = fields.get("general.architecture")

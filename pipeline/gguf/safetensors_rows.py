@@ -84,7 +84,7 @@ def fill(file: Any, buffer: Any, start: int) -> None:
 
 
 def read_folder(folder: Path) -> dict[str, Entry]:
-    """All tensors of a model's folder, shard by shard in the files' order. Raises `DataError` where a file is not whole or contradicts the index."""
+    """All tensors of a model's folder, shard by shard in the files' order. Raises `DataError` if a file is not whole or contradicts the index."""
     index = _read_index(folder)
     single = folder / "model.safetensors"
     files = sorted({folder / name for name in index.values()}) or ([single] if single.exists() else sorted(folder.glob("*.safetensors")))
@@ -149,7 +149,7 @@ def read_header(file: Path) -> list[Entry]:
         if first != end or min(shape, default=0) < 0 or last - first != prod(shape) * DTYPES[dtype][0]:
             raise DataError(
                 "Q-GGUF-006",
-                f"{name} in {file} lies at bytes {first} to {last}, which its shape or its neighbours "
+                f"{name} in {file} lies at bytes {first} to {last}, which its shape or its neighbors "
                 f"contradict: {REMEDY}",
             )
         entries.append(Entry(name, dtype, shape, file, 8 + length + first))
@@ -193,7 +193,7 @@ class Shard:
 
 @contextmanager
 def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Iterator[Shard]:
-    """A file with the header of `tensors` (name, type, shape), to be filled in that order; an `AssertionError` where too much or too little came."""
+    """A file with the header of `tensors` (name, type, shape), to be filled in that order; an `AssertionError` if too much or too little came."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in tensors:

@@ -10,7 +10,7 @@ from pipeline.gguf.file import check_gguf
 
 
 def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatrix: bool) -> None:
-    """Raise `ConfigError` where a type is none that llama-quantize makes, or a pattern is none or is in no tensor name of `source`."""
+    """Raise `ConfigError` if a type is none that llama-quantize makes, or a pattern is none or is in no tensor name of `source`."""
     names = check_gguf(source).tensors if tensor_types else {}
     for pattern, kind in tensor_types.items():
         key = f"quantize.tensor_types.{pattern}"
@@ -29,13 +29,13 @@ def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatr
         if not any(_finds(pattern, name) for name in names):
             raise ConfigError(
                 "Q-GGUF-012",
-                f"{key} is in no tensor name of {source.name}: mend the pattern (names are like "
+                f"{key} is in no tensor name of {source.name}: correct the pattern (names are like "
                 f"{min(names)})",
             )
 
 
 def prove_tensor_types(made: Path, tensor_types: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where a pattern changed nothing in the level `made`: norms and the like are never quantised, short rows fall back."""
+    """Raise `ConfigError` if a pattern changed nothing in the level `made`: norms and the like are never quantised, short rows fall back."""
     from gguf import GGMLQuantizationType
 
     left = {name: GGMLQuantizationType(kind).name for name, (_, kind) in check_gguf(made).tensors.items()} if tensor_types else {}
@@ -55,5 +55,5 @@ def _finds(pattern: str, name: str) -> bool:
         return re.search(pattern.lower(), name) is not None  # llama-quantize lowers patterns too
     except re.error as error:
         raise ConfigError(
-            "Q-GGUF-014", f"quantize.tensor_types.{pattern} is no regular expression ({error}): mend it"
+            "Q-GGUF-014", f"quantize.tensor_types.{pattern} is no regular expression ({error}): correct it"
         ) from error

@@ -108,7 +108,7 @@ class GgufTensor:
 
 
 def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
-    """(header, {name: tensor}) of a GGUF. Raises `DataError` where it is not whole.
+    """(header, {name: tensor}) of a GGUF. Raises `DataError` if it is not whole.
 
     The places follow from sizes: llama.cpp loads no file whose tensors don't lie behind each other in the header's order,
     each padded to the alignment.

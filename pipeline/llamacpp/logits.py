@@ -52,7 +52,7 @@ class GgufModel:
     def read(self, ids: list[int], start: int, wanted: set[int]) -> Floats:
         """Read `ids` as the row's tokens from position `start` on: logits after those of `wanted`, counted from there, float32, (len(wanted), V).
 
-        The array is llama.cpp's own memory, which the next call overwrites. Raises `ToolError` where llama.cpp can't (no memory).
+        The array is llama.cpp's own memory, which the next call overwrites. Raises `ToolError` if llama.cpp can't (no memory).
         """
         self._need_room(start + len(ids))
         llama = self._llama
@@ -84,7 +84,7 @@ class GgufModel:
 def open_gguf(tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gpu_layers: int, lora: Path | None = None) -> Iterator[GgufModel]:
     """Load a GGUF, with a LoRA GGUF on it if one is given, for `GgufModel.logits`; freed when the body ends.
 
-    Raises `ToolError` where llama.cpp refuses one of them.
+    Raises `ToolError` if llama.cpp refuses one of them.
     """
     with loaded_gguf(tools, path, n_gpu_layers=n_gpu_layers) as (llama, model):
         settings = llama.llama_context_default_params()
@@ -109,7 +109,7 @@ def open_gguf(tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gp
 def loaded_gguf(tools: Toolchain, path: Path, **settings: Any) -> Iterator[tuple[Any, Any]]:
     """(the binding, a model loaded with these of llama.cpp's model parameters), freed when the body ends.
 
-    Raises `ToolError` where llama.cpp refuses the file.
+    Raises `ToolError` if llama.cpp refuses the file.
     """
     llama = load_binding(tools)
     silence(llama)
@@ -130,7 +130,7 @@ def loaded_gguf(tools: Toolchain, path: Path, **settings: Any) -> Iterator[tuple
 
 
 def _put_on(llama: Any, model: Any, context: Any, lora: Path) -> None:
-    """Add a LoRA GGUF to a context at its full strength; it is freed with the model. Raises `ToolError` where it doesn't fit the model."""
+    """Add a LoRA GGUF to a context at its full strength; it is freed with the model. Raises `ToolError` if it doesn't fit the model."""
     adapter = llama.llama_adapter_lora_init(model, str(lora).encode())
     if not adapter:
         raise ToolError(

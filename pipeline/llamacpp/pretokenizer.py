@@ -56,7 +56,7 @@ class PreTokenizer:
 def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
     """The pre-tokenizer of the model in `folder`, by llama.cpp's list of hashes, else by its structure.
 
-    Raises `DataError` where neither knows it: llama.cpp would split text in another way than training did.
+    Raises `DataError` if neither knows it: llama.cpp would split text in another way than training did.
     """
     from tokenizers import Tokenizer
 

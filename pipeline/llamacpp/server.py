@@ -93,7 +93,7 @@ def cache_arguments(adapters: int) -> list[str]:
 class LoggedProcess(subprocess.Popen[bytes]):
     """A guarded process whose output a `LogPump` carries into `log`; `wait` also waits for the log's last line.
 
-    Raises `MachineError` where `log` can't be written, before anything is started.
+    Raises `MachineError` if `log` can't be written, before anything is started.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
@@ -113,7 +113,7 @@ class LoggedProcess(subprocess.Popen[bytes]):
 @contextmanager
 def serving(tools: Toolchain, model: Path, *, ctx_size: int, parallel: int = 1, threads: int, n_gpu_layers: int = 0,
             flash_attn: str = "auto", lora: Path | None = None) -> Iterator[Server]:  # fmt: skip
-    """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises `ToolError` where it doesn't come up."""
+    """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises `ToolError` if it doesn't come up."""
     with tempfile.TemporaryDirectory(prefix="quench-server-") as folder:
         key = secrets.token_urlsafe(24)
         key_file = write_key(Path(folder) / "key", key)

@@ -38,12 +38,12 @@ def guarded(command: Sequence[str]) -> list[str]:
 
 
 def peak_memory(pid: int) -> int | None:
-    """The largest resident set of a process so far, mapped files included, in bytes; None where the system doesn't say."""
+    """The largest resident set of a process so far, mapped files included, in bytes; None if the system doesn't say."""
     return _memory(pid, "VmHWM")
 
 
 def own_memory(pid: int) -> int | None:
-    """Bytes of memory that are the process's own, without mapped files (the model is one); None where the system doesn't say."""
+    """Bytes of memory that are the process's own, without mapped files (the model is one); None if the system doesn't say."""
     return _memory(pid, "RssAnon")
 
 

@@ -35,7 +35,7 @@ class Toolchain:
     source: Path
 
     def tool(self, name: str) -> Path:
-        """The path of one tool; `ToolError` where this build lacks it."""
+        """The path of one tool; `ToolError` if this build lacks it."""
         path = self.bin / name
         if not os.access(path, os.X_OK):
             raise ToolError(
@@ -62,7 +62,7 @@ def find_toolchain(home: str | None = None) -> Toolchain:
     """The llama.cpp to use: `LLAMA_CPP_HOME`, else `home` (`llamacpp.home`), else the one `make setup` built.
 
     A home is either ours (`build/bin` and `source/vendor/llama.cpp`) or a llama.cpp checkout with `build/bin`.
-    Raises `ToolError` where there is none.
+    Raises `ToolError` if there is none.
     """
     chosen = Path(os.environ.get("LLAMA_CPP_HOME") or home or DEFAULT_HOME).expanduser()
     source = chosen / "source" / "vendor" / "llama.cpp"
@@ -82,7 +82,7 @@ def find_toolchain(home: str | None = None) -> Toolchain:
 def run_tool(command: Sequence[str | Path], env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
     """Run one tool to its end, in the folder `cwd` if it is given, and give what it printed (stdout, then stderr). It dies with this process.
 
-    Raises `ToolError` with its last lines where it fails.
+    Raises `ToolError` with its last lines if it fails.
     """
     words = [str(word) for word in command]
     done = subprocess.run(bound(words), capture_output=True, text=True, errors="replace", env={**os.environ, **(env or {})}, cwd=cwd, check=False)
@@ -114,7 +114,7 @@ def run_converter(tools: Toolchain, script: str, arguments: Sequence[str | Path]
 
 
 def bench(tools: Toolchain, model: Path, arguments: Sequence[str], *, repetitions: int, threads: int, n_gpu_layers: int) -> Iterator[dict[str, Any]]:
-    """Each test of `llama-bench` as its JSON object, when it is done; `arguments` say which tests. Raises `ToolError` where it fails."""
+    """Each test of `llama-bench` as its JSON object, when it is done; `arguments` say which tests. Raises `ToolError` if it fails."""
     command = [str(tools.tool("llama-bench")), "--model", str(model), *arguments, "--repetitions", str(repetitions), "--threads", str(threads),
                "--n-gpu-layers", str(n_gpu_layers), "--output", "jsonl"]  # fmt: skip
     with tempfile.TemporaryFile("w+", errors="replace") as log:

@@ -39,7 +39,7 @@ BUSY = (429, 500, 502, 503, 504)
 def judged_by(judge: "Judge", root: Path) -> Measure:
     """The measure that asks `judge`; its key is read from key_file below `root`.
 
-    Raises `ConfigError` where the key can't be read or the address is none. The measure raises `ToolError` where it can't be reached, or
+    Raises `ConfigError` if the key can't be read or the address is none. The measure raises `ToolError` if it can't be reached, or
     refuses, or answers what can't be read.
     """
     import httpx
@@ -80,13 +80,13 @@ def _reply(client: "httpx.Client", address: str, body: dict[str, Any]) -> str:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ToolError(
             "Q-METRICS-004",
-            f"the judge at {address} can't be reached ({error}): mend evaluate.judge.url, or leave judge "
+            f"the judge at {address} can't be reached ({error}): correct evaluate.judge.url, or leave judge "
             "out of evaluate.scorers",
         ) from error
     if answer.status_code != 200:
         raise ToolError(
             "Q-METRICS-005",
-            f"the judge at {address} answered {answer.status_code}: {answer.text[:200]!r}: mend "
+            f"the judge at {address} answered {answer.status_code}: {answer.text[:200]!r}: correct "
             "evaluate.judge's url, model or key_file",
         )
     try:
@@ -94,7 +94,7 @@ def _reply(client: "httpx.Client", address: str, body: dict[str, Any]) -> str:
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ToolError(
             "Q-METRICS-005",
-            f"the judge at {address} answered what is no chat completion: {answer.text[:200]!r}: mend "
+            f"the judge at {address} answered what is no chat completion: {answer.text[:200]!r}: correct "
             "evaluate.judge.url",
         ) from error
 

@@ -20,7 +20,7 @@ from pipeline.metrics.score import Measure, Score
 def function(name: str, folder: Path) -> Measure:
     """The measure that calls FUNCTION of `folder`/FILE.py; `name` is FILE.py:FUNCTION.
 
-    Raises `ConfigError` where it isn't there. The measure raises `DataError` where the function fails or gives no points.
+    Raises `ConfigError` if it is missing. The measure raises `DataError` if the function fails or gives no points.
     """
     match = NAME.fullmatch(name)
     if not match:
@@ -38,7 +38,7 @@ def function(name: str, folder: Path) -> Measure:
         except (Exception, SystemExit) as error:  # whatever it is, it is the user's, and the row is what he needs to find it
             raise DataError(
                 "Q-METRICS-009",
-                f"{where}: it raised {type(error).__name__}: {error}: mend the function in "
+                f"{where}: it raised {type(error).__name__}: {error}: correct the function in "
                 f"{folder / match['file']}",
             ) from error
         if not isinstance(points, bool | int | float) or not 0 <= points <= 1:
@@ -55,12 +55,12 @@ def _load(file: Path, name: str) -> Callable[[str, str, dict[str, Any]], Any]:
     if not file.is_file():
         raise ConfigError(
             "Q-METRICS-010",
-            f"{file} isn't there, and evaluate.scorers names its function {name}: write it, or leave the "
+            f"{file} is missing, and evaluate.scorers names its function {name}: write it, or leave the "
             "scorer out",
         )
     spec = spec_from_file_location(f"quench_scorer_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise ConfigError("Q-METRICS-011", f"{file} can't be loaded as Python: mend it")
+        raise ConfigError("Q-METRICS-011", f"{file} can't be loaded as Python: correct it")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     quiet, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the graph watches the folder: no __pycache__ in it
@@ -68,13 +68,13 @@ def _load(file: Path, name: str) -> Callable[[str, str, dict[str, Any]], Any]:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script's sys.exit() would end the evaluation as if it had gone well
         raise ConfigError(
-            "Q-METRICS-011", f"{file} can't be loaded ({type(error).__name__}: {error}): mend it"
+            "Q-METRICS-011", f"{file} can't be loaded ({type(error).__name__}: {error}): correct it"
         ) from error
     finally:
         sys.dont_write_bytecode = quiet
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigError(
-            "Q-METRICS-012", f"{file} has no function {name}, which evaluate.scorers names: mend the name"
+            "Q-METRICS-012", f"{file} has no function {name}, which evaluate.scorers names: correct the name"
         )
     return found  # type: ignore[no-any-return]

@@ -67,7 +67,7 @@ class Sandbox:
 
 
 def run_tests(answer: str, tests: str) -> Outcome:
-    """Run `answer`, then `tests`, Python both, in one sandboxed process. Raises `ToolError` where no sandbox is possible here."""
+    """Run `answer`, then `tests`, Python both, in one sandboxed process. Raises `ToolError` if no sandbox is possible here."""
     return run_in(find_sandbox(), answer, tests)
 
 
@@ -91,7 +91,7 @@ def find_sandbox() -> Sandbox:
 
 
 def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) -> Outcome:
-    """As `run_tests`, in this sandbox. `ToolError` where the sandbox itself fails: that is no fault of the answer."""
+    """As `run_tests`, in this sandbox. `ToolError` if the sandbox itself fails: that is no fault of the answer."""
     nonce = secrets.token_hex(16)
     links, readable = _readable()
     with tempfile.TemporaryDirectory(prefix="quench-sandbox-") as root, tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
@@ -124,7 +124,7 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
 
 
 def probe(sandbox: Sandbox) -> None:
-    """Prove that an answer reaches no file, no port, no process and no variable of ours. Raises `ToolError` where it does."""
+    """Prove that an answer reaches no file, no port, no process and no variable of ours. Raises `ToolError` if it does."""
     with tempfile.NamedTemporaryFile(prefix="quench-outside-") as outside, socket.create_server(("127.0.0.1", 0)) as listening:
         facts = {"path": outside.name, "port": listening.getsockname()[1], "packages": _packages(), "work": WORK}
         outcome = run_in(sandbox, f"facts = {facts!r}", PROBE)

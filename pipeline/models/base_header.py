@@ -8,7 +8,7 @@ from pipeline.models.experts import refuse_experts_of
 
 
 def checked_header(file: Path) -> Header:
-    """The header of a GGUF that can become a base model. Raises `DataError` with the reason where it can't."""
+    """The header of a GGUF that can become a base model. Raises `DataError` with the reason if it can't."""
     try:
         header = read_header(file)
     except NotGguf as error:
@@ -17,7 +17,7 @@ def checked_header(file: Path) -> Header:
         ) from None
     except OSError as error:
         raise DataError(
-            "Q-MODELS-002", f"{file} can't be read ({error.strerror}): mend base.model in params.yaml"
+            "Q-MODELS-002", f"{file} can't be read ({error.strerror}): correct base.model in params.yaml"
         ) from None
     fields, architecture = header.fields, header.fields.get("general.architecture")
     if not isinstance(architecture, str) or not header.tensors:

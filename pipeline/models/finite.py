@@ -32,7 +32,7 @@ def adapter_is_finite(model: Any) -> int:
         if not weight.isfinite().all():
             raise GateError(
                 "Q-MODELS-011",
-                f"{name} is not finite: lower train.learning_rate, and start anew with `python -m pipeline "
+                f"{name} is not finite: lower train.learning_rate, and start again with `python -m pipeline "
                 "train --no-resume`",
             )
     return len(matrices)

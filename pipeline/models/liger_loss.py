@@ -31,7 +31,7 @@ def choose_loss(wanted: str) -> str:
 def apply_liger(folder: Path) -> None:
     """Swap this architecture's RMSNorm, RoPE and SwiGLU for Liger's kernels, in this process for good, before the model is loaded.
 
-    Raises `ToolError` where Liger doesn't have them for the architecture.
+    Raises `ToolError` if Liger doesn't have them for the architecture.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 

@@ -11,7 +11,7 @@ def load_quantised(folder: Path, train: Training, device: str | None = None) -> 
     """The base model as `train.quantization` says, frozen, on the GPU if there is one: linears in NF4, in a GGUF's own blocks, or in 16 bit.
 
     Unlike PEFT's `prepare_model_for_kbit_training` nothing is cast to float32: see `float32_cast_bytes`. Raises
-    `ToolError` where a linear is not NF4, `DataError` where a GGUF can't be trained on, `ConfigError` where `embeddings_on_cpu` can't be.
+    `ToolError` if a linear is not NF4, `DataError` if a GGUF can't be trained on, `ConfigError` if `embeddings_on_cpu` can't be.
     """
     import torch
 
@@ -86,7 +86,7 @@ def keep_embeddings_on_cpu(model: Any) -> None:
     """Put the input embeddings into main memory; a forward moves only the rows it looks up to where the rest is.
 
     The table is no parameter then, so nothing that moves the model takes it along. Without a GPU nothing changes. Raises
-    `ConfigError` where head and embeddings are one table, which the head needs on the GPU anyway.
+    `ConfigError` if head and embeddings are one table, which the head needs on the GPU anyway.
     """
     import torch
 
@@ -129,7 +129,7 @@ def lora_config(train: Training) -> Any:
 def check_adapter(model: Any, train: Training) -> int:
     """The number of trainable parameters, proven to be Σ r·(in + out) over every target of every layer (LoRA, arXiv:2106.09685).
 
-    Raises `ConfigError` where a layer lacks a target or a linear outside the layers has an adapter, `AssertionError` where
+    Raises `ConfigError` if a layer lacks a target or a linear outside the layers has an adapter, `AssertionError` where
     anything but LoRA trains or the count is off.
     """
     from peft.tuners.lora import LoraLayer

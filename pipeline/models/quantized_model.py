@@ -29,7 +29,7 @@ class Names:
     heads: dict[str, int]  # attention heads by linear whose rows are reordered
 
     def of(self, parameter: str) -> str:
-        """The GGUF's name of a parameter. Raises `DataError` where it has none."""
+        """The GGUF's name of a parameter. Raises `DataError` if it has none."""
         name: str | None = self.map.get_name(parameter, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise DataError(
@@ -47,7 +47,7 @@ def load_packed(folder: Path, *, compute_dtype: torch.dtype, device: str, dense:
     """The model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with packed linears, embedding and head.
 
     `dense` dequantises them once, to the compute type. The file is mapped: on a CPU the packed weights are views of it, a GPU gets them tensor
-    by tensor. Raises `DataError` where the architecture is not one of llama, mistral, qwen2 and qwen3, or where not every tensor of the file
+    by tensor. Raises `DataError` if the architecture is not one of llama, mistral, qwen2 and qwen3, or where not every tensor of the file
     fills exactly one parameter, and every parameter is filled.
     """
     from transformers import AutoConfig
@@ -64,7 +64,7 @@ def load_packed(folder: Path, *, compute_dtype: torch.dtype, device: str, dense:
 
 
 def tensor_names(config: Any, header: Header, file: Path) -> Names:
-    """The names for this model's architecture. Raises `DataError` where it is not one that can be trained packed, or not the file's."""
+    """The names for this model's architecture. Raises `DataError` if it is not one that can be trained packed, or not the file's."""
     import gguf
 
     found = (getattr(config, "architectures", None) or ["model without architectures"])[0]
@@ -107,7 +107,7 @@ def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> A
 
 
 def fill(model: Any, tensors: dict[str, GgufTensor], names: Names, dtype: torch.dtype, device: str, dense: bool) -> None:
-    """Give every module of `model` its weights. Raises `DataError` where the file lacks one or it has another shape."""
+    """Give every module of `model` its weights. Raises `DataError` if the file lacks one or it has another shape."""
     mapped = torch.from_file(str(names.file), shared=False, size=names.file.stat().st_size, dtype=torch.uint8)
     for path, module in list(model.named_modules()):
         for leaf, parameter in list(module.named_parameters(recurse=False)):
@@ -142,7 +142,7 @@ def tied_head(embeddings: Any, dtype: torch.dtype) -> Any:
 
 
 def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: torch.Tensor) -> GgufTensor:
-    """The tensor of a parameter, of its shape. Raises `DataError` where there is none."""
+    """The tensor of a parameter, of its shape. Raises `DataError` if there is none."""
     name = names.of(parameter)
     if name not in tensors:
         raise DataError(
@@ -160,7 +160,7 @@ def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: tor
 
 
 def floats(tensor: GgufTensor) -> torch.Tensor:
-    """A norm or bias as float32. Raises `DataError` where it is stored in blocks, which no file of llama.cpp's tools has."""
+    """A norm or bias as float32. Raises `DataError` if it is stored in blocks, which no file of llama.cpp's tools has."""
     if tensor.type not in FLOATS:
         raise DataError(
             "Q-MODELS-030",
@@ -171,7 +171,7 @@ def floats(tensor: GgufTensor) -> torch.Tensor:
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype, tensor: GgufTensor) -> torch.Tensor:
-    """Float32 values in the compute type. Raises `DataError` where it can't hold one of them."""
+    """Float32 values in the compute type. Raises `DataError` if it can't hold one of them."""
     made = values.to(dtype)
     if not bool(made.isfinite().all()):
         raise DataError(
@@ -192,7 +192,7 @@ def packed_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torch.T
 def in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Rows (R, …) of a GGUF's q or k in transformers' order.
 
-    llama.cpp's rotary embedding turns neighbours, transformers' the two halves of a head, so the converter lays row i of both halves side by
+    llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so the converter lays row i of both halves side by
     side. Blocks lie along a row, so that moving whole rows keeps every weight exactly.
     """
     if not heads:

@@ -65,7 +65,7 @@ def _by_pattern(patterns: dict[str, Any] | None, key: str, default: Any) -> Any:
 
 
 def weights_of(folder: Path) -> Path:
-    """The file of the adapter's weights. Raises `DataError` where there is none."""
+    """The file of the adapter's weights. Raises `DataError` if there is none."""
     if not (folder / WEIGHTS).exists():
         raise DataError("Q-MODELS-015", f"{folder} holds no {WEIGHTS}: save the adapter as safetensors")
     return folder / WEIGHTS

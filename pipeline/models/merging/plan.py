@@ -33,7 +33,7 @@ class Plan:
 
 
 def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: bool) -> Plan:
-    """Every tensor of the merge of `adapter` into `base`, in the base's order. Raises `DataError` where the two don't fit, naming shapes."""
+    """Every tensor of the merge of `adapter` into `base`, in the base's order. Raises `DataError` if the two don't fit, naming shapes."""
     updates = _updates(base, adapter, model)
     changed = {name: Job(name, entry, base[name].file.name if name in base else "") for name, entry in adapter.whole.items()}
     for name, update in updates.items():
@@ -124,7 +124,7 @@ def _parameter(name: str, module: Module, base: dict[str, Entry], adapter: Adapt
 def _settle_tied(base: dict[str, Entry], changed: dict[str, Job], model: Structure) -> dict[str, Any]:
     """Where one table is embeddings and head and the adapter treats them differently, give each its own.
 
-    Mends `changed`; returns what the config must say. PEFT trains only the side it was told to: the other keeps the base's
+    Corrects `changed`; returns what the config must say. PEFT trains only the side it was told to: the other keeps the base's
     numbers. A table of another length can only be both.
     """
     embedding, head = changed.get(model.embedding), changed.get(model.head)
@@ -153,7 +153,7 @@ def _equal(one: Entry, other: Entry) -> bool:
 
 
 def _check(base: dict[str, Entry], changed: dict[str, Job], updates: dict[str, Update], model: Structure, adapter: Adapter) -> None:
-    """Raise `DataError` where a target is missing or has another shape."""
+    """Raise `DataError` if a target is missing or has another shape."""
     known = base.keys() | ({model.head} if model.tied else set())
     missing = sorted((updates.keys() | adapter.whole.keys()) - known)
     if missing:

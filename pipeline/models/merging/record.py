@@ -24,7 +24,7 @@ def read_run(adapter: Path) -> dict[str, Any]:
 
 
 def trained_nf4(run: dict[str, Any]) -> Nf4 | None:
-    """How training quantised the base, None where it did not or where nobody knows."""
+    """How training quantised the base, None if it did not or where nobody knows."""
     settings = run.get("settings", {})
     if settings.get("quantization") != "nf4":
         return None
@@ -44,7 +44,7 @@ def need_nf4(adapter: Path, nf4: Nf4 | None) -> Nf4:
 def check_same_base(base: Path, run: dict[str, Any]) -> str | None:
     """One hash of the base's weights (`weights_sha256` of training's record), from the record beside the base.
 
-    None where there is no such record: a hash would have to read every shard. Raises `DataError` where training saw others.
+    None if there is no such record: a hash would have to read every shard. Raises `DataError` if training saw others.
     """
     file = base.with_name(f"{base.name}.json")
     if not file.exists():

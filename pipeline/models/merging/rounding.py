@@ -25,7 +25,7 @@ def round_once(exact: Any, dtype: Any) -> Any:
 
 
 def check_finite(rounded: Any, name: str) -> None:
-    """Raise `DataError` where a number of a floating-point tensor is infinite or not a number; `name` is said."""
+    """Raise `DataError` if a number of a floating-point tensor is infinite or not a number; `name` is said."""
     import torch
 
     kind = str(rounded.dtype).removeprefix("torch.")
@@ -36,6 +36,6 @@ def check_finite(rounded: Any, name: str) -> None:
     if not good:
         raise DataError(
             "Q-MODELS-022",
-            f"{name} has values that {kind} can't hold: set merge.dtype to bfloat16, or mend the base or "
+            f"{name} has values that {kind} can't hold: set merge.dtype to bfloat16, or correct the base or "
             "the adapter if it is that already",
         )

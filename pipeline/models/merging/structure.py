@@ -19,7 +19,7 @@ class Structure:
 
 
 def structure(base: Path) -> Structure:
-    """The structure of the model in `base`, from its config alone. Raises `DataError` where transformers can't build it."""
+    """The structure of the model in `base`, from its config alone. Raises `DataError` if transformers can't build it."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D

@@ -18,7 +18,7 @@ from pipeline.llamacpp.tools import Toolchain, run_tool
 def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> None:
     """Write the model in `file` to `folder` as a Hugging Face folder: 16-bit safetensors, tokenizer, chat template.
 
-    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` where transformers doesn't know the
+    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` if transformers doesn't know the
     architecture, a weight is left over, missing or too large, or the tokenizer gives other ids than llama.cpp's.
     """
     from transformers import GenerationConfig
@@ -41,7 +41,7 @@ def special_ids(tokenizer: Any) -> dict[str, int | None]:
 
 
 def load_tokenizer_of(file: Path, header: Header) -> Any:
-    """The tokenizer of a GGUF with its template, as transformers reads it. Raises `DataError` where it can't, or no end of turn is named."""
+    """The tokenizer of a GGUF with its template, as transformers reads it. Raises `DataError` if it can't, or no end of turn is named."""
     from transformers import AutoTokenizer
 
     try:
@@ -69,7 +69,7 @@ def _unreadable(file: Path, header: Header, error: Exception) -> DataError:
 
 
 def load_gguf(file: Path, header: Header) -> Any:
-    """The model, dequantised to 16 bit. Raises `DataError` where transformers can't, or leaves out or makes up a tensor."""
+    """The model, dequantised to 16 bit. Raises `DataError` if transformers can't, or leaves out or makes up a tensor."""
     import torch
     from gguf import GGMLQuantizationType
     from transformers import AutoModelForCausalLM, GgufConfig
@@ -115,7 +115,7 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
 
 
 def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
-    """Mend how the text is cut before merging, where transformers falls short of what the GGUF says (`tokenizer.ggml.pre`).
+    """Correct how the text is cut before merging, where transformers falls short of what the GGUF says (`tokenizer.ggml.pre`).
 
     transformers 5.23 gives SmolLM GPT-2's rule, which keeps a space and a digit such as "½" together; the model was
     trained with single digits (pre_tokenizer of the published tokenizer.json). `same_ids_as_llama_cpp` finds other cases.

@@ -59,7 +59,7 @@ def choose_files(names: list[str], source: str) -> list[str]:
 
 
 def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
-    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises `DataError` where one is missing."""
+    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises `DataError` if one is missing."""
     parts = gguf_parts(file)
     if "/" in file and file in names:
         raise DataError(
@@ -72,7 +72,7 @@ def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
         there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
         raise DataError(
             "Q-BASE-009",
-            f"{source} has no file {file!r} (its GGUF files: {there}): mend base.file in params.yaml",
+            f"{source} has no file {file!r} (its GGUF files: {there}): correct base.file in params.yaml",
         )
     return [*parts, *sorted(name for name in names if "/" not in name and matches(name, ("LICENSE*", "NOTICE*", "README.md")))]
 
@@ -102,7 +102,7 @@ def check_config(config: dict[str, Any], source: str) -> None:
 
 
 def examine(folder: Path) -> dict[str, Any]:
-    """What the model in `folder` is, for `models/base.json`. Raises `DataError` where its files contradict each other."""
+    """What the model in `folder` is, for `models/base.json`. Raises `DataError` if its files contradict each other."""
     from transformers import AutoConfig
 
     config = read_object(folder / "config.json")
@@ -155,12 +155,12 @@ def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -
             "Q-BASE-014",
             f"{folder}: generation stops at {ends} (generation_config.json), the tokenizer's end of turn is "
             f"{tokenizer.eos_token_id} "
-            f"({tokenizer.eos_token}): mend one of them",
+            f"({tokenizer.eos_token}): correct one of them",
         )
 
 
 def complete_weights(folder: Path) -> None:
-    """Raise `DataError` where a shard that `model.safetensors.index.json` names is not there."""
+    """Raise `DataError` if a shard that `model.safetensors.index.json` names is missing."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         missing = sorted({name for name in read_object(index).get("weight_map", {}).values() if not (folder / name).exists()})
@@ -185,7 +185,7 @@ def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
                         counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
         except SafetensorError as error:
             raise DataError(
-                "Q-BASE-015", f"{file} is no whole safetensors file ({error}): fetch it again"
+                "Q-BASE-015", f"{file} is not a complete safetensors file ({error}): fetch it again"
             ) from error
     usual = counts.most_common(1)[0][0]
     return counts.total(), DTYPES.get(usual, usual)
@@ -202,7 +202,7 @@ def count_packed(file: Path) -> tuple[int, str]:
 
 
 def read_license(readme: Path) -> str | None:
-    """The licence that a model card's front matter names, if there is one."""
+    """The license that a model card's front matter names, if there is one."""
     if not readme.exists():
         return None
     parts = readme.read_text(encoding="utf-8", errors="replace").split("---\n")
@@ -214,16 +214,16 @@ def read_license(readme: Path) -> str | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises `DataError` where it is none."""
+    """The JSON object in a file. Raises `DataError` if it is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
-            "Q-BASE-016", f"{path} is not readable JSON ({error}): mend or fetch it again"
+            "Q-BASE-016", f"{path} is not readable JSON ({error}): correct or fetch it again"
         ) from error
     if not isinstance(value, dict):
         raise DataError(
             "Q-BASE-016",
-            f"{path} holds {type(value).__name__}, a JSON object is wanted: mend or fetch it again",
+            f"{path} holds {type(value).__name__}, a JSON object is wanted: correct or fetch it again",
         )
     return value

@@ -56,7 +56,7 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
     except errors.RepositoryNotFoundError as error:
         raise DataError(
             "Q-BASE-019",
-            f"the hub shows no model {repo}: mend base.model, or log in with `hf auth login` if the model "
+            f"the hub shows no model {repo}: correct base.model, or log in with `hf auth login` if the model "
             "is private",
         ) from error
     except errors.RevisionNotFoundError as error:
@@ -80,7 +80,7 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
             raise DataError(
                 "Q-BASE-022",
                 f"{repo}: {file.rfilename} did not arrive as the hub lists it: run the same command again "
-                "to fetch it anew",
+                "to fetch it again",
             )
         _link(arrived, folder / file.rfilename)
 

@@ -1,4 +1,4 @@
-"""A GGUF file as the base that is trained on as it is: the file itself, and beside it what transformers needs to know of it.
+"""A GGUF file as the base, unchanged: the file itself, and beside it what transformers needs to know of it.
 
 Nothing is dequantised: weights stay in `model.gguf`. Configuration, tokenizer and template come from the file's own metadata; a Hugging
 Face folder of the same model, where the user has one, is compared with them.
@@ -35,13 +35,13 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class Packed:
-    """That the base is a GGUF as it is: the level it is quantised to first, and the Hugging Face folder it is compared with."""
+    """That the base is a GGUF, unchanged: the level it is quantised to first, and the Hugging Face folder it is compared with."""
 
     level: str | None = None
     compare_with: str | None = None
 
     def keep(self, file: Path, folder: Path, tools: Toolchain) -> str | None:
-        """Put `file`, or all parts of which it is the first, into `folder` as the base; the licence that it names."""
+        """Put `file`, or all parts of which it is the first, into `folder` as the base; the license that it names."""
         keep_gguf(joined(file, folder, tools), folder, self.level, tools)
         named = check_gguf(folder / MODEL_FILE).fields.get("general.license")
         return named if isinstance(named, str) else None
@@ -50,7 +50,7 @@ class Packed:
 def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
     """`file`, or where it is the first of several parts the whole, made in `folder`; parts that lie in `folder` are removed.
 
-    Raises `DataError` where a part is missing, `ToolError` where llama-gguf-split fails, `MachineError` where the disk is too small.
+    Raises `DataError` if a part is missing, `ToolError` if llama-gguf-split fails, `MachineError` if the disk is too small.
     """
     parts = [file.with_name(name) for name in gguf_parts(file.name)]
     if len(parts) == 1:
@@ -72,8 +72,8 @@ def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
 def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> None:
     """Put `file` into `folder` as `model.gguf`, at `level` if one is named (then the original stays beside it), with config and tokenizer.
 
-    A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` where the file is not whole, can't be
-    trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError` where llama-quantize fails, `MachineError` where
+    A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` if the file is not whole, can't be
+    trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError` if llama-quantize fails, `MachineError` where
     the disk is too small.
     """
     checked_header(file)
@@ -124,7 +124,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def refuse_untrainable(header: Header, file: Path) -> None:
-    """Raise `DataError` where a matrix of the file has a type that training has no dequantiser for, or the architecture is not a known one."""
+    """Raise `DataError` if a matrix of the file has a type that training has no dequantiser for, or the architecture is not a known one."""
     from pipeline.gguf.dequantize import layout
 
     architecture = header.fields.get("general.architecture")
@@ -143,7 +143,7 @@ def refuse_untrainable(header: Header, file: Path) -> None:
 
 
 def write_config(model: Path, header: Header, folder: Path, special: dict[str, int | None], file: Path) -> None:
-    """`config.json` and `generation_config.json` as transformers reads them out of the GGUF. Raises `DataError` where it can't."""
+    """`config.json` and `generation_config.json` as transformers reads them out of the GGUF. Raises `DataError` if it can't."""
     from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -170,7 +170,7 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
 
 
 def compare_with_folder(folder: Path, other: Path) -> None:
-    """Raise `DataError` where the model in `folder` (from a GGUF) and the Hugging Face folder `other` differ in settings, tokenizer or template."""
+    """Raise `DataError` if the model in `folder` (from a GGUF) and the Hugging Face folder `other` differ in settings, tokenizer or template."""
     from transformers import AutoConfig
 
     if not other.is_dir():

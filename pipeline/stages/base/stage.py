@@ -30,7 +30,7 @@ def copy_folder(source: Path, folder: Path) -> None:
     """Copy the model files of a local Hugging Face folder.
 
     Copied, not hard-linked: two names of one file share its bytes, so whatever writes in `models/base` later would
-    change the user's own model. Raises `DataError` where `source` is no folder or a file can't be read.
+    change the user's own model. Raises `DataError` if `source` is no folder or a file can't be read.
     """
     if not source.is_dir():
         raise DataError(
@@ -45,7 +45,7 @@ def copy_folder(source: Path, folder: Path) -> None:
             stream = (source / name).open("rb")
         except OSError as error:
             raise DataError(
-                "Q-BASE-027", f"{source / name} can't be read ({error.strerror}): mend its rights"
+                "Q-BASE-027", f"{source / name} can't be read ({error.strerror}): correct its rights"
             ) from error
         with stream, (folder / name).open("wb") as copy:
             shutil.copyfileobj(stream, copy, 1 << 20)
@@ -54,7 +54,7 @@ def copy_folder(source: Path, folder: Path) -> None:
 def find_in_package(package: str, file: str) -> Path:
     """The path of `file` inside an installed distribution, found without importing its code.
 
-    Raises `ToolError` where the package is not installed, `DataError` where it has no such file.
+    Raises `ToolError` if the package is not installed, `DataError` if it has no such file.
     """
     try:
         listed = metadata.distribution(package).files or []
@@ -70,7 +70,7 @@ def find_in_package(package: str, file: str) -> Path:
     there = sorted(entry.name for entry in listed if entry.suffix == ".gguf")
     raise DataError(
         "Q-BASE-009",
-        f"the package {package} has no file {file!r} (its GGUF files: {', '.join(there) or 'none'}): mend "
+        f"the package {package} has no file {file!r} (its GGUF files: {', '.join(there) or 'none'}): correct "
         "base.file in params.yaml",
     )
 
@@ -123,7 +123,7 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
 
 
 def convert_gguf(file: Path, folder: Path, llamacpp_home: str | None) -> str | None:
-    """Unpack a GGUF file into `folder`; the licence that it names."""
+    """Unpack a GGUF file into `folder`; the license that it names."""
     header = checked_header(file)
     need_disk(folder.parent, 2 * header.parameters)
     print(f"base: unpacking {file.name} to 16 bit", flush=True)

@@ -63,7 +63,7 @@ def likeness(
     With `itself`, `reference` is a second context of the same model: it is compared on the first `SELF_ROWS` rows, which prove that the
     divergence is 0 (`self_divergence`, the largest KL divergence found, in nats), and only its perplexity is measured on the others.
     With `by_row` also what each compared row adds (`rows_summary`), from which the share of a damage that was healed gets its interval.
-    Raises `DataError` where the models' vocabularies differ or logits are no finite numbers.
+    Raises `DataError` if the models' vocabularies differ or logits are no finite numbers.
     """
     if model.vocabulary != reference.vocabulary:
         raise DataError(

@@ -44,7 +44,7 @@ class Question:
 def load_questions(name: str, root: Path) -> list[Question]:
     """The questions of `evaluate.general`: "builtin", "none" (no question), or a JSONL file below `data/evaluation` of the project.
 
-    Raises `ConfigError` where there is no such file, `DataError` with file and line where a line is no question.
+    Raises `ConfigError` if there is no such file, `DataError` with file and line where a line is no question.
     """
     if name == "none":
         return []
@@ -64,7 +64,7 @@ def load_questions(name: str, root: Path) -> list[Question]:
             except BadLine as error:
                 raise DataError(
                     "Q-EVALUATE-004",
-                    f"{path}, line {number}: {error}: mend the line, docs/data-formats.md shows one",
+                    f"{path}, line {number}: {error}: correct the line, docs/data-formats.md shows one",
                 ) from error
     if not questions:
         raise DataError(
@@ -93,9 +93,9 @@ def _question(file: str, number: int, line: bytes | None) -> Question:
 
 
 def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Question], seed: int) -> dict[str, Any] | None:
-    """Score `questions`: the share right with its 95 % bootstrap interval, by subject, and 1 or 0 for each question; None where there is none.
+    """Score `questions`: the share right with its 95 % bootstrap interval, by subject, and 1 or 0 for each question; None if there is none.
 
-    Raises `DataError` where a question can't be shown by the chat template or doesn't fit the context.
+    Raises `DataError` if a question can't be shown by the chat template or doesn't fit the context.
     """
     from pipeline.metrics.intervals import interval
 
@@ -131,7 +131,7 @@ class Choice:
 def encode_choice(tokenizer: Any, question: str, answer: str) -> Choice:
     """`answer` as the assistant's turn after `question`, by the model's own template, without what the template adds around it.
 
-    Raises `Unrenderable` where the template doesn't show both, and where a control token comes from one of them.
+    Raises `Unrenderable` if the template doesn't show both, and where a control token comes from one of them.
     """
     (rendered,) = renderings(tokenizer, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
     start, end = rendered.spans[0]
@@ -173,7 +173,7 @@ def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice
         encoded = [encode_choice(tokenizer, ASKED.format(question=question.question), choice) for choice in question.choices]
     except Unrenderable as why:
         raise DataError(
-            "Q-EVALUATE-006", f"evaluate.general: the question of {place} can't be asked ({why}): mend it"
+            "Q-EVALUATE-006", f"evaluate.general: the question of {place} can't be asked ({why}): correct it"
         ) from why
     if (longest := max(len(one.ids) for one in encoded)) > model.ctx_size:
         raise DataError(

@@ -36,7 +36,7 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
 
     A metric is called as in the harness, "exact_match" and "exact_match_stderr" for example; behind a filter "exact_match,FILTER".
     `folder` holds the task files; the paths of their data are relative to it. Answers are greedy. Raises `ConfigError` where
-    the harness isn't installed, doesn't know a task or can't run it here, `ToolError` where it fails.
+    the harness isn't installed, doesn't know a task or can't run it here, `ToolError` if it fails.
     """
     if find_spec("lm_eval") is None:
         raise ConfigError(
@@ -70,7 +70,7 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
 
 
 def _messages(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any], None, None]:
-    """What the process says, as it says it. Raises `ToolError` where it ends otherwise than with exit status 0."""
+    """What the process says, as it says it. Raises `ToolError` if it ends otherwise than with exit status 0."""
     with tempfile.TemporaryDirectory(prefix="quench-harness-") as aside:
         log = Path(aside) / "log"
         environment = os.environ | OFFLINE | {"HF_HOME": str(Path(aside) / "huggingface")}  # nothing of it is kept

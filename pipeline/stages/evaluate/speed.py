@@ -31,7 +31,7 @@ def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
     """Tokens per second at each of `prompt_lengths` and `generation_depths`, under `speed` and, as single figures, beside it.
 
     The prompt's single figure is the longest's, generation's the first depth's; `_spread` is half of highest − lowest run.
-    Raises `ToolError` where llama-bench fails.
+    Raises `ToolError` if llama-bench fails.
     """
     asked = (
         ("--n-prompt", numbers(settings.prompt_lengths), "--n-gen", "0"),
@@ -50,7 +50,7 @@ def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
 def speed_in_process(model: Path, lora: Path | None, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
     """The same figures through the binding, with the adapter `lora` on the model if given; `speed.by` says that llama-bench had no part in it.
 
-    As llama-bench does, it reads random tokens, writes tokens one by one, and throws a first run away. Raises `ToolError` where llama.cpp can't.
+    As llama-bench does, it reads random tokens, writes tokens one by one, and throws a first run away. Raises `ToolError` if llama.cpp can't.
     """
     lengths, depths = dict.fromkeys(settings.prompt_lengths), dict.fromkeys(settings.generation_depths)
     room = max([*lengths, *(depth + GENERATED for depth in depths)])
@@ -126,7 +126,7 @@ def serving_figures(model: Path, settings: Serve, tools: Toolchain, lora: Path |
     resident memory, mapped weights included, where the system has /proc, and `gpu_memory_bytes` what the driver says it holds; else None.
     A shorter prompt leaves buffers untouched, so that they are not resident yet. A full context takes more still (SmolLM2-135M with 4,096 tokens:
     252 MB against 245; with `flash_attn` off 355), and so does a prompt cache, which is empty here.
-    Raises `ToolError` where it doesn't come up or answer.
+    Raises `ToolError` if it doesn't come up or answer.
     """
     up = serving(
         tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers,
@@ -146,7 +146,7 @@ def serving_figures(model: Path, settings: Serve, tools: Toolchain, lora: Path |
 
 
 def gpu_memory(pid: int) -> int | None:
-    """What a process holds on all GPUs by `nvidia-smi`, in bytes; None where there is none, or where it can't see the process."""
+    """What a process holds on all GPUs by `nvidia-smi`, in bytes; None if there is none, or where it can't see the process."""
     if not shutil.which("nvidia-smi"):
         return None
     command = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
@@ -155,7 +155,7 @@ def gpu_memory(pid: int) -> int | None:
 
 
 def held_by(pid: int, listing: str) -> int | None:
-    """A process's memory in nvidia-smi's lines "pid, MiB", in bytes; None where it isn't listed with a number."""
+    """A process's memory in nvidia-smi's lines "pid, MiB", in bytes; None if it isn't listed with a number."""
     rows = [line.split(",") for line in listing.splitlines() if line.count(",") == 1]
     held = [int(amount) for process, amount in rows if process.strip() == str(pid) and amount.strip().isdigit()]
     return sum(held) << 20 if held else None

@@ -33,7 +33,7 @@ def imatrix(
 
     `rows` must be the training split: a level that saw what it is judged on would look better than it is. The rows are
     rendered as the model was trained on them. The same bytes every time, for any number of threads. Raises `DataError`
-    where the rows are too few, `ToolError` where llama-imatrix fails.
+    where the rows are too few, `ToolError` if llama-imatrix fails.
     """
     assert rows.name == "train.jsonl", f"{rows} is not the training split"
     loaded = load_tokenizer(tokenizer) if tokens and check_gguf(model) else None

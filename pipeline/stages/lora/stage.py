@@ -22,8 +22,8 @@ from pipeline.serve.adapter import matching_adapter
 def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, type: LoraType, tools: Toolchain) -> None:
     """Publish the adapter in the PEFT folder `adapter` as the GGUF `target`, proven to fit the GGUF in `base` tensor by tensor.
 
-    `lineage` is models/base.json. Raises `DataError` where the base's file is not the one that was trained on, `ToolError` where the
-    converter fails, `MachineError` where the disk is too small.
+    `lineage` is models/base.json. Raises `DataError` if the base's file is not the one that was trained on, `ToolError` if the
+    converter fails, `MachineError` if the disk is too small.
     """
     model = base / MODEL_FILE
     found, recorded = file_hash(model), read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)

@@ -117,7 +117,7 @@ def load(names: list[str], folder: Path) -> None:
 
 def test_an_unreadable_file_is_named(folder: Path) -> None:
     (folder / "broken.yaml").write_text("task: [")
-    with pytest.raises(Exception, match=r"broken.yaml can't be read .*: mend it"):
+    with pytest.raises(Exception, match=r"broken.yaml can't be read .*: correct it"):
         load(["hellaswag"], folder)
 
 
