@@ -31,8 +31,7 @@ def trained_model(base: Path, adapter: Path | None, *, float32: bool = False, se
     from peft import PeftModel
 
     recorded = adapter or settings_of
-    if recorded is None:
-        raise AssertionError("a base alone needs the settings of a run")
+    assert recorded, "a base alone needs the settings of a run"
     settings = run_settings(recorded).model_copy(update={"embeddings_on_cpu": False})  # where the table lies changes no number
     bare = load_quantised(base, settings)
     model = PeftModel.from_pretrained(bare, adapter) if adapter else bare
