@@ -201,7 +201,7 @@ MISFITS = {
                         r"Q-MODELS-018.*4 .*model\.layers\.7\.mlp\.down_proj\.weight \(64, 128\)"),
     "of another width": (lambda t: {name: value[:, :32].contiguous() if "o_proj.lora_A" in name else value for name, value in t.items()},
                          r"Q-MODELS-018.*o_proj\.weight is \(64, 32\).*\(64, 64\)"),
-    "of another rank": (lambda t: {name: value[:2].contiguous() if "lora_A" in name else value for name, value in t.items()}, "Q-MODELS-016"),
+    "of another rank": (lambda t: {name: value[:2].contiguous() if "lora_A" in name else value for name, value in t.items()}, "Q-MODELS-017"),
     "half a pair": (lambda t: {name: value for name, value in t.items() if "layers.0.self_attn.q_proj.lora_B" not in name},
                     r"Q-MODELS-016.*q_proj has lora_A\.weight"),
     "a stranger": (lambda t: t | {"base_model.model.model.layers.0.lora_X.weight": torch.zeros(2)}, "Q-MODELS-016.*lora_X.weight"),
