@@ -47,18 +47,34 @@ def write_adapter(base: Path, folder: Path) -> Path:
     return folder
 
 
+def merge_with_peft(base: Path, adapter: Path, folder: Path) -> None:
+    """Write PEFT's `merge_and_unload` of `adapter` into the bfloat16 `base` to `folder`: the entire model in memory."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from pipeline.models.merging.record import copy_settings
+    from pipeline.models.runtime import silence_libraries
+
+    silence_libraries()
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, local_files_only=True, trust_remote_code=False)
+    PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(folder)
+    for name in ("config.json", "generation_config.json"):  # transformers writes its own version and defaults into them
+        (folder / name).unlink(missing_ok=True)
+    copy_settings(base, adapter, folder, "bfloat16", {})
+
+
 def one(folder: Path, side: str) -> None:
     """The child: merge without waiting for the disk at the end, then say seconds, processor seconds and this process's peak in bytes."""
     from pipeline.models.merging.nf4 import Nf4
     from pipeline.models.runtime import use_all_cores
-    from pipeline.stages.merge.peft_merge import merge_with_peft
     from pipeline.stages.merge.stream import stream
 
     use_all_cores()
     (folder / side).mkdir()
     start = time.perf_counter()
     if side == "peft":
-        merge_with_peft(folder / "base", folder / "adapter", folder / side, "bfloat16", "w16")
+        merge_with_peft(folder / "base", folder / "adapter", folder / side)
     else:
         stream(folder / "base", folder / "adapter", folder / side, "bfloat16", Nf4(*TRAINED), onto_nf4=side == "stream, nf4")
     seconds, processor = time.perf_counter() - start, time.process_time()

@@ -31,7 +31,7 @@ from pipeline.config.sections import (
     Train,
     Training,
 )
-from pipeline.config.sections.renamed import KEYS, VALUES
+from pipeline.config.sections.renamed import GONE, KEYS, VALUES
 from pipeline.config.sections.values import group, keys_of
 from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
@@ -227,6 +227,8 @@ def _words(item: Any) -> str:
 def _unknown(item: Any) -> str:
     """An unknown key, with the name that it has now, or the known one nearest to it."""
     key = _dotted(item)
+    if key in GONE:
+        return GONE[key]
     if key in KEYS:
         return f"is called {KEYS[key]} now: rename it"
     known = [".".join(place) for place, _ in keys_of(Params)]

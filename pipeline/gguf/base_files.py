@@ -1,5 +1,5 @@
-"""Linears that keep a GGUF's packed bytes: dequantised at every use, forward and backward."""
+"""A base that is a GGUF: the names of its files in models/base, and the architectures that can be trained on one."""
 
-# in models/base, where that is a GGUF: what is trained on and served, and the file that it was quantised from where base.level says so
+# what is trained on and served, and, if base.level is set, the file that it was quantised from
 MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
-DENSE = ("llama", "qwen2", "qwen3")  # of the architectures that llama.cpp's names are known of, those without experts: what can be trained packed
+DENSE = ("llama", "qwen2", "qwen3")  # the architectures of `gguf.sources` without experts

@@ -47,22 +47,34 @@ def layout(kind: int) -> Layout:
     from gguf import GGMLQuantizationType
 
     name = GGMLQuantizationType(kind).name if kind in list(GGMLQuantizationType) else f"number {kind}"
-    raise DataError(f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of this model")
+    raise DataError(
+        "Q-GGUF-001",
+        f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of "
+        "this model",
+    )
 
 
 def row_bytes(kind: int, columns: int) -> int:
-    """Bytes of a row of `columns` weights. Raises `DataError` where they are no whole blocks, or for a type not known."""
+    """Bytes of a row of `columns` weights. Raises `DataError` if they are no whole blocks, or for a type not known."""
     name, weights, size = layout(kind)
     if columns % weights:
-        raise DataError(f"a row of {columns} weights is no whole number of {name}'s blocks of {weights}: make the GGUF file again")
+        raise DataError(
+            "Q-GGUF-002",
+            f"a row of {columns} weights is no whole number of {name}'s blocks of {weights}: make the GGUF "
+            "file again",
+        )
     return columns // weights * size
 
 
 def columns_of(kind: int, stored: int) -> int:
-    """Weights of a row of `stored` bytes. Raises `DataError` where they are no whole blocks, or for a type not known."""
+    """Weights of a row of `stored` bytes. Raises `DataError` if they are no whole blocks, or for a type not known."""
     name, weights, size = layout(kind)
     if stored % size:
-        raise DataError(f"a row of {stored} bytes is no whole number of {name}'s blocks of {size} bytes: make the GGUF file again")
+        raise DataError(
+            "Q-GGUF-002",
+            f"a row of {stored} bytes is no whole number of {name}'s blocks of {size} bytes: make the GGUF "
+            "file again",
+        )
     return stored // size * weights
 
 
@@ -70,7 +82,7 @@ def dequantise(packed: Tensor, kind: int, dtype: torch.dtype = torch.float32, ou
     """The values of `packed`, uint8 (rows, row bytes) of the type with ggml's number `kind`: (rows, columns) of `dtype`.
 
     Computed in float32 and rounded once, so that every value is that of `gguf.quants.dequantize` rounded once. `out`, contiguous,
-    is written and returned where it is given: a large matrix anew at every call costs more in page faults than in arithmetic.
+    is written and returned where it is given: a large matrix again at every call costs more in page faults than in arithmetic.
     Raises `DataError` for a type that is not in `TRAINABLE_TYPES` and for rows that are no whole blocks.
     """
     columns = columns_of(kind, packed.shape[-1])

@@ -1,6 +1,5 @@
 """What a GGUF that llama.cpp's tools wrote holds: is it whole, how large, which tensor types (GGUF v3, ggml/docs/gguf.md)."""
 
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,13 @@ HEADS = ("output.weight", "token_embd.weight")
 
 def check_gguf(path: Path) -> Header:
     """Read a GGUF back: its header, and that the file holds every tensor announced there. Raises `DataError`."""
-    try:
-        header = read_header(path)
-    except (NotGguf, OSError) as error:
-        raise DataError(f"{path} is not a whole GGUF ({error}): run the stage that makes it again") from error
+    header = _read(path)
     if not header.tensors and (why := header.fields.get(NOT_MADE)):
-        raise DataError(f"{path} was not made, for {why}: set it to true, then run `snakemake convert`")
+        raise DataError(
+            "Q-GGUF-004", f"{path} was not made, for {why}: set it to true, then run `snakemake convert`"
+        )
     if not header.tensors:
-        raise DataError(f"{path} holds no tensor: run the stage that makes it again")
+        raise DataError("Q-GGUF-003", f"{path} holds no tensor: run the stage that makes it again")
     return header
 
 
@@ -42,11 +40,17 @@ def write_not_made(path: Path, why: str) -> None:
 
 
 def is_made(path: Path) -> bool:
-    """Whether a GGUF is one, not what `write_not_made` put in its place. Raises `DataError` where it is damaged."""
+    """Whether a GGUF is one, not what `write_not_made` put in its place. Raises `DataError` if it is damaged."""
+    return NOT_MADE not in _read(path).fields
+
+
+def _read(path: Path) -> Header:
     try:
-        return NOT_MADE not in read_header(path).fields
+        return read_header(path)
     except (NotGguf, OSError) as error:
-        raise DataError(f"{path} is not a whole GGUF ({error}): run the stage that makes it again") from error
+        raise DataError(
+            "Q-GGUF-003", f"{path} is not a whole GGUF ({error}): run the stage that makes it again"
+        ) from error
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def describe(path: Path) -> dict[str, Any]:
 
     header = check_gguf(path)
     types = {name: GGMLQuantizationType(kind).name for name, (_, kind) in header.tensors.items()}
-    weights = _parameters(header)
+    weights = header.parameters
     stored = sum(tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items())
     file_type = header.fields.get("general.file_type")
     level = LlamaFileType(file_type).name if file_type is not None else ""
@@ -81,19 +85,10 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def parameters(path: Path) -> int:
-    """How many weights a GGUF's tensors hold together."""
-    return _parameters(check_gguf(path))
-
-
-def _parameters(header: Header) -> int:
-    return sum(math.prod(shape) for shape, _ in header.tensors.values())
-
-
 def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:
     """Bytes of a float16 key-value cache of `ctx_size` tokens: layers × kv heads × (key + value length) × 2 each.
 
-    None where the header doesn't say (layers with different heads, for example).
+    None if the header doesn't say (layers with different heads, for example).
     """
     fields = check_gguf(path).fields
     prefix = fields.get("general.architecture")

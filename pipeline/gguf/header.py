@@ -27,6 +27,11 @@ class Header:
     fields: dict[str, Any]
     tensors: dict[str, tuple[tuple[int, ...], int]]
 
+    @property
+    def parameters(self) -> int:
+        """How many weights the tensors hold together."""
+        return sum(math.prod(shape) for shape, _ in self.tensors.values())
+
 
 class _Cursor:
     """Reads little-endian values from bytes and never past their end."""
@@ -42,14 +47,11 @@ class _Cursor:
         self.at += size
         return values
 
-    def string(self) -> str:
-        return self.texts(1)[0]
-
     def value(self, kind: int) -> Any:
         if kind in SCALARS:
             return self.scalars(SCALARS[kind], 1)[0]
         if kind == STRING:
-            return self.string()
+            return self.texts(1)[0]
         if kind != ARRAY:
             raise NotGguf(f"value type {kind} at byte {self.at:,} is not one that llama.cpp writes")
         element, count = *self.scalars("I", 1), *self.scalars("Q", 1)
@@ -90,14 +92,14 @@ def read_header(file: Path) -> Header:
         raise NotGguf(f"it has GGUF version {version}; versions 2 and 3 are known")
     fields: dict[str, Any] = {}
     for _ in range(field_count):  # ends with the bytes: a field takes at least 13
-        name = cursor.string()
+        name = cursor.texts(1)[0]
         if name in fields:
             raise NotGguf(f"field {name} is written twice")
         fields[name] = cursor.value(cursor.scalars("I", 1)[0])
     tensors: dict[str, tuple[tuple[int, ...], int]] = {}
     end = 0
     for _ in range(tensor_count):
-        name = cursor.string()
+        name = cursor.texts(1)[0]
         (dimensions,) = cursor.scalars("I", 1)
         if dimensions > 4 or name in tensors:
             raise NotGguf(f"tensor {name} has {dimensions} dimensions or is written twice")

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-untyped, import-not-found, untyped-decorator, no-untyped-call"
 """Triton kernels for the types that K-mixed files are made of: packed blocks on a GPU straight to values, bit for bit those of torch's path.
 
-A program takes `TILE` blocks of 256 weights; each weight is computed by itself, from bytes that it shares with its neighbours through
+A program takes `TILE` blocks of 256 weights; each weight is computed by itself, from bytes that it shares with its neighbors through
 the cache. Imported only where Triton is (`pipeline.gguf.dequantize`); TRITON_INTERPRET=1 runs it on a CPU.
 """
 

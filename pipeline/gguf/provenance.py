@@ -21,7 +21,7 @@ Fields = dict[str, str | int]
 
 
 def lineage_fields(lineage: Path) -> Fields:
-    """The base alone. Raises `DataError` where the record can't be read."""
+    """The base alone. Raises `DataError` if the record can't be read."""
     record = read_json(lineage, "run the stage that makes it again")
     named, revision = str(record["model"]), record.get("revision")
     on_hub = record["source"] == "hub"
@@ -63,6 +63,6 @@ def folder_fields(folder: Path) -> Fields:
 def passport(path: Path) -> dict[str, Any]:
     """What a GGUF says about where it comes from: its `quench.*` fields and the standard ones; empty for a file of another maker.
 
-    Raises `DataError` where the file is not whole.
+    Raises `DataError` if the file is not whole.
     """
     return {key: value for key, value in sorted(check_gguf(path).fields.items()) if key.startswith((OWN, *STANDARD))}

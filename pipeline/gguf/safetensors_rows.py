@@ -79,28 +79,35 @@ def fill(file: Any, buffer: Any, start: int) -> None:
     while at < len(view):
         count = os.preadv(file.fileno(), [view[at:]], start + at)
         if not count:
-            raise DataError(f"{file.name} ended while it was read: {REMEDY}")
+            raise DataError("Q-GGUF-006", f"{file.name} ended while it was read: {REMEDY}")
         at += count
 
 
 def read_folder(folder: Path) -> dict[str, Entry]:
-    """All tensors of a model's folder, shard by shard in the files' order. Raises `DataError` where a file is not whole or contradicts the index."""
+    """All tensors of a model's folder, shard by shard in the files' order. Raises `DataError` if a file is not whole or contradicts the index."""
     index = _read_index(folder)
     single = folder / "model.safetensors"
     files = sorted({folder / name for name in index.values()}) or ([single] if single.exists() else sorted(folder.glob("*.safetensors")))
     if not files:
-        raise DataError(f"{folder} holds no safetensors file: {REMEDY}")
+        raise DataError("Q-GGUF-007", f"{folder} holds no safetensors file: {REMEDY}")
     found: dict[str, Entry] = {}
     for file in files:
         if not file.is_file():
-            raise DataError(f"{folder / INDEX} names {file.name}, which is missing: {REMEDY}")
+            raise DataError("Q-GGUF-007", f"{folder / INDEX} names {file.name}, which is missing: {REMEDY}")
         for entry in read_header(file):
             if entry.name in found:
-                raise DataError(f"{entry.name} is in {found[entry.name].file.name} and in {file.name}: keep one of the two")
+                raise DataError(
+                    "Q-GGUF-008",
+                    f"{entry.name} is in {found[entry.name].file.name} and in {file.name}: keep one of the "
+                    "two",
+                )
             found[entry.name] = entry
     wrong = [name for name in index.keys() | found.keys() if index and (name not in found or index.get(name) != found[name].file.name)]
     if wrong:
-        raise DataError(f"{folder / INDEX} does not say where {min(wrong)} is ({len(wrong)} tensors so): {REMEDY}")
+        raise DataError(
+            "Q-GGUF-007",
+            f"{folder / INDEX} does not say where {min(wrong)} is ({len(wrong)} tensors so): {REMEDY}",
+        )
     return found
 
 
@@ -113,7 +120,7 @@ def _read_index(folder: Path) -> dict[str, str]:
             return weights
     except (ValueError, KeyError, TypeError, AttributeError):
         pass  # said below
-    raise DataError(f"{folder / INDEX} is no index of shards: {REMEDY}")
+    raise DataError("Q-GGUF-007", f"{folder / INDEX} is no index of shards: {REMEDY}")
 
 
 def read_header(file: Path) -> list[Entry]:
@@ -123,23 +130,34 @@ def read_header(file: Path) -> list[Entry]:
         start = opened.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else HEADER_LIMIT
         if length > min(size - 8, HEADER_LIMIT):
-            raise DataError(f"{file} is cut or no safetensors file: {REMEDY}")
+            raise DataError("Q-GGUF-006", f"{file} is cut or no safetensors file: {REMEDY}")
         try:
             header = _unique_json(opened.read(length))
             header.pop("__metadata__", None)
             described = [_described(name, one) for name, one in header.items()]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{file} has a header that can't be read ({error}): {REMEDY}") from None
+            raise DataError(
+                "Q-GGUF-006", f"{file} has a header that can't be read ({error}): {REMEDY}"
+            ) from None
     end, entries = 0, []
     for name, dtype, shape, first, last in sorted(described, key=lambda one: (one[3], one[4])):
         if dtype not in DTYPES:
-            raise DataError(f"{name} in {file} has the type {dtype}, which can't be merged: take a base in 16 or 32 bit")
+            raise DataError(
+                "Q-GGUF-009",
+                f"{name} in {file} has the type {dtype}, which can't be merged: take a base in 16 or 32 bit",
+            )
         if first != end or min(shape, default=0) < 0 or last - first != prod(shape) * DTYPES[dtype][0]:
-            raise DataError(f"{name} in {file} lies at bytes {first} to {last}, which its shape or its neighbours contradict: {REMEDY}")
+            raise DataError(
+                "Q-GGUF-006",
+                f"{name} in {file} lies at bytes {first} to {last}, which its shape or its neighbors "
+                f"contradict: {REMEDY}",
+            )
         entries.append(Entry(name, dtype, shape, file, 8 + length + first))
         end = last
     if 8 + length + end != size:
-        raise DataError(f"{file} has {size} bytes and its header describes {8 + length + end}: {REMEDY}")
+        raise DataError(
+            "Q-GGUF-006", f"{file} has {size} bytes and its header describes {8 + length + end}: {REMEDY}"
+        )
     return entries
 
 
@@ -175,7 +193,7 @@ class Shard:
 
 @contextmanager
 def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Iterator[Shard]:
-    """A file with the header of `tensors` (name, type, shape), to be filled in that order; an `AssertionError` where too much or too little came."""
+    """A file with the header of `tensors` (name, type, shape), to be filled in that order; an `AssertionError` if too much or too little came."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in tensors:

@@ -1,6 +1,6 @@
 """Which rows of a Hugging Face folder each tensor of its GGUF is made of, for the architectures whose conversion is known.
 
-Names are mapped by the package gguf. What llama.cpp's converter does to values is written here anew, from its description: it orders the
+Names are mapped by the package gguf. What llama.cpp's converter does to values is written again here, from its description: it orders the
 rows of Llama's q and k for its own rotary embedding, and it puts the experts of a layer into one tensor.
 """
 
@@ -37,7 +37,7 @@ class Piece:
 
     def blocks(self) -> Iterator[Floats]:
         """The rows in llama.cpp's order, flat, in blocks of about `BLOCK` weights."""
-        if self.head:  # its first half and its second half, row by row in turns (arXiv:2104.09864 pairs neighbours, Hugging Face halves)
+        if self.head:  # its first half and its second half, row by row in turns (arXiv:2104.09864 pairs neighbors, Hugging Face halves)
             rows = self._read(self.first, self.last)
             yield np.stack(np.split(rows, 2), axis=1).reshape(-1)
             return
@@ -101,7 +101,7 @@ def _expert_number(name: str) -> tuple[str, int]:
 def rope_factors(merged: Path) -> Floats | None:
     """rope_freqs.weight as llama.cpp wants it for a Llama 3 context extension: how much slower each frequency turns than without it.
 
-    Taken from the function that transformers itself runs with; None where the model has no such extension.
+    Taken from the function that transformers itself runs with; None if the model has no such extension.
     """
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

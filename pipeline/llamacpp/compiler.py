@@ -38,11 +38,11 @@ SECONDS = 120
 
 
 def find_compiler() -> str:
-    """The C++ compiler that CMake will take: $CXX or the first of c++, g++, clang++. Raises `ToolError` where there is none."""
+    """The C++ compiler that CMake will take: $CXX or the first of c++, g++, clang++. Raises `ToolError` if there is none."""
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         if name and shutil.which(name.split()[0]):
             return name
-    raise ToolError(NO_COMPILER)
+    raise ToolError("Q-LLAMACPP-007", NO_COMPILER)
 
 
 def amx_flags(compiler: str) -> list[str]:

@@ -28,7 +28,7 @@ def to_gguf(tools: Toolchain, folder: Path, target: Path, type: FloatType, name:
     """Write the model in `folder` as `target`, in 16-bit floats; `name` becomes general.name.
 
     `pre` is the pre-tokenizer's name (tokenizer.ggml.pre); without it the converter looks it up in its list of hashes.
-    `fields` are written beside the converter's own. Raises `ToolError` where the converter fails.
+    `fields` are written beside the converter's own. Raises `ToolError` if the converter fails.
     """
     need_disk(target.parent, sum(shard.stat().st_size for shard in folder.glob("*.safetensors")))
     with publishing(target, check_gguf) as aside:
@@ -39,7 +39,7 @@ def lora_to_gguf(tools: Toolchain, adapter: Path, base: Path, target: Path, type
                  check: Callable[[Path], object] = check_gguf) -> None:  # fmt: skip
     """Write the adapter of the model in `base` as `target`, for `llama-server --lora`, published where `check` lets it pass.
 
-    Raises `ToolError` where the converter fails.
+    Raises `ToolError` if the converter fails.
     """
     with publishing(target, check) as aside:
         run_converter(tools, "convert_lora_to_gguf.py", [adapter, "--base", base, "--outtype", type.lower(), "--outfile", aside], None, fields)
@@ -52,7 +52,7 @@ def quantise_gguf(tools: Toolchain, source: Path, target: Path, level: str, nthr
     `imatrix` is an importance matrix's GGUF. `tensor_types` maps patterns (searched in tensor names, the first match
     wins) to types that replace the level's. `requantise` allows a `source` that is quantised already.
 
-    Raises `ConfigError` where a pattern or type can't be, `DataError` where `source` is not whole, `ToolError` where llama-quantize fails.
+    Raises `ConfigError` if a pattern or type can't be, `DataError` if `source` is not whole, `ToolError` if llama-quantize fails.
     """
     check_gguf(source)
     # an upper bound: no level is larger than 16-bit floats; of a file that is quantised already, some are larger than it

@@ -52,7 +52,7 @@ class GgufModel:
     def read(self, ids: list[int], start: int, wanted: set[int]) -> Floats:
         """Read `ids` as the row's tokens from position `start` on: logits after those of `wanted`, counted from there, float32, (len(wanted), V).
 
-        The array is llama.cpp's own memory, which the next call overwrites. Raises `ToolError` where llama.cpp can't (no memory).
+        The array is llama.cpp's own memory, which the next call overwrites. Raises `ToolError` if llama.cpp can't (no memory).
         """
         self._need_room(start + len(ids))
         llama = self._llama
@@ -63,7 +63,11 @@ class GgufModel:
                 batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, start + i, 1, i in wanted
                 batch.seq_id[i][0] = 0
             if llama.llama_decode(self._context, batch) != 0:
-                raise ToolError(f"llama.cpp could not evaluate a row of {start + len(ids)} tokens: lower evaluate.ctx_size or free memory")
+                raise ToolError(
+                    "Q-LLAMACPP-008",
+                    f"llama.cpp could not evaluate a row of {start + len(ids)} tokens: lower "
+                    "evaluate.ctx_size or free memory",
+                )
         finally:
             llama.llama_batch_free(batch)
         if not wanted:
@@ -80,7 +84,7 @@ class GgufModel:
 def open_gguf(tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gpu_layers: int, lora: Path | None = None) -> Iterator[GgufModel]:
     """Load a GGUF, with a LoRA GGUF on it if one is given, for `GgufModel.logits`; freed when the body ends.
 
-    Raises `ToolError` where llama.cpp refuses one of them.
+    Raises `ToolError` if llama.cpp refuses one of them.
     """
     with loaded_gguf(tools, path, n_gpu_layers=n_gpu_layers) as (llama, model):
         settings = llama.llama_context_default_params()
@@ -88,7 +92,11 @@ def open_gguf(tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gp
         settings.n_threads = settings.n_threads_batch = threads
         context = llama.llama_init_from_model(model, settings)
         if not context:
-            raise ToolError(f"llama.cpp has no memory for a context of {ctx_size} tokens of {path}: lower evaluate.ctx_size")
+            raise ToolError(
+                "Q-LLAMACPP-008",
+                f"llama.cpp has no memory for a context of {ctx_size} tokens of {path}: lower "
+                "evaluate.ctx_size",
+            )
         try:
             if lora:
                 _put_on(llama, model, context, lora)
@@ -101,7 +109,7 @@ def open_gguf(tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gp
 def loaded_gguf(tools: Toolchain, path: Path, **settings: Any) -> Iterator[tuple[Any, Any]]:
     """(the binding, a model loaded with these of llama.cpp's model parameters), freed when the body ends.
 
-    Raises `ToolError` where llama.cpp refuses the file.
+    Raises `ToolError` if llama.cpp refuses the file.
     """
     llama = load_binding(tools)
     silence(llama)
@@ -112,7 +120,9 @@ def loaded_gguf(tools: Toolchain, path: Path, **settings: Any) -> Iterator[tuple
     model = llama.llama_model_load_from_file(str(path).encode(), chosen)
     if not model:
         what = "the vocabulary of " if settings.get("vocab_only") else ""
-        raise ToolError(f"llama.cpp can't load {what}{path}: run the stage that makes it again")
+        raise ToolError(
+            "Q-LLAMACPP-009", f"llama.cpp can't load {what}{path}: run the stage that makes it again"
+        )
     try:
         yield llama, model
     finally:
@@ -120,12 +130,16 @@ def loaded_gguf(tools: Toolchain, path: Path, **settings: Any) -> Iterator[tuple
 
 
 def _put_on(llama: Any, model: Any, context: Any, lora: Path) -> None:
-    """Add a LoRA GGUF to a context at its full strength; it is freed with the model. Raises `ToolError` where it doesn't fit the model."""
+    """Add a LoRA GGUF to a context at its full strength; it is freed with the model. Raises `ToolError` if it doesn't fit the model."""
     adapter = llama.llama_adapter_lora_init(model, str(lora).encode())
     if not adapter:
-        raise ToolError(f"llama.cpp can't put {lora} on its base: run `snakemake --force convert`")
+        raise ToolError(
+            "Q-LLAMACPP-010", f"llama.cpp can't put {lora} on its base: run `snakemake --force convert`"
+        )
     if llama.llama_set_adapters_lora(context, (llama.llama_adapter_lora_p_ctypes * 1)(adapter), 1, (ctypes.c_float * 1)(1.0)) != 0:
-        raise ToolError(f"llama.cpp can't use {lora} in this context: run `snakemake --force convert`")
+        raise ToolError(
+            "Q-LLAMACPP-010", f"llama.cpp can't use {lora} in this context: run `snakemake --force convert`"
+        )
 
 
 _callbacks: list[Any] = []  # llama.cpp keeps the pointer for good: the callback must never be collected

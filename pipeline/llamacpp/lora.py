@@ -16,7 +16,11 @@ def lora_arguments(lora: Sequence[Lora]) -> list[str]:
     words = []
     for file, scale in lora:
         if scale != 1 and ":" in str(file):
-            raise ConfigError(f"{file} has a colon in its path, which llama.cpp can't take beside a scale: rename it, or leave the scale away")
+            raise ConfigError(
+                "Q-LLAMACPP-011",
+                f"{file} has a colon in its path, which llama.cpp can't take beside a scale: rename it, or "
+                "leave the scale away",
+            )
         value = str(file) if scale == 1 else f"{file}:{scale:.6f}"
         words += ["--lora" if scale == 1 else "--lora-scaled", '"' + value.replace('"', '""') + '"' if set(value) & set(',"') else value]
     return words

@@ -56,7 +56,7 @@ class PreTokenizer:
 def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
     """The pre-tokenizer of the model in `folder`, by llama.cpp's list of hashes, else by its structure.
 
-    Raises `DataError` where neither knows it: llama.cpp would split text in another way than training did.
+    Raises `DataError` if neither knows it: llama.cpp would split text in another way than training did.
     """
     from tokenizers import Tokenizer
 
@@ -75,7 +75,11 @@ def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
     if isinstance(structure, Structure) and structure in KNOWN:
         return PreTokenizer(KNOWN[structure], "structure")
     why = structure if isinstance(structure, str) else "its patterns, or how it uses merges and the beginning of text, are none of llama.cpp's"
-    raise DataError(f"{file} splits text in a way that this llama.cpp does not know ({why}): train on a base whose tokenizer it knows")
+    raise DataError(
+        "Q-LLAMACPP-012",
+        f"{file} splits text in a way that this llama.cpp does not know ({why}): train on a base whose "
+        "tokenizer it knows",
+    )
 
 
 def known_hashes(tools: Toolchain) -> tuple[str, dict[str, str]]:

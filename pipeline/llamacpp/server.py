@@ -53,7 +53,9 @@ class Server:
         """POST `body` and give the decoded answer; `ToolError` with the server's words where it refuses."""
         answer = self.client.post(path, json=body)
         if answer.status_code != 200:
-            raise ToolError(f"llama-server answered {answer.status_code} to {path}: {answer.text[:300]}")
+            raise ToolError(
+                "Q-LLAMACPP-013", f"llama-server answered {answer.status_code} to {path}: {answer.text[:300]}"
+            )
         return answer.json()
 
 
@@ -91,7 +93,7 @@ def cache_arguments(adapters: int) -> list[str]:
 class LoggedProcess(subprocess.Popen[bytes]):
     """A guarded process whose output a `LogPump` carries into `log`; `wait` also waits for the log's last line.
 
-    Raises `MachineError` where `log` can't be written, before anything is started.
+    Raises `MachineError` if `log` can't be written, before anything is started.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
@@ -111,7 +113,7 @@ class LoggedProcess(subprocess.Popen[bytes]):
 @contextmanager
 def serving(tools: Toolchain, model: Path, *, ctx_size: int, parallel: int = 1, threads: int, n_gpu_layers: int = 0,
             flash_attn: str = "auto", lora: Path | None = None) -> Iterator[Server]:  # fmt: skip
-    """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises `ToolError` where it doesn't come up."""
+    """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises `ToolError` if it doesn't come up."""
     with tempfile.TemporaryDirectory(prefix="quench-server-") as folder:
         key = secrets.token_urlsafe(24)
         key_file = write_key(Path(folder) / "key", key)
@@ -163,14 +165,19 @@ def wait_for_health(process: subprocess.Popen[bytes], url: str, log: Path, secon
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise ToolError(f"llama-server ended with exit status {process.wait()} while loading:\n{log_end(log)}")
+            raise ToolError(
+                "Q-LLAMACPP-014",
+                f"llama-server ended with exit status {process.wait()} while loading:\n{log_end(log)}",
+            )
         try:
             if httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
                 return
         except httpx.TransportError:
             pass  # not listening yet
         time.sleep(0.1)
-    raise ToolError(f"llama-server did not finish loading in {seconds:.0f} s:\n{log_end(log)}")
+    raise ToolError(
+        "Q-LLAMACPP-015", f"llama-server did not finish loading in {seconds:.0f} s:\n{log_end(log)}"
+    )
 
 
 def log_end(log: Path, lines: int = 8) -> str:

@@ -48,12 +48,16 @@ class LogFile(RotatingFileHandler):
 
 
 def open_log(log: Path) -> LogFile:
-    """`log`, and the folder for it, ready for lines. Raises `MachineError` where it can't be written."""
+    """`log`, and the folder for it, ready for lines. Raises `MachineError` if it can't be written."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         return LogFile(log, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise MachineError(f"the log {log} can't be written ({error.strerror}: {error.filename}): mend its rights or take it away") from None
+        raise MachineError(
+            "Q-LLAMACPP-016",
+            f"the log {log} can't be written ({error.strerror}: {error.filename}): correct its rights or take "
+            "it away",
+        ) from None
 
 
 class LogPump(threading.Thread):

@@ -1,19 +1,18 @@
-"""What a server's process is and isn't given: limits, a clean environment, a death with its parent. Run as a script, it becomes the server.
+"""What a server's process is given: limits and a clean environment. Run as a script, it becomes the server.
 
-    python -I -S server_process.py PARENT_PID COMMAND ...
+    python -I -S server_process.py COMMAND ...
 
 - **Deep JSON.** llama.cpp copies and prints JSON by recursion; with the usual 8 MB of stack, 10,000 levels in a request end the server (measured: a
   schema, and a grammar of 100,000 brackets). Threads get the stack that RLIMIT_STACK says at start; pages that aren't touched cost nothing.
 - **Crashes keep no prompts.** No core file, and no backtrace by a debugger, which prints the arguments of functions.
 - **Memory.** A request can make it eat all there is; then the kernel is to end the server (it starts again), not the user's other programs.
-- **No orphans.** Linux kills the server when its parent is gone, however that ended.
+- **No orphans.** Linux kills the server when its parent is gone (`pipeline.core.child`).
 - **No settings from outside.** llama-server reads options from `LLAMA_ARG_*` and lets `AIP_*` replace its port.
 """
 
 import contextlib
 import os
 import resource
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ KEPT = {"PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH", "DYLD
 KEPT_PREFIXES = (  # of GPU drivers, their compilers and OpenMP
     "LC_", "CUDA_", "NVIDIA_", "GGML_", "OMP_", "GOMP_", "KMP_", "HIP_", "ROCR_", "ROCM_", "HSA_", "AMD_", "GPU_", "VK_", "ONEAPI_", "SYCL_", "ZE_",
 )  # fmt: skip
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -34,16 +32,18 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 
 def guarded(command: Sequence[str]) -> list[str]:
     """The command line that runs `command` under the limits above, as a child of this process."""
-    return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(os.getpid()), *command]
+    from pipeline.core.child import bound  # not at the top: the script imports nothing of the project
+
+    return bound([sys.executable, "-I", "-S", str(Path(__file__).resolve()), *command])
 
 
 def peak_memory(pid: int) -> int | None:
-    """The largest resident set of a process so far, mapped files included, in bytes; None where the system doesn't say."""
+    """The largest resident set of a process so far, mapped files included, in bytes; None if the system doesn't say."""
     return _memory(pid, "VmHWM")
 
 
 def own_memory(pid: int) -> int | None:
-    """Bytes of memory that are the process's own, without mapped files (the model is one); None where the system doesn't say."""
+    """Bytes of memory that are the process's own, without mapped files (the model is one); None if the system doesn't say."""
     return _memory(pid, "RssAnon")
 
 
@@ -55,21 +55,16 @@ def _memory(pid: int, field: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), None)
 
 
-def main(parent: int, command: list[str]) -> None:
-    """Become `command`, with its limits set; end where the parent is gone already."""
+def main(command: list[str]) -> None:
+    """Become `command`, with its limits set."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard), hard))
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        with contextlib.suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as file:
-            file.write("1000")
-    if os.getppid() != parent:
-        sys.exit(f"process {parent}, which wanted this server, is gone")
+    stack = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
+    with contextlib.suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as file:
+        file.write("1000")
     os.execv(command[0], command)  # noqa: S606 (no shell is wanted)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1:])

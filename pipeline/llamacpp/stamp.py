@@ -1,4 +1,4 @@
-"""Whether a built llama.cpp can be used as it is: the right version, made with the right flags, and it runs here.
+"""Whether a built llama.cpp can be used unchanged: the right version, made with the right flags, and it runs here.
 
 Reads `stamp.json`, which the build writes last, and asks one tool for its version. The place is not in the stamp: tools find
 their libraries beside themselves, so a copied build is as good as the first. The processor is: the compiler uses all of it.

@@ -35,10 +35,14 @@ class Toolchain:
     source: Path
 
     def tool(self, name: str) -> Path:
-        """The path of one tool; `ToolError` where this build lacks it."""
+        """The path of one tool; `ToolError` if this build lacks it."""
         path = self.bin / name
         if not os.access(path, os.X_OK):
-            raise ToolError(f"{name} is not in {self.bin}: run `make setup`, or point LLAMA_CPP_HOME at a build that has it")
+            raise ToolError(
+                "Q-LLAMACPP-017",
+                f"{name} is not in {self.bin}: run `make setup`, or point LLAMA_CPP_HOME at a build that "
+                "has it",
+            )
         return path
 
     @property
@@ -58,7 +62,7 @@ def find_toolchain(home: str | None = None) -> Toolchain:
     """The llama.cpp to use: `LLAMA_CPP_HOME`, else `home` (`llamacpp.home`), else the one `make setup` built.
 
     A home is either ours (`build/bin` and `source/vendor/llama.cpp`) or a llama.cpp checkout with `build/bin`.
-    Raises `ToolError` where there is none.
+    Raises `ToolError` if there is none.
     """
     chosen = Path(os.environ.get("LLAMA_CPP_HOME") or home or DEFAULT_HOME).expanduser()
     source = chosen / "source" / "vendor" / "llama.cpp"
@@ -67,8 +71,10 @@ def find_toolchain(home: str | None = None) -> Toolchain:
     found = Toolchain(bin=chosen / "build" / "bin", source=source)
     if not (found.bin / "llama-server").exists() or not (source / "convert_hf_to_gguf.py").exists():
         raise ToolError(
-            f"no llama.cpp in {chosen} (build/bin/llama-server and convert_hf_to_gguf.py are looked for): run `make setup`, "
-            "or point LLAMA_CPP_HOME at a llama.cpp checkout that is built in its folder build"
+            "Q-LLAMACPP-018",
+            f"no llama.cpp in {chosen} (build/bin/llama-server and convert_hf_to_gguf.py are looked for): "
+            "run `make setup`, "
+            "or point LLAMA_CPP_HOME at a llama.cpp checkout that is built in its folder build",
         )
     return found
 
@@ -76,14 +82,22 @@ def find_toolchain(home: str | None = None) -> Toolchain:
 def run_tool(command: Sequence[str | Path], env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
     """Run one tool to its end, in the folder `cwd` if it is given, and give what it printed (stdout, then stderr). It dies with this process.
 
-    Raises `ToolError` with its last lines where it fails.
+    Raises `ToolError` with its last lines if it fails.
     """
     words = [str(word) for word in command]
     done = subprocess.run(bound(words), capture_output=True, text=True, errors="replace", env={**os.environ, **(env or {})}, cwd=cwd, check=False)
     if done.returncode != 0:
-        last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
-        raise ToolError(f"{Path(words[0]).name} failed with exit status {done.returncode}: {' '.join(words)}\n{last}")
+        last = last_lines(done.stdout + done.stderr, 8)
+        raise ToolError(
+            "Q-LLAMACPP-019",
+            f"{Path(words[0]).name} failed with exit status {done.returncode}: {' '.join(words)}\n{last}",
+        )
     return done.stdout + done.stderr
+
+
+def last_lines(text: str, lines: int = 12) -> str:
+    """The end of what a tool printed."""
+    return "\n".join(text.strip().splitlines()[-lines:])
 
 
 def run_converter(tools: Toolchain, script: str, arguments: Sequence[str | Path], pre: str | None = None,
@@ -100,7 +114,7 @@ def run_converter(tools: Toolchain, script: str, arguments: Sequence[str | Path]
 
 
 def bench(tools: Toolchain, model: Path, arguments: Sequence[str], *, repetitions: int, threads: int, n_gpu_layers: int) -> Iterator[dict[str, Any]]:
-    """Each test of `llama-bench` as its JSON object, when it is done; `arguments` say which tests. Raises `ToolError` where it fails."""
+    """Each test of `llama-bench` as its JSON object, when it is done; `arguments` say which tests. Raises `ToolError` if it fails."""
     command = [str(tools.tool("llama-bench")), "--model", str(model), *arguments, "--repetitions", str(repetitions), "--threads", str(threads),
                "--n-gpu-layers", str(n_gpu_layers), "--output", "jsonl"]  # fmt: skip
     with tempfile.TemporaryFile("w+", errors="replace") as log:
@@ -112,7 +126,11 @@ def bench(tools: Toolchain, model: Path, arguments: Sequence[str], *, repetition
                 raise
         if process.returncode != 0:
             log.seek(0)
-            raise ToolError(f"llama-bench failed on {model} with exit status {process.returncode}: {log.read().strip()[-300:]}")
+            raise ToolError(
+                "Q-LLAMACPP-019",
+                f"llama-bench failed on {model} with exit status {process.returncode}: "
+                f"{log.read().strip()[-300:]}",
+            )
 
 
 def load_binding(tools: Toolchain) -> Any:
@@ -121,5 +139,7 @@ def load_binding(tools: Toolchain) -> Any:
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
-        raise ToolError(f"llama-cpp-python can't load {tools.bin} ({error}): run `make setup`") from error
+        raise ToolError(
+            "Q-LLAMACPP-020", f"llama-cpp-python can't load {tools.bin} ({error}): run `make setup`"
+        ) from error
     return llama_cpp

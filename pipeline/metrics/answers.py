@@ -53,8 +53,8 @@ def score_answers(
 ) -> dict[str, Any]:
     """Score every answer in place (`score` by the first scorer, `scores` by each; None: not measured) and sum up.
 
-    `scorers` are spelt as in `evaluate.scorers`, `judge` is evaluate.judge, `root` the project's folder. Means come with their 95 % interval.
-    Raises `DataError` where a reference can't be scored, `ConfigError` for a scorer that can't be made, `ToolError` where a judge or a
+    `scorers` are spelled as in `evaluate.scorers`, `judge` is evaluate.judge, `root` the project's folder. Means come with their 95 % interval.
+    Raises `DataError` if a reference can't be scored, `ConfigError` for a scorer that can't be made, `ToolError` if a judge or a
     sandbox is out of reach.
     """
     parsed = [parse(one, judge, root) for one in ([scorers] if isinstance(scorers, str) else scorers)]
@@ -81,8 +81,10 @@ def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
             return scorer.measure(answer["reference"], answer["answer"], answer)
         except ValueError as error:
             raise DataError(
-                f"row {answer['id']} can't be scored by {scorer.name} ({error}): mend the row, or take another scorer in evaluate.scorers "
-                "(exact_match scores anything, [] nothing)"
+                "Q-METRICS-001",
+                f"row {answer['id']} can't be scored by {scorer.name} ({error}): correct the row, or take "
+                "another scorer in evaluate.scorers "
+                "(exact_match scores anything, [] nothing)",
             ) from error
 
     if scorer.slots == 1:

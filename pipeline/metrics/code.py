@@ -32,7 +32,7 @@ ANSWER = "answer"  # the guard's name for the module of the answer
 def passes(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
     """1 where every test of the row holds, else 0; valid where the answer's code is Python.
 
-    Raises `ValueError` where the row has no tests, or tests that `check_tests` refuses; `ToolError` without a sandbox.
+    Raises `ValueError` if the row has no tests, or tests that `check_tests` refuses; `ToolError` without a sandbox.
     """
     tests = asserts_in(reference) or asserts_in(str(row.get("prompt") or ""))
     if not tests:

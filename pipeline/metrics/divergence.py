@@ -82,7 +82,7 @@ def spread(ids: list[int], most: int = POSITIONS) -> Prompt:
 def kept_logits(prompts: list[Prompt], model: AbstractContextManager[Speaker], scratch: Path) -> Iterator[Reference]:
     """What a model says to every prompt, in a temporary file below `scratch` of positions × V × 4 bytes; gone after the body.
 
-    The model is opened here and closed before the body. Raises `MachineError` where the disk has no room for the file.
+    The model is opened here and closed before the body. Raises `MachineError` if the disk has no room for the file.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".logits-", dir=scratch) as folder:
@@ -111,12 +111,16 @@ def compare(reference: Iterable[Floats], candidate: Iterable[Floats]) -> Diverge
 def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: Toolchain) -> Divergence:
     """A GGUF against the reference, on the CPU, without storing what it says.
 
-    Raises `ToolError` where llama.cpp can't load it, `GateError` where the two can't be compared.
+    Raises `ToolError` if llama.cpp can't load it, `GateError` if the two can't be compared.
     """
     with gguf_speaker(gguf, reference.prompts, threads=threads, tools=tools) as speaker:
         found = compare(reference, (speaker(prompt) for prompt in reference.prompts))
     if not found.comparable:
-        raise GateError(f"{gguf.name} can't be compared with the trained model ({found.fault}): run `snakemake --force merge`")
+        raise GateError(
+            "Q-METRICS-002",
+            f"{gguf.name} can't be compared with the trained model ({found.fault}): run `snakemake --force "
+            "merge`",
+        )
     return found
 
 

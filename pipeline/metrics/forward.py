@@ -24,15 +24,14 @@ def trained_model(base: Path, adapter: Path | None, *, float32: bool = False, se
     """The base as training held it (`run.json` says how), with the trained adapter, on the GPU if there is one.
 
     Without an adapter it is the base alone, held as the run of `settings_of` did. It computes in training's own type, or with `float32` in
-    float32 on the same weights: the difference is the rounding of training's arithmetic. Raises `DataError` where the adapter has no
+    float32 on the same weights: the difference is the rounding of training's arithmetic. Raises `DataError` if the adapter has no
     record of its run.
     """
     silence_libraries()
     from peft import PeftModel
 
     recorded = adapter or settings_of
-    if recorded is None:
-        raise AssertionError("a base alone needs the settings of a run")
+    assert recorded, "a base alone needs the settings of a run"
     settings = run_settings(recorded).model_copy(update={"embeddings_on_cpu": False})  # where the table lies changes no number
     bare = load_quantised(base, settings)
     model = PeftModel.from_pretrained(bare, adapter) if adapter else bare
@@ -42,12 +41,14 @@ def trained_model(base: Path, adapter: Path | None, *, float32: bool = False, se
 
 
 def run_settings(adapter: Path) -> Training:
-    """Training's settings as the adapter's own record has them. Raises `DataError` where it has none."""
+    """Training's settings as the adapter's own record has them. Raises `DataError` if it has none."""
     try:
         return Training.model_validate(json.loads((adapter / "run.json").read_text(encoding="utf-8"))["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{adapter}/run.json doesn't say how the adapter was trained ({type(error).__name__}): run `snakemake --force train`"
+            "Q-METRICS-003",
+            f"{adapter}/run.json doesn't say how the adapter was trained ({type(error).__name__}): run "
+            "`snakemake --force train`",
         ) from error
 
 

@@ -125,7 +125,7 @@ def refuse_calls(architecture: int, calls: tuple[int, ...]) -> None:
 
 
 def checked(result: int, what: str) -> Any:
-    """Raise `OSError` where a system call failed."""
+    """Raise `OSError` if a system call failed."""
     if result:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 

@@ -39,7 +39,7 @@ BUSY = (429, 500, 502, 503, 504)
 def judged_by(judge: "Judge", root: Path) -> Measure:
     """The measure that asks `judge`; its key is read from key_file below `root`.
 
-    Raises `ConfigError` where the key can't be read or the address is none. The measure raises `ToolError` where it can't be reached, or
+    Raises `ConfigError` if the key can't be read or the address is none. The measure raises `ToolError` if it can't be reached, or
     refuses, or answers what can't be read.
     """
     import httpx
@@ -79,14 +79,24 @@ def _reply(client: "httpx.Client", address: str, body: dict[str, Any]) -> str:
             answer = client.post(address, json=body)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ToolError(
-            f"the judge at {address} can't be reached ({error}): mend evaluate.judge.url, or leave judge out of evaluate.scorers"
+            "Q-METRICS-004",
+            f"the judge at {address} can't be reached ({error}): correct evaluate.judge.url, or leave judge "
+            "out of evaluate.scorers",
         ) from error
     if answer.status_code != 200:
-        raise ToolError(f"the judge at {address} answered {answer.status_code}: {answer.text[:200]!r}: mend evaluate.judge's url, model or key_file")
+        raise ToolError(
+            "Q-METRICS-005",
+            f"the judge at {address} answered {answer.status_code}: {answer.text[:200]!r}: correct "
+            "evaluate.judge's url, model or key_file",
+        )
     try:
         return str(answer.json()["choices"][0]["message"]["content"] or "")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ToolError(f"the judge at {address} answered what is no chat completion: {answer.text[:200]!r}: mend evaluate.judge.url") from error
+        raise ToolError(
+            "Q-METRICS-005",
+            f"the judge at {address} answered what is no chat completion: {answer.text[:200]!r}: correct "
+            "evaluate.judge.url",
+        ) from error
 
 
 def _host(address: str) -> str:
@@ -98,7 +108,11 @@ def _host(address: str) -> str:
         if not url.host or (url.port or 0) > 65535:  # a port above goes round, to another one
             raise ValueError("no host, or a port above 65535")
     except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"evaluate.judge.url is {address!r}, which is no address ({error}): write one like https://HOST/v1") from error
+        raise ConfigError(
+            "Q-METRICS-006",
+            f"evaluate.judge.url is {address!r}, which is no address ({error}): write one like "
+            "https://HOST/v1",
+        ) from error
     return url.host
 
 
@@ -106,7 +120,15 @@ def _key(file: Path) -> str:
     try:
         key = file.read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"evaluate.judge.key_file is {file}, which can't be read ({error}): write the judge's key into it, mode 0600") from error
+        raise ConfigError(
+            "Q-METRICS-007",
+            f"evaluate.judge.key_file is {file}, which can't be read ({error}): write the judge's key into "
+            "it, mode 0600",
+        ) from error
     if not key or not key.isprintable():
-        raise ConfigError(f"evaluate.judge.key_file is {file}, which holds no key: write the judge's key into it, on one line")
+        raise ConfigError(
+            "Q-METRICS-007",
+            f"evaluate.judge.key_file is {file}, which holds no key: write the judge's key into it, on one "
+            "line",
+        )
     return key

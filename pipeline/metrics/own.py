@@ -20,11 +20,14 @@ from pipeline.metrics.score import Measure, Score
 def function(name: str, folder: Path) -> Measure:
     """The measure that calls FUNCTION of `folder`/FILE.py; `name` is FILE.py:FUNCTION.
 
-    Raises `ConfigError` where it isn't there. The measure raises `DataError` where the function fails or gives no points.
+    Raises `ConfigError` if it is missing. The measure raises `DataError` if the function fails or gives no points.
     """
     match = NAME.fullmatch(name)
     if not match:
-        raise ConfigError(f"python:{name} names no function: write python:FILE.py:FUNCTION, the file below data/evaluation")
+        raise ConfigError(
+            "Q-METRICS-008",
+            f"python:{name} names no function: write python:FILE.py:FUNCTION, the file below data/evaluation",
+        )
     score = _load(folder / match["file"], match["function"])
 
     def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
@@ -33,9 +36,16 @@ def function(name: str, folder: Path) -> Measure:
             points = score(reference, answer, dict(row))
             points = points.item() if hasattr(points, "item") else points  # a number of numpy's or torch's
         except (Exception, SystemExit) as error:  # whatever it is, it is the user's, and the row is what he needs to find it
-            raise DataError(f"{where}: it raised {type(error).__name__}: {error}: mend the function in {folder / match['file']}") from error
+            raise DataError(
+                "Q-METRICS-009",
+                f"{where}: it raised {type(error).__name__}: {error}: correct the function in "
+                f"{folder / match['file']}",
+            ) from error
         if not isinstance(points, bool | int | float) or not 0 <= points <= 1:
-            raise DataError(f"{where}: it gave {points!r}: a number from 0 to 1 is wanted, or True or False")
+            raise DataError(
+                "Q-METRICS-009",
+                f"{where}: it gave {points!r}: a number from 0 to 1 is wanted, or True or False",
+            )
         return Score(float(points), bool(answer.strip()))
 
     return measure
@@ -43,20 +53,28 @@ def function(name: str, folder: Path) -> Measure:
 
 def _load(file: Path, name: str) -> Callable[[str, str, dict[str, Any]], Any]:
     if not file.is_file():
-        raise ConfigError(f"{file} isn't there, and evaluate.scorers names its function {name}: write it, or leave the scorer out")
+        raise ConfigError(
+            "Q-METRICS-010",
+            f"{file} is missing, and evaluate.scorers names its function {name}: write it, or leave the "
+            "scorer out",
+        )
     spec = spec_from_file_location(f"quench_scorer_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{file} can't be loaded as Python: mend it")
+        raise ConfigError("Q-METRICS-011", f"{file} can't be loaded as Python: correct it")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     quiet, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the graph watches the folder: no __pycache__ in it
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script's sys.exit() would end the evaluation as if it had gone well
-        raise ConfigError(f"{file} can't be loaded ({type(error).__name__}: {error}): mend it") from error
+        raise ConfigError(
+            "Q-METRICS-011", f"{file} can't be loaded ({type(error).__name__}: {error}): correct it"
+        ) from error
     finally:
         sys.dont_write_bytecode = quiet
     found = getattr(module, name, None)
     if not callable(found):
-        raise ConfigError(f"{file} has no function {name}, which evaluate.scorers names: mend the name")
+        raise ConfigError(
+            "Q-METRICS-012", f"{file} has no function {name}, which evaluate.scorers names: correct the name"
+        )
     return found  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,13 +27,15 @@ from typing import Literal
 
 from pipeline.core.child import bound
 from pipeline.core.errors import ToolError
+from pipeline.core.units import MEMORY_GB
 
 Outcome = Literal["passed", "failed", "unreadable"]
 SECONDS = 15  # by the clock, start included
+GUARD = Path(__file__).with_name("guard.py")
 WORK, WORK_BYTES = "/sandbox", 64 << 20
 LIMITS = {
     "RLIMIT_CPU": 5,  # seconds
-    "RLIMIT_AS": 1 << 30,  # bytes a process
+    "RLIMIT_AS": MEMORY_GB,  # bytes a process
     "RLIMIT_FSIZE": 16 << 20,
     "RLIMIT_NOFILE": 64,
     "RLIMIT_NPROC": 8,  # processes and threads
@@ -65,7 +67,7 @@ class Sandbox:
 
 
 def run_tests(answer: str, tests: str) -> Outcome:
-    """Run `answer`, then `tests`, Python both, in one sandboxed process. Raises `ToolError` where no sandbox is possible here."""
+    """Run `answer`, then `tests`, Python both, in one sandboxed process. Raises `ToolError` if no sandbox is possible here."""
     return run_in(find_sandbox(), answer, tests)
 
 
@@ -80,14 +82,16 @@ def find_sandbox() -> Sandbox:
         try:
             probe(sandbox)
         except ToolError as error:
-            reasons.append(str(error))
+            reasons.append(error.sentence)
         else:
             return sandbox
-    raise ToolError(f"answers with code can't be run safely here ({'; '.join(reasons)}): {REMEDY}")
+    raise ToolError(
+        "Q-METRICS-013", f"answers with code can't be run safely here ({'; '.join(reasons)}): {REMEDY}"
+    )
 
 
 def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) -> Outcome:
-    """As `run_tests`, in this sandbox. `ToolError` where the sandbox itself fails: that is no fault of the answer."""
+    """As `run_tests`, in this sandbox. `ToolError` if the sandbox itself fails: that is no fault of the answer."""
     nonce = secrets.token_hex(16)
     links, readable = _readable()
     with tempfile.TemporaryDirectory(prefix="quench-sandbox-") as root, tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
@@ -97,7 +101,8 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
         }  # fmt: skip
         stdin.write(json.dumps(job).encode())
         stdin.seek(0)
-        command = [*sandbox.command(Path(root)), os.path.realpath(sys.executable), "-P", "-s", "-B", "-X", "utf8", "-c", _guard()]
+        python = [os.path.realpath(sys.executable), "-P", "-s", "-B", "-X", "utf8"]
+        command = [*sandbox.command(Path(root)), *python, "-c", GUARD.read_text(encoding="utf-8")]
         environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(_packages())}
         with subprocess.Popen(bound(command), stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True) as process:
             try:
@@ -112,18 +117,19 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
             said = (process.stdout.read(4096) or b"").decode(errors="replace").splitlines()
         if f"{nonce} ready" not in said:
             stderr.seek(0)
-            raise ToolError(f"{sandbox.name} gave no sandbox: {_last_line(stderr.read(1 << 16)) or f'exit status {process.returncode}'}")
+            words = stderr.read(1 << 16).decode(errors="replace").strip().splitlines() or [f"exit status {process.returncode}"]
+            raise ToolError("Q-METRICS-013", f"{sandbox.name} gave no sandbox: {words[-1][:300]}")
     outcomes: tuple[Outcome, ...] = ("passed", "unreadable")
     return next((outcome for outcome in outcomes if f"{nonce} {outcome}" in said), "failed")
 
 
 def probe(sandbox: Sandbox) -> None:
-    """Prove that an answer reaches no file, no port, no process and no variable of ours. Raises `ToolError` where it does."""
+    """Prove that an answer reaches no file, no port, no process and no variable of ours. Raises `ToolError` if it does."""
     with tempfile.NamedTemporaryFile(prefix="quench-outside-") as outside, socket.create_server(("127.0.0.1", 0)) as listening:
         facts = {"path": outside.name, "port": listening.getsockname()[1], "packages": _packages(), "work": WORK}
         outcome = run_in(sandbox, f"facts = {facts!r}", PROBE)
     if outcome != "passed":
-        raise ToolError(f"{sandbox.name} runs, but what is outside is within reach of it")
+        raise ToolError("Q-METRICS-013", f"{sandbox.name} runs, but what is outside is within reach of it")
 
 
 PROBE = """
@@ -180,22 +186,10 @@ def _readable() -> tuple[dict[str, str], list[str]]:
     base = Path(sys.base_prefix).resolve()
     python = [str(base / part) for part in ("bin", "lib", "lib64")]
     wanted = dict.fromkeys([*(path for path in SYSTEM if path not in links), *python, os.path.realpath(sys.executable), *_packages()])
-    return links, [path for path in wanted if Path(path).exists() and not any(Path(path).is_relative_to(other) for other in _others(path, wanted))]
-
-
-def _others(path: str, paths: dict[str, None]) -> Iterator[str]:
-    return (other for other in paths if other != path)
+    inner = {path for path in wanted for other in wanted if path != other and Path(path).is_relative_to(other)}
+    return links, [path for path in wanted if path not in inner and Path(path).exists()]
 
 
 def _packages() -> list[str]:
     """The folders of installed packages; without the .pth files, which could lead to the project's own folder."""
     return list(dict.fromkeys(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")))
-
-
-@cache
-def _guard() -> str:
-    return Path(__file__).with_name("guard.py").read_text(encoding="utf-8")
-
-
-def _last_line(text: bytes) -> str:
-    return next(reversed(text.decode(errors="replace").strip().splitlines()), "")[:300]

@@ -20,7 +20,7 @@ Measure = Callable[[str, str, Mapping[str, Any]], Score]
 
 @dataclass(frozen=True)
 class Scorer:
-    """One entry of `evaluate.scorers`, as spelt there; `slots` answers may be scored at the same time."""
+    """One entry of `evaluate.scorers`, as spelled there; `slots` answers may be scored at the same time."""
 
     name: str
     measure: Measure

@@ -5,22 +5,22 @@ from pathlib import Path
 from pipeline.config.scorers import check_scorers
 from pipeline.config.sections import Judge
 from pipeline.core.errors import ConfigError
-from pipeline.metrics import code, judging, own, rouge, text
+from pipeline.metrics import code, judging, own, text
 from pipeline.metrics.score import Scorer
 
-PLAIN = {**text.PLAIN, "rouge_l": rouge.rouge_l, "code": code.passes}
+PLAIN = {**text.PLAIN, "code": code.passes}
 SLOTS = {"code": 2, "judge": 4}
 
 
 def parse(spelling: str, judge: Judge | None = None, root: Path = Path()) -> Scorer:
     """The scorer that `spelling` names; `judge` is evaluate.judge, user's own functions lie in `root`/data/evaluation.
 
-    Raises `ConfigError` for what is no scorer, a pattern that can't be read, a function that isn't there, a judge that isn't set.
+    Raises `ConfigError` for what is no scorer, a pattern that can't be read, a function that is missing, a judge that isn't set.
     """
     try:
         check_scorers([spelling], judge is not None)
     except ValueError as error:
-        raise ConfigError(f"evaluate.scorers: {error}") from error
+        raise ConfigError("Q-METRICS-014", f"evaluate.scorers: {error}") from error
     kind, _, argument = spelling.partition(":")
     match kind:
         case "number":

@@ -1,8 +1,8 @@
-"""Scorers that look at the text alone: equal, JSON fields, the number after a marker, what a pattern finds."""
+"""Scorers that look at the text alone: equal, JSON fields, ROUGE-L, the number after a marker, what a pattern finds."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -18,6 +18,10 @@ NUMBER = re.compile(
     # what would make it another number, or none: 1.2.3, 5/2, 12:30, 2 1/2, 1e1000, 5-3, 5 - 3, 0x10
     r"(?![/,.:'’_]*+\d| \d|[eE][-+]?\d|(?P<space> ?)(?:[-+−–*×·÷^xX/]++|\\times|\\cdot)(?P=space)\d)"
 )
+# the library's tokens are a-z and 0-9 alone, so that Chinese against Chinese would score 0; for ASCII both are the same.
+# Han and Kana are written without spaces: a character each
+HAN = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+WORD = re.compile(f"[{HAN}]|[^\\W_{HAN}]+")
 
 
 def exact_match(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
@@ -39,9 +43,38 @@ def json_fields(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
     return Score(right / len(wanted) if wanted else float(given == wanted), True)
 
 
+def rouge_l(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
+    """ROUGE-L (Lin 2004): F1 of the longest common subsequence of words, 0 to 1, as the library `rouge-score` has it, in every script."""
+    wanted, given = (WORD.findall(text.lower()) for text in (reference, answer))
+    if not wanted:
+        raise ValueError("the reference has no words")
+    common = common_words(wanted, given)
+    if not common:
+        return Score(0.0, bool(answer.strip()))
+    precision, recall = common / len(given), common / len(wanted)
+    return Score(2 * precision * recall / (precision + recall), True)
+
+
+def common_words(one: Sequence[str], other: Sequence[str]) -> int:
+    """Length of the longest common subsequence: the zeros that are left of a row of ones.
+
+    The library fills a table of every word against every word: 11 s for 4,000 words each. Here a row of that table is the bits of one
+    integer (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for the longest common subsequence problem"): 0.01 s.
+    """
+    places: dict[str, int] = {}  # of each word in `one`, a bit each
+    for place, word in enumerate(one):
+        places[word] = places.get(word, 0) | 1 << place
+    ones = row = (1 << len(one)) - 1
+    for word in other:
+        met = row & places.get(word, 0)
+        row = (row + met | row - met) & ones
+    return len(one) - row.bit_count()
+
+
 PLAIN: dict[str, Measure] = {  # scorers without settings, by their spelling in params.yaml
     "exact_match": exact_match,
     "json_fields": json_fields,
+    "rouge_l": rouge_l,
 }
 
 

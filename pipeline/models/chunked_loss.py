@@ -54,12 +54,24 @@ def check_head(model: Any) -> None:
     Also refuses a head that is trained: neither this loss nor Liger's makes gradients for it here.
     """
     if any(parameter.requires_grad for parameter in model.lm_head.parameters()):
-        raise ToolError("lm_head has an adapter, for which the losses here make no gradients: take lm_head out of train.target_modules")
+        raise ToolError(
+            "Q-MODELS-007",
+            "lm_head has an adapter, for which the losses here make no gradients: take lm_head out of "
+            "train.target_modules",
+        )
     ids = torch.arange(4, device=model.lm_head.weight.device)[None]
     with torch.no_grad():
         ours = to_logits(model, model.model(input_ids=ids, use_cache=False)[0])
         theirs = model(input_ids=ids, use_cache=False).logits.float()
     if not theirs.isfinite().all():
-        raise GateError("the base's answers are no numbers before any training: run stage base again, for its weights are damaged")
+        raise GateError(
+            "Q-MODELS-008",
+            "the base's answers are no numbers before any training: run stage base again, for its weights "
+            "are damaged",
+        )
     if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
-        raise ToolError(f"{model.config.model_type} makes its logits in a way the fused and the chunked loss don't know: take another base")
+        raise ToolError(
+            "Q-MODELS-009",
+            f"{model.config.model_type} makes its logits in a way the fused and the chunked loss don't "
+            "know: take another base",
+        )

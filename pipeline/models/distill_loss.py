@@ -17,8 +17,7 @@ import torch
 
 from pipeline.models.chunked_loss import ChunkedLoss
 from pipeline.models.loss_parts import LossWithGradient, logit_rule
-from pipeline.models.quantized_head import BLOCK_HEAD, LOWEST, TINY, PackedLoss, block_logits, has_packed_head, head_rows, vocabulary_blocks
-from pipeline.models.quantized_linear import PackedLinear
+from pipeline.models.quantized_head import BLOCK_HEAD, TINY, PackedLoss, has_packed_head, rows_at, sums_outside
 
 
 def healing_loss(model: Any, inputs: dict[str, Any], sft_weight: float, positions: Any, answered: Any) -> Any:
@@ -67,30 +66,9 @@ def divergence_and_gradient(
 
     T is kept out of the running sums: where level and original nearly agree, q_j − p_j would be lost in the head's 16 bits.
     """
-    count, kept = ids.shape
-    ids, x = ids.long(), states.to(compute_type(head))
+    ids, kept = ids.long(), ids.shape[1]
     logs = logs.float().log_softmax(1)  # float16 has rounded them: a distribution again
-    highest = torch.full((count,), -torch.inf, device=x.device)  # of the logits outside T so far
-    others = torch.zeros(count, device=x.device)  # sum of exp(logit − highest) over them
-    pulled = torch.zeros(x.shape, device=x.device) if with_gradient else None  # sum of exp(logit − highest) · slope · row
-    found, found_slopes = torch.zeros(ids.shape, device=x.device), torch.full(ids.shape, factor, device=x.device)  # of T's logits
-    for first, last in vocabulary_blocks(head, count):
-        rows = rows_between(head, first, last)
-        logits, slopes = block_logits(x, rows, None if head.bias is None else head.bias[first:last], factor, softcap)
-        at, place = ((ids >= first) & (ids < last)).nonzero(as_tuple=True)
-        columns = ids[at, place] - first
-        found[at, place] = logits[at, columns]
-        if slopes is not None:
-            found_slopes[at, place] = slopes[at, columns]
-        logits[at, columns] = -torch.inf
-        raised = torch.maximum(highest, logits.amax(1))
-        shrink = torch.where(raised == highest, 1.0, (highest - raised).exp())
-        weights = logits.sub_(raised.clamp(min=LOWEST)[:, None]).exp_()  # all 0 in a block that holds tokens of T alone
-        others = others * shrink + weights.sum(1)
-        if pulled is not None:
-            weights.mul_(factor if slopes is None else slopes)
-            pulled.mul_(shrink[:, None]).add_(weights.to(rows.dtype) @ rows)
-        highest = raised
+    found, found_slopes, highest, others, pulled = sums_outside(states, head, ids, factor, softcap, with_gradient)
     ours = torch.cat([found, (highest + others.log())[:, None]], 1).log_softmax(1)  # (P, k + 1)
     chances = logs.exp()
     total = torch.where(chances > 0, chances * (logs - ours), 0.0).sum()  # 0 · log 0 is 0
@@ -109,19 +87,3 @@ def pull_kept(gradient: Any, head: Any, ids: Any, weights: Any) -> Any:
         unique, places = ids[piece].unique(return_inverse=True)
         gradient[piece] += torch.nn.functional.embedding_bag(places, rows_at(head, unique), mode="sum", per_sample_weights=weights[piece])
     return gradient
-
-
-def compute_type(head: Any) -> torch.dtype:
-    """The type that a head, packed or dense, computes in."""
-    found: torch.dtype = head.compute_dtype if isinstance(head, PackedLinear) else head.weight.dtype
-    return found
-
-
-def rows_between(head: Any, first: int, last: int) -> Any:
-    """Rows [first, last) of a head, packed or dense, (last − first, H) in its compute type."""
-    return head.rows(first, last) if isinstance(head, PackedLinear) else head.weight[first:last]
-
-
-def rows_at(head: Any, ids: Any) -> Any:
-    """The rows (n, H) of a head, packed or dense, for token ids (n,), as float32."""
-    return head_rows(head, ids) if isinstance(head, PackedLinear) else head.weight[ids].float()

@@ -17,8 +17,11 @@ def refuse_experts(config: Mapping[str, Any], where: str) -> None:
     """Raise `DataError` if a model of this config.json (or with these fields of a GGUF's header) is a mixture of experts."""
     if found := sign_of_experts(config):
         raise DataError(
-            f"{where} is a mixture of experts ({found}), whose experts no adapter can be trained for yet: take a dense model, "
-            "a Qwen2.5, Qwen3, Llama or Mistral whose name says no number of active weights (A3B) or experts (8x7B)"
+            "Q-MODELS-010",
+            f"{where} is a mixture of experts ({found}), whose experts no adapter can be trained for yet: "
+            "take a dense model, "
+            "a Qwen2.5, Qwen3, Llama or Mistral whose name says no number of active weights (A3B) or "
+            "experts (8x7B)",
         )
 
 

@@ -17,7 +17,11 @@ def dequantisation_is_finite(model: Any) -> int:
     linears = nf4_linears(model)
     for name, linear in linears.items():
         if not dequantize_4bit(linear.weight.data, linear.weight.quant_state).isfinite().all():
-            raise GateError(f"{name} holds weights that are not finite once dequantised: run stage base again, its file or this copy is damaged")
+            raise GateError(
+                "Q-MODELS-008",
+                f"{name} holds weights that are not finite once dequantised: run stage base again, its file "
+                "or this copy is damaged",
+            )
     return len(linears)
 
 
@@ -26,7 +30,11 @@ def adapter_is_finite(model: Any) -> int:
     matrices = {name: weight for name, weight in model.named_parameters() if "lora_" in name}
     for name, weight in matrices.items():
         if not weight.isfinite().all():
-            raise GateError(f"{name} is not finite: lower train.learning_rate, and start anew with `python -m pipeline train --no-resume`")
+            raise GateError(
+                "Q-MODELS-011",
+                f"{name} is not finite: lower train.learning_rate, and start again with `python -m pipeline "
+                "train --no-resume`",
+            )
     return len(matrices)
 
 
@@ -48,7 +56,11 @@ def packed_is_finite(model: Any) -> int:
         rows = module.weight.shape[0]
         for first, last in row_blocks(rows, module.logical // rows):
             if not dequantise(module.weight[first:last], module.kind).isfinite().all():
-                raise GateError(f"{name} holds weights that are not finite once dequantised: run stage base again, its file or this copy is damaged")
+                raise GateError(
+                    "Q-MODELS-008",
+                    f"{name} holds weights that are not finite once dequantised: run stage base again, its "
+                    "file or this copy is damaged",
+                )
     return len(packed)
 
 
@@ -74,7 +86,11 @@ def outputs_watched(model: Any) -> Iterator[list[int]]:
         def hook(module: Any, inputs: Any, output: Any) -> None:
             seen[0] += 1
             if not output.isfinite().all():
-                raise GateError(f"{name} gives numbers that are not finite: its base or its adapter is damaged, train again")
+                raise GateError(
+                    "Q-MODELS-012",
+                    f"{name} gives numbers that are not finite: its base or its adapter is damaged, train "
+                    "again",
+                )
 
         return hook
 

@@ -20,21 +20,28 @@ def choose_loss(wanted: str) -> str:
     if wanted == "auto":
         return "chunked" if missing else "liger"
     if wanted == "liger" and missing:
-        raise ToolError(f"train.loss is liger, whose kernels need {missing[0]}, and this machine has none: set it to auto or chunked")
+        raise ToolError(
+            "Q-MODELS-013",
+            f"train.loss is liger, whose kernels need {missing[0]}, and this machine has none: set it to "
+            "auto or chunked",
+        )
     return wanted
 
 
 def apply_liger(folder: Path) -> None:
     """Swap this architecture's RMSNorm, RoPE and SwiGLU for Liger's kernels, in this process for good, before the model is loaded.
 
-    Raises `ToolError` where Liger doesn't have them for the architecture.
+    Raises `ToolError` if Liger doesn't have them for the architecture.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
     if apply is None or not set(inspect.signature(apply).parameters) >= SWITCHES:
-        raise ToolError(f"Liger has no kernels for RMSNorm, RoPE and SwiGLU of {model_type}: set train.loss to chunked")
+        raise ToolError(
+            "Q-MODELS-014",
+            f"Liger has no kernels for RMSNorm, RoPE and SwiGLU of {model_type}: set train.loss to chunked",
+        )
     # the fused loss is called by the trainer itself, at the trained positions only
     apply(rope=True, rms_norm=True, swiglu=True, fused_linear_cross_entropy=False, cross_entropy=False)
 
@@ -48,10 +55,17 @@ def check_liger(model: Any) -> None:
 
     layer = model.model.layers[0]
     if getattr(sys.modules[type(model).__module__], "apply_rotary_pos_emb", None) is not liger_rotary_pos_emb:
-        raise ToolError(f"RoPE of {model.config.model_type} is not Liger's after loading: set train.loss to chunked")
+        raise ToolError(
+            "Q-MODELS-014",
+            f"RoPE of {model.config.model_type} is not Liger's after loading: set train.loss to chunked",
+        )
     for part in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp, model.model.norm):
         if not type(part).__name__.startswith("Liger"):
-            raise ToolError(f"{type(part).__name__} of {model.config.model_type} is not Liger's after loading: set train.loss to chunked")
+            raise ToolError(
+                "Q-MODELS-014",
+                f"{type(part).__name__} of {model.config.model_type} is not Liger's after loading: set "
+                "train.loss to chunked",
+            )
 
 
 def fused_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:

@@ -11,7 +11,7 @@ def load_quantised(folder: Path, train: Training, device: str | None = None) -> 
     """The base model as `train.quantization` says, frozen, on the GPU if there is one: linears in NF4, in a GGUF's own blocks, or in 16 bit.
 
     Unlike PEFT's `prepare_model_for_kbit_training` nothing is cast to float32: see `float32_cast_bytes`. Raises
-    `ToolError` where a linear is not NF4, `DataError` where a GGUF can't be trained on, `ConfigError` where `embeddings_on_cpu` can't be.
+    `ToolError` if a linear is not NF4, `DataError` if a GGUF can't be trained on, `ConfigError` if `embeddings_on_cpu` can't be.
     """
     import torch
 
@@ -56,7 +56,9 @@ def check_quantised(model: Any, train: Training) -> None:
             found = "not quantised" if state is None else state.quant_type
             if found != "nf4":
                 raise ToolError(
-                    f"{name} is {found} where NF4 was asked for: run `make setup` for the pinned bitsandbytes, or set base.quantization to none"
+                    "Q-MODELS-024",
+                    f"{name} is {found} where NF4 was asked for: run `make setup` for the pinned "
+                    "bitsandbytes, or set base.quantization to none",
                 )
 
 
@@ -84,12 +86,16 @@ def keep_embeddings_on_cpu(model: Any) -> None:
     """Put the input embeddings into main memory; a forward moves only the rows it looks up to where the rest is.
 
     The table is no parameter then, so nothing that moves the model takes it along. Without a GPU nothing changes. Raises
-    `ConfigError` where head and embeddings are one table, which the head needs on the GPU anyway.
+    `ConfigError` if head and embeddings are one table, which the head needs on the GPU anyway.
     """
     import torch
 
     if model.config.tie_word_embeddings:
-        raise ConfigError("train.embeddings_on_cpu is on, but this base's embeddings are also its head, which stays on the GPU: set it to false")
+        raise ConfigError(
+            "Q-MODELS-025",
+            "train.embeddings_on_cpu is on, but this base's embeddings are also its head, which stays on "
+            "the GPU: set it to false",
+        )
     embeddings, device = model.get_input_embeddings(), model.get_output_embeddings().weight.device
 
     class EmbeddingsInMainMemory(torch.nn.Module):
@@ -123,7 +129,7 @@ def lora_config(train: Training) -> Any:
 def check_adapter(model: Any, train: Training) -> int:
     """The number of trainable parameters, proven to be Σ r·(in + out) over every target of every layer (LoRA, arXiv:2106.09685).
 
-    Raises `ConfigError` where a layer lacks a target or a linear outside the layers has an adapter, `AssertionError` where
+    Raises `ConfigError` if a layer lacks a target or a linear outside the layers has an adapter, `AssertionError` where
     anything but LoRA trains or the count is off.
     """
     from peft.tuners.lora import LoraLayer
@@ -138,19 +144,27 @@ def check_adapter(model: Any, train: Training) -> int:
     hit = sorted({name.rpartition(".")[2] for name in matched})
     if unknown := sorted(set(train.target_modules) - set(hit)):
         raise ConfigError(
-            f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take names of its linears, as {hit[0]}"
+            "Q-MODELS-026",
+            f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take "
+            f"names of its linears, as {hit[0]}",
         )
     for number in range(len(layers)):
         for target in train.target_modules:
             found = [name for name in matched if name.startswith(f"layers.{number}.") and name.endswith(f".{target}")]
             if len(found) != 1:
                 raise ConfigError(
-                    f"layer {number} has {len(found)} adapters named {target}, and each layer must have 1: take targets that all its layers have"
+                    "Q-MODELS-026",
+                    f"layer {number} has {len(found)} adapters named {target}, and each layer must have 1: "
+                    "take targets that all its layers have",
                 )
     everywhere = [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]
     if len(everywhere) != len(matched):
         outside = next(name for name in everywhere if ".layers." not in name)
-        raise ConfigError(f"{outside} got an adapter, and only the layers' linears can have one: take it out of train.target_modules")
+        raise ConfigError(
+            "Q-MODELS-026",
+            f"{outside} got an adapter, and only the layers' linears can have one: take it out of "
+            "train.target_modules",
+        )
     if other := next((name for name, parameter in model.named_parameters() if parameter.requires_grad and ".lora_" not in name), None):
         raise AssertionError(f"{other} is trainable, and only the adapter should be")
     expected = sum(train.r * (layer.in_features + layer.out_features) for layer in matched.values())

@@ -48,35 +48,45 @@ def loss_and_gradient(states: Any, targets: Any, head: Any, factor: float, softc
 
     The target is kept out of the sums: of a token that the model is sure of, softmax − 1 would be lost in the head's 16 bits.
     """
-    count = len(targets)
-    x = states.to(head.compute_dtype)
-    highest = torch.full((count,), -torch.inf, device=x.device)  # of the other tokens' logits so far
-    others = torch.zeros(count, device=x.device)  # sum of exp(logit − highest) over them
-    pulled = torch.zeros(x.shape, device=x.device) if with_gradient else None  # sum of exp(logit − highest) · slope · row
-    target_logits, target_slopes = torch.zeros_like(highest), torch.ones_like(highest)
-    for first, last in vocabulary_blocks(head, count):
-        rows = head.rows(first, last)
+    found, slopes, highest, others, pulled = sums_outside(states, head, targets[:, None], factor, softcap, with_gradient)
+    log_others = highest + others.log()
+    total = torch.nn.functional.softplus(log_others - found[:, 0]).sum()  # −log softmax(target) = log(1 + others ÷ target)
+    if pulled is None:
+        return total, None
+    wrong = torch.sigmoid(log_others - found[:, 0])  # 1 − softmax(target)
+    of_targets = rows_at(head, targets) * (wrong * slopes[:, 0])[:, None]
+    return total, pulled.mul_((wrong / others.clamp(min=TINY))[:, None]).sub_(of_targets)
+
+
+def sums_outside(states: Any, head: Any, ids: Any, factor: float, softcap: float | None, with_gradient: bool) -> tuple[Any, ...]:
+    """One pass over the vocabulary: the logits of `ids` (N, k), their slopes, and sums over all other tokens; all float32.
+
+    The sums are the largest other logit (N,), Σ exp(logit − largest) (N,) and, for the gradient, Σ exp(logit − largest) · slope · row
+    (N, H; None without). `head` is a `PackedLinear` or dense.
+    """
+    x = states.to(compute_type(head))
+    highest = torch.full((len(ids),), -torch.inf, device=x.device)
+    others = torch.zeros(len(ids), device=x.device)
+    pulled = torch.zeros(x.shape, device=x.device) if with_gradient else None
+    found, found_slopes = torch.zeros(ids.shape, device=x.device), torch.full(ids.shape, factor, device=x.device)
+    for first, last in vocabulary_blocks(head, len(ids)):
+        rows = rows_between(head, first, last)
         logits, slopes = block_logits(x, rows, None if head.bias is None else head.bias[first:last], factor, softcap)
-        here = ((targets >= first) & (targets < last)).nonzero()[:, 0]
-        columns = targets[here] - first
-        target_logits[here] = logits[here, columns]
-        target_slopes[here] = factor if slopes is None else slopes[here, columns]
-        logits[here, columns] = -torch.inf
+        at, place = ((ids >= first) & (ids < last)).nonzero(as_tuple=True)
+        columns = ids[at, place] - first
+        found[at, place] = logits[at, columns]
+        if slopes is not None:
+            found_slopes[at, place] = slopes[at, columns]
+        logits[at, columns] = -torch.inf
         raised = torch.maximum(highest, logits.amax(1))
         shrink = torch.where(raised == highest, 1.0, (highest - raised).exp())
-        weights = logits.sub_(raised.clamp(min=LOWEST)[:, None]).exp_()  # all 0 in a block that holds the target alone
+        weights = logits.sub_(raised.clamp(min=LOWEST)[:, None]).exp_()  # all 0 in a block that holds no other token
         others = others * shrink + weights.sum(1)
         if pulled is not None:
             weights.mul_(factor if slopes is None else slopes)
             pulled.mul_(shrink[:, None]).add_(weights.to(rows.dtype) @ rows)
         highest = raised
-    log_others = highest + others.log()
-    total = torch.nn.functional.softplus(log_others - target_logits).sum()  # −log softmax(target) = log(1 + others ÷ target)
-    if pulled is None:
-        return total, None
-    wrong = torch.sigmoid(log_others - target_logits)  # 1 − softmax(target)
-    of_targets = head_rows(head, targets) * (wrong * target_slopes)[:, None]
-    return total, pulled.mul_((wrong / others.clamp(min=TINY))[:, None]).sub_(of_targets)
+    return found, found_slopes, highest, others, pulled
 
 
 def block_logits(x: Any, rows: Any, bias: Any, factor: float, softcap: float | None) -> tuple[Any, Any]:
@@ -96,6 +106,19 @@ def vocabulary_blocks(head: Any, count: int) -> Iterator[tuple[int, int]]:
     return ((first, min(first + step, head.out_features)) for first in range(0, head.out_features, step))
 
 
-def head_rows(head: Any, ids: Any) -> Any:
-    """The head's rows (N, H) for token ids (N,), as float32."""
+def compute_type(head: Any) -> torch.dtype:
+    """The type that a head, packed or dense, computes in."""
+    found: torch.dtype = head.compute_dtype if isinstance(head, PackedLinear) else head.weight.dtype
+    return found
+
+
+def rows_between(head: Any, first: int, last: int) -> Any:
+    """Rows [first, last) of a head, packed or dense, (last − first, H) in its compute type."""
+    return head.rows(first, last) if isinstance(head, PackedLinear) else head.weight[first:last]
+
+
+def rows_at(head: Any, ids: Any) -> Any:
+    """The rows (n, H) of a head, packed or dense, for token ids (n,), as float32."""
+    if not isinstance(head, PackedLinear):
+        return head.weight[ids].float()
     return dequantise(head.weight.index_select(0, ids), head.kind, head.compute_dtype).float()

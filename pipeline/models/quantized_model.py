@@ -29,10 +29,13 @@ class Names:
     heads: dict[str, int]  # attention heads by linear whose rows are reordered
 
     def of(self, parameter: str) -> str:
-        """The GGUF's name of a parameter. Raises `DataError` where it has none."""
+        """The GGUF's name of a parameter. Raises `DataError` if it has none."""
         name: str | None = self.map.get_name(parameter, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise DataError(f"{self.file} can't hold {parameter}, for which llama.cpp has no name: take another base")
+            raise DataError(
+                "Q-MODELS-027",
+                f"{self.file} can't hold {parameter}, for which llama.cpp has no name: take another base",
+            )
         return name
 
     def reordered(self, parameter: str) -> int:
@@ -44,7 +47,7 @@ def load_packed(folder: Path, *, compute_dtype: torch.dtype, device: str, dense:
     """The model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with packed linears, embedding and head.
 
     `dense` dequantises them once, to the compute type. The file is mapped: on a CPU the packed weights are views of it, a GPU gets them tensor
-    by tensor. Raises `DataError` where the architecture is not one of llama, mistral, qwen2 and qwen3, or where not every tensor of the file
+    by tensor. Raises `DataError` if the architecture is not one of llama, mistral, qwen2 and qwen3, or where not every tensor of the file
     fills exactly one parameter, and every parameter is filled.
     """
     from transformers import AutoConfig
@@ -61,19 +64,31 @@ def load_packed(folder: Path, *, compute_dtype: torch.dtype, device: str, dense:
 
 
 def tensor_names(config: Any, header: Header, file: Path) -> Names:
-    """The names for this model's architecture. Raises `DataError` where it is not one that can be trained packed, or not the file's."""
+    """The names for this model's architecture. Raises `DataError` if it is not one that can be trained packed, or not the file's."""
     import gguf
 
     found = (getattr(config, "architectures", None) or ["model without architectures"])[0]
     architecture = KNOWN.get(found)
     if architecture not in DENSE:
         can = ", ".join(name for name, kind in KNOWN.items() if kind in DENSE)
-        raise DataError(f"{file.parent} is a {found}, and only {can} can be trained on a GGUF's weights: set base.quantization to nf4")
+        raise DataError(
+            "Q-MODELS-028",
+            f"{file.parent} is a {found}, and only {can} can be trained on a GGUF's weights: set "
+            "base.quantization to nf4",
+        )
     if header.fields.get("general.architecture") != architecture:
         said = header.fields.get("general.architecture")
-        raise DataError(f"{file} is of architecture {said} and config.json beside it of {architecture}: run `snakemake --force base`")
+        raise DataError(
+            "Q-MODELS-029",
+            f"{file} is of architecture {said} and config.json beside it of {architecture}: run `snakemake "
+            "--force base`",
+        )
     if "rope_freqs.weight" in header.tensors:
-        raise DataError(f"{file} has scaled rotary positions (rope_freqs.weight), which training would not see: set base.quantization to nf4")
+        raise DataError(
+            "Q-MODELS-005",
+            f"{file} has scaled rotary positions (rope_freqs.weight), which training would not see: set "
+            "base.quantization to nf4",
+        )
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if architecture == "llama" else {}
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     return Names(file, gguf.get_tensor_name_map(number, config.num_hidden_layers), heads)
@@ -92,7 +107,7 @@ def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> A
 
 
 def fill(model: Any, tensors: dict[str, GgufTensor], names: Names, dtype: torch.dtype, device: str, dense: bool) -> None:
-    """Give every module of `model` its weights. Raises `DataError` where the file lacks one or it has another shape."""
+    """Give every module of `model` its weights. Raises `DataError` if the file lacks one or it has another shape."""
     mapped = torch.from_file(str(names.file), shared=False, size=names.file.stat().st_size, dtype=torch.uint8)
     for path, module in list(model.named_modules()):
         for leaf, parameter in list(module.named_parameters(recurse=False)):
@@ -127,27 +142,43 @@ def tied_head(embeddings: Any, dtype: torch.dtype) -> Any:
 
 
 def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: torch.Tensor) -> GgufTensor:
-    """The tensor of a parameter, of its shape. Raises `DataError` where there is none."""
+    """The tensor of a parameter, of its shape. Raises `DataError` if there is none."""
     name = names.of(parameter)
     if name not in tensors:
-        raise DataError(f"{names.file} has no {name}, which config.json asks for ({parameter}): run `snakemake --force base`")
+        raise DataError(
+            "Q-MODELS-029",
+            f"{names.file} has no {name}, which config.json asks for ({parameter}): run `snakemake --force "
+            "base`",
+        )
     if tensors[name].shape != tuple(like.shape):
-        raise DataError(f"{names.file}: {name} is {tensors[name].shape} and config.json asks for {tuple(like.shape)}: run `snakemake --force base`")
+        raise DataError(
+            "Q-MODELS-029",
+            f"{names.file}: {name} is {tensors[name].shape} and config.json asks for {tuple(like.shape)}: "
+            "run `snakemake --force base`",
+        )
     return tensors[name]
 
 
 def floats(tensor: GgufTensor) -> torch.Tensor:
-    """A norm or bias as float32. Raises `DataError` where it is stored in blocks, which no file of llama.cpp's tools has."""
+    """A norm or bias as float32. Raises `DataError` if it is stored in blocks, which no file of llama.cpp's tools has."""
     if tensor.type not in FLOATS:
-        raise DataError(f"{tensor.file}: {tensor.name} is a vector in {tensor.type}, not in floats: take another file of this model")
+        raise DataError(
+            "Q-MODELS-030",
+            f"{tensor.file}: {tensor.name} is a vector in {tensor.type}, not in floats: take another file "
+            "of this model",
+        )
     return torch.from_numpy(tensor.values(0, 1).copy()).reshape(-1)
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype, tensor: GgufTensor) -> torch.Tensor:
-    """Float32 values in the compute type. Raises `DataError` where it can't hold one of them."""
+    """Float32 values in the compute type. Raises `DataError` if it can't hold one of them."""
     made = values.to(dtype)
     if not bool(made.isfinite().all()):
-        raise DataError(f"{tensor.file}: {tensor.name} has values that {dtype} can't hold: set the compute type to bfloat16")
+        raise DataError(
+            "Q-MODELS-031",
+            f"{tensor.file}: {tensor.name} has values that {dtype} can't hold: set the compute type to "
+            "bfloat16",
+        )
     return made
 
 
@@ -161,7 +192,7 @@ def packed_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torch.T
 def in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Rows (R, …) of a GGUF's q or k in transformers' order.
 
-    llama.cpp's rotary embedding turns neighbours, transformers' the two halves of a head, so the converter lays row i of both halves side by
+    llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so the converter lays row i of both halves side by
     side. Blocks lie along a row, so that moving whole rows keeps every weight exactly.
     """
     if not heads:
@@ -176,12 +207,25 @@ def prove_whole(model: Any, tensors: dict[str, GgufTensor], names: Names) -> Non
     for parameter, values in model.named_parameters():  # a tied one under its first name
         name = names.of(parameter)
         if values.is_meta:
-            raise DataError(f"{names.file}: nothing in it filled {parameter}: take another base")
+            raise DataError(
+                "Q-MODELS-032", f"{names.file}: nothing in it filled {parameter}: take another base"
+            )
         if name in used:
-            raise DataError(f"{names.file}: {name} filled both {used[name]} and {parameter}: take another base")
+            raise DataError(
+                "Q-MODELS-032",
+                f"{names.file}: {name} filled both {used[name]} and {parameter}: take another base",
+            )
         used[name] = parameter
     if left := [name for name in tensors if name not in used]:
         more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
-        raise DataError(f"{names.file} holds {', '.join(left[:LISTED])}{more}, which config.json has no place for: run `snakemake --force base`")
+        raise DataError(
+            "Q-MODELS-029",
+            f"{names.file} holds {', '.join(left[:LISTED])}{more}, which config.json has no place for: run "
+            "`snakemake --force base`",
+        )
     if empty := next((name for name, values in model.named_buffers() if values.is_meta), None):
-        raise DataError(f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take another base")
+        raise DataError(
+            "Q-MODELS-032",
+            f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take "
+            "another base",
+        )

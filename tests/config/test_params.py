@@ -88,7 +88,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"quantize": {"levels": ["Q4_K_M", "base-Q9_Z"]}}, "quantize.levels", "unknown level Q9_Z"),
         ({"merge": {"levels": ["Q4_K_M-imatrix"]}}, "merge.levels", "before an importance matrix is there"),
         ({"merge": {"levels": ["Q8_0"]}}, "params", "names Q8_0, which quantize.levels doesn't make .*set merge.base to w16 or nf4"),
-        ({"merge": {"method": "peft"}}, "merge", "method is peft and base is auto.*set base to w16"),
+        ({"merge": {"method": "stream"}}, "merge.method", "is gone, because .*remove the line"),
         ({"convert": {"type": "BF16"}, "evaluate": {"models": ["BF16"]}}, "params", "would round the weights twice"),
         ({"convert": {"type": "BF16"}}, "params", "names base-F16, F16: it can name base-BF16, BF16"),
         ({"convert": {"name": "../escape"}}, "convert.name", "a name for files"),
@@ -340,7 +340,7 @@ def test_an_older_files_names_are_known_and_the_sentence_has_the_new_one(load, m
 
 def test_no_name_of_an_older_version_is_one_of_today():
     known = {".".join(place) for place, _ in keys_of(Params)}
-    assert not known & renamed.KEYS.keys()
+    assert not known & (renamed.KEYS | renamed.GONE).keys()
     assert {*renamed.KEYS.values(), *renamed.VALUES} <= known
 
 

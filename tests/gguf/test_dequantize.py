@@ -94,13 +94,13 @@ def test_a_type_that_is_not_known_is_refused(kind: int, name: str) -> None:
     for ask in (lambda: dequantise(torch.zeros(2, 66, dtype=torch.uint8), kind), lambda: row_bytes(kind, 256), lambda: columns_of(kind, 66)):
         with pytest.raises(DataError) as error:
             ask()
-        assert str(error.value) == said
+        assert (error.value.id, error.value.sentence) == ("Q-GGUF-001", said)
 
 
 def test_rows_that_are_no_whole_blocks_are_refused() -> None:
-    with pytest.raises(DataError, match=r"a row of 576 weights is no whole number of Q4_K's blocks of 256: make"):
+    with pytest.raises(DataError, match="Q-GGUF-002"):
         row_bytes(12, 576)
-    with pytest.raises(DataError, match=r"a row of 100 bytes is no whole number of Q4_K's blocks of 144 bytes: make"):
+    with pytest.raises(DataError, match="Q-GGUF-002"):
         dequantise(torch.zeros(2, 100, dtype=torch.uint8), 12)
 
 

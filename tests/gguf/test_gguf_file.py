@@ -35,5 +35,5 @@ def test_a_cut_file_is_refused(finished: Path, tmp_path: Path, keep: float) -> N
     whole = (finished / "models/gguf/tiny-Q4_K_M.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: int(len(whole) * keep)])
-    with pytest.raises(DataError, match=r"cut\.gguf"):
+    with pytest.raises(DataError, match="Q-GGUF-003"):
         check_gguf(cut)

@@ -282,7 +282,7 @@ def test_nothing_runs_without_a_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_pat
     find_sandbox.cache_clear()
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
     ran = tmp_path / "ran"
-    with pytest.raises(ToolError, match=r"can't be run safely here \(bwrap isn't installed; unshare isn't installed\): install bubblewrap"):
+    with pytest.raises(ToolError, match="Q-METRICS-013"):
         run_tests(f"open({str(ran)!r}, 'w')", "assert True")
     assert not ran.exists()
     find_sandbox.cache_clear()
@@ -290,7 +290,7 @@ def test_nothing_runs_without_a_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_what_the_sandbox_says_where_it_fails(tmp_path: Path) -> None:
     no = Sandbox("broken", lambda root: ["sh", "-c", "echo no namespaces here >&2; exit 1"], makes_root=False)
-    with pytest.raises(ToolError, match="broken gave no sandbox: no namespaces here"):
+    with pytest.raises(ToolError, match="Q-METRICS-013"):
         run_in(no, "x = 1", "assert True")
 
 

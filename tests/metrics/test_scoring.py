@@ -259,11 +259,11 @@ def test_a_function_of_the_users_own(root: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("broken", r"python:mine/own.py:broken, row r1: it raised KeyError: 'b': mend the function in .*own.py"),
+        ("broken", r"python:mine/own.py:broken, row r1: it raised KeyError: 'b'.*own.py"),
         ("words", r"row r1: it gave 'good': a number from 0 to 1 is wanted"),
         ("too_much", r"row r1: it gave 7"),
         ("nan", r"row r1: it gave nan"),
-        ("leave", r"row r1: it raised SystemExit: 0: mend the function in .*own.py"),
+        ("leave", r"row r1: it raised SystemExit: 0.*own.py"),
         ("numpys", r"row r1: it raised KeyError"),
     ],
 )
@@ -275,11 +275,11 @@ def test_what_is_wrong_with_the_users_function_is_one_sentence(root: Path, funct
 @pytest.mark.parametrize(
     ("spelling", "words"),
     [
-        ("python:none.py:f", "none.py isn't there"),
-        ("python:mine/own.py:absent", "has no function absent"),
-        ("python:mine/own.py:number", "has no function number"),
-        ("python:mine/bad.py:f", r"bad.py can't be loaded \(ModuleNotFoundError"),
-        ("python:mine/script.py:f", r"script.py can't be loaded \(SystemExit: 0\): mend it"),
+        ("python:none.py:f", "Q-METRICS-010"),
+        ("python:mine/own.py:absent", "Q-METRICS-012"),
+        ("python:mine/own.py:number", "Q-METRICS-012"),
+        ("python:mine/bad.py:f", "Q-METRICS-011.*ModuleNotFoundError"),
+        ("python:mine/script.py:f", "Q-METRICS-011.*SystemExit: 0"),
     ],
 )
 def test_a_function_that_is_not_there_is_one_sentence(root: Path, spelling: str, words: str) -> None:
@@ -313,7 +313,7 @@ def test_a_list_that_cannot_be_is_one_sentence(spellings: list[str], words: str)
 def test_a_list_that_can_be() -> None:
     check_scorers(["exact_match", "json_fields", "rouge_l", "number:####", "regex:a:b", "code", "python:a/b.py:f"], has_judge=False)
     check_scorers([], has_judge=False)
-    with pytest.raises(ConfigError, match=r"evaluate\.scorers: 'exakt' is no scorer"):
+    with pytest.raises(ConfigError, match="Q-METRICS-014"):
         parse("exakt")
 
 

@@ -29,7 +29,7 @@ DENSE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("config", MIXTURES, ids=str)
 def test_a_mixture_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=r"^a/b is a mixture of experts \(\w+ .*\), whose experts"):
+    with pytest.raises(DataError, match="Q-MODELS-010"):
         refuse_experts(config, "a/b")
 
 
@@ -40,5 +40,5 @@ def test_a_dense_model_is_not(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("fields", "refused"), [({"llama.expert_count": 8}, True), ({"llama.expert_count": 0}, False), ({}, False)])
 def test_a_gguf_says_it_in_its_header(fields: dict[str, Any], refused: bool) -> None:
-    with pytest.raises(DataError, match="mixture") if refused else nullcontext():
+    with pytest.raises(DataError, match="Q-MODELS-010") if refused else nullcontext():
         refuse_experts_of({"general.architecture": "llama"} | fields, "x.gguf")

@@ -97,5 +97,5 @@ def test_what_is_not_finite_is_refused(kind: str, wrong: float) -> None:
     dtype = getattr(torch, kind)
     check_finite(torch.tensor([0.0, -1.0, torch.finfo(dtype).max], dtype=dtype), "w")
     check_finite(torch.tensor([], dtype=dtype), "w")
-    with pytest.raises(DataError, match=f"w has values that {kind} can't hold"):
+    with pytest.raises(DataError, match="Q-MODELS-022"):
         check_finite(torch.tensor([1.0, wrong], dtype=dtype), "w")

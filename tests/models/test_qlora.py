@@ -77,10 +77,10 @@ def test_every_targeted_linear_is_nf4_before_the_adapter(untied: Path) -> None:
 def test_a_linear_that_is_not_nf4_is_named(untied: Path) -> None:
     model = load_quantised(untied, settings())
     model.model.layers[1].mlp.up_proj = torch.nn.Linear(64, 128)
-    with pytest.raises(ToolError, match=r"model\.layers\.1\.mlp\.up_proj is not quantised where NF4 was asked for"):
+    with pytest.raises(ToolError, match="Q-MODELS-024"):
         check_quantised(model, settings())
     model.model.layers[0].self_attn.k_proj.weight.quant_state.quant_type = "fp4"
-    with pytest.raises(ToolError, match=r"layers\.0\.self_attn\.k_proj is fp4"):
+    with pytest.raises(ToolError, match="Q-MODELS-024"):
         check_quantised(model, settings())
 
 
@@ -141,18 +141,18 @@ def test_a_layer_that_was_missed_is_named(untied: Path) -> None:
     config = lora_config(recipe)
     config.exclude_modules = r".*layers\.1\.self_attn\.q_proj"
     model = get_peft_model(load_quantised(untied, recipe), config)
-    with pytest.raises(ConfigError, match="layer 1 has 0 adapters named q_proj"):
+    with pytest.raises(ConfigError, match="Q-MODELS-026"):
         check_adapter(model, recipe)
 
 
 def test_an_adapter_outside_the_layers_is_refused(untied: Path) -> None:
     recipe = settings(target_modules=["q_proj", "lm_head"])
     model = get_peft_model(load_quantised(untied, recipe), lora_config(recipe))
-    with pytest.raises(ConfigError, match="names lm_head, which this model's layers have not"):
+    with pytest.raises(ConfigError, match="Q-MODELS-026"):
         check_adapter(model, recipe)
     sly = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "lm_head"])
     model = get_peft_model(load_quantised(untied, settings()), sly)
-    with pytest.raises(ConfigError, match="lm_head got an adapter"):
+    with pytest.raises(ConfigError, match="Q-MODELS-026"):
         check_adapter(model, settings(target_modules=["q_proj"]))
 
 
@@ -188,7 +188,7 @@ def test_only_the_rows_looked_up_are_moved(untied: Path) -> None:
 
 
 def test_tied_embeddings_stay(tiny_qwen2: Path) -> None:
-    with pytest.raises(ConfigError, match="embeddings are also its head"):
+    with pytest.raises(ConfigError, match="Q-MODELS-025"):
         load_quantised(tiny_qwen2, settings(embeddings_on_cpu=True))
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from pipeline.config.levels import split_level, tensor_type_problem
 from pipeline.config.sections.values import UNTUNED, Count, Levels, ModelLevels, Section, Threads, fits, key
@@ -23,11 +23,6 @@ class Merge(Section):
     dtype: Literal["float16", "bfloat16"] = key(
         "float16",
         "16-bit type of the merged weights: float16 (what an F16 GGUF holds, bit for bit) | bfloat16",
-    )
-    method: Literal["stream", "peft"] = key(
-        "stream",
-        "stream (block by block, in little memory) | peft (PEFT's merge_and_unload, for comparison: holds "
-        "the whole model)",
     )
     base: Literal["w16", "nf4", "auto"] = key(
         "auto",
@@ -54,14 +49,6 @@ class Merge(Section):
                 f"{', '.join(with_imatrix)}: merge compares levels before an importance matrix is there: leave -imatrix out"
             )
         return levels
-
-    @model_validator(mode="after")
-    def _peft_knows_one_base(self) -> "Merge":
-        if self.method == "peft" and self.base != "w16":
-            raise ValueError(
-                f"method is peft and base is {self.base}: PEFT merges into the 16-bit weights, so set base to w16"
-            )
-        return self
 
 
 class Convert(Section):

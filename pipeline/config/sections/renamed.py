@@ -5,3 +5,6 @@ KEYS: dict[str, str] = {}
 
 # "section.key" as it is now: {the value as it was: as it is now}
 VALUES: dict[str, dict[str, str]] = {}
+
+# "section.key" that is gone: why, and what to do
+GONE = {"merge.method": "is gone, because every merge is streamed: remove the line (benchmarks/merge.py compares with PEFT's merge)"}

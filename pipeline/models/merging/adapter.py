@@ -65,9 +65,9 @@ def _by_pattern(patterns: dict[str, Any] | None, key: str, default: Any) -> Any:
 
 
 def weights_of(folder: Path) -> Path:
-    """The file of the adapter's weights. Raises `DataError` where there is none."""
+    """The file of the adapter's weights. Raises `DataError` if there is none."""
     if not (folder / WEIGHTS).exists():
-        raise DataError(f"{folder} holds no {WEIGHTS}: save the adapter as safetensors")
+        raise DataError("Q-MODELS-015", f"{folder} holds no {WEIGHTS}: save the adapter as safetensors")
     return folder / WEIGHTS
 
 
@@ -96,7 +96,11 @@ def read_adapter(folder: Path) -> Adapter:
     if not modules and not whole:
         reasons.append("it holds no tensor")
     if reasons:
-        raise DataError(f"{folder} can't be merged ({'; '.join(reasons)}): train it without that, or merge it with the tool that made it")
+        raise DataError(
+            "Q-MODELS-016",
+            f"{folder} can't be merged ({'; '.join(reasons)}): train it without that, or merge it with the "
+            "tool that made it",
+        )
     return Adapter(folder, config, list(modules.values()), whole)
 
 

@@ -33,7 +33,7 @@ class Plan:
 
 
 def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: bool) -> Plan:
-    """Every tensor of the merge of `adapter` into `base`, in the base's order. Raises `DataError` where the two don't fit, naming shapes."""
+    """Every tensor of the merge of `adapter` into `base`, in the base's order. Raises `DataError` if the two don't fit, naming shapes."""
     updates = _updates(base, adapter, model)
     changed = {name: Job(name, entry, base[name].file.name if name in base else "") for name, entry in adapter.whole.items()}
     for name, update in updates.items():
@@ -67,7 +67,11 @@ def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict
             found |= _linear(module, adapter, model)
     for path, group in wrapped.items():
         if len(group) != len(parameters[path]):
-            raise DataError(f"{path} has {len(group)} adapters in {adapter.folder} for its {len(parameters[path])} target parameters: train it again")
+            raise DataError(
+                "Q-MODELS-017",
+                f"{path} has {len(group)} adapters in {adapter.folder} for its {len(parameters[path])} "
+                "target parameters: train it again",
+            )
         # PEFT wraps a module once a parameter, the parameter that is declared first innermost
         for name, module in zip(parameters[path], sorted(group, key=lambda one: -one.depth), strict=True):
             found |= _parameter(name, module, base, adapter, model)
@@ -86,7 +90,11 @@ def _check_rank(module: Module, update: Update, rank: int) -> None:
     found = (update.left.shape[2], update.right.shape[1])
     if found != (rank, rank):
         ranks = " and ".join(map(str, sorted(set(found))))
-        raise DataError(f"{module.where} has rank {ranks} and the adapter's settings say {rank}: weights and settings are of two adapters")
+        raise DataError(
+            "Q-MODELS-017",
+            f"{module.where} has rank {ranks} and the adapter's settings say {rank}: weights and settings "
+            "are of two adapters",
+        )
 
 
 def _parameter(name: str, module: Module, base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict[str, Update]:
@@ -94,7 +102,11 @@ def _parameter(name: str, module: Module, base: dict[str, Entry], adapter: Adapt
     shape = model.shapes[name]
     experts = shape[0] if len(shape) == 3 else 1
     if module.parts["lora_A.weight"].shape[0] % experts or module.parts["lora_B.weight"].shape[1] % experts:
-        raise DataError(f"{module.where} does not divide into the {experts} experts of {name}: the adapter belongs to another base, train it again")
+        raise DataError(
+            "Q-MODELS-018",
+            f"{module.where} does not divide into the {experts} experts of {name}: the adapter belongs to "
+            "another base, train it again",
+        )
     update = low_rank(module, adapter.scale(name), transposed=name in model.transposed, experts=experts)
     _check_rank(module, update, adapter.rank(name))
     path, _, last = name.rpartition(".")
@@ -112,7 +124,7 @@ def _parameter(name: str, module: Module, base: dict[str, Entry], adapter: Adapt
 def _settle_tied(base: dict[str, Entry], changed: dict[str, Job], model: Structure) -> dict[str, Any]:
     """Where one table is embeddings and head and the adapter treats them differently, give each its own.
 
-    Mends `changed`; returns what the config must say. PEFT trains only the side it was told to: the other keeps the base's
+    Corrects `changed`; returns what the config must say. PEFT trains only the side it was told to: the other keeps the base's
     numbers. A table of another length can only be both.
     """
     embedding, head = changed.get(model.embedding), changed.get(model.head)
@@ -141,12 +153,16 @@ def _equal(one: Entry, other: Entry) -> bool:
 
 
 def _check(base: dict[str, Entry], changed: dict[str, Job], updates: dict[str, Update], model: Structure, adapter: Adapter) -> None:
-    """Raise `DataError` where a target is missing or has another shape."""
+    """Raise `DataError` if a target is missing or has another shape."""
     known = base.keys() | ({model.head} if model.tied else set())
     missing = sorted((updates.keys() | adapter.whole.keys()) - known)
     if missing:
         shapes = ", ".join(f"{name} {_shape(updates, adapter, name)}" for name in missing[:3])
-        raise DataError(f"{len(missing)} adapter targets are not in the base ({shapes}): the adapter belongs to another base, train it again")
+        raise DataError(
+            "Q-MODELS-018",
+            f"{len(missing)} adapter targets are not in the base ({shapes}): the adapter belongs to another "
+            "base, train it again",
+        )
     odd = []
     for name, job in changed.items():
         own = base[name if name in base else model.embedding]
@@ -156,7 +172,11 @@ def _check(base: dict[str, Entry], changed: dict[str, Job], updates: dict[str, U
         elif job.update and job.update.shape != (job.source.rows, job.source.columns):
             odd.append(f"{name} is {job.update.shape} in the adapter and {job.source.shape} in the base")
     if odd:
-        raise DataError(f"{len(odd)} adapter targets do not fit ({'; '.join(odd[:3])}): the adapter belongs to another base, train it again")
+        raise DataError(
+            "Q-MODELS-018",
+            f"{len(odd)} adapter targets do not fit ({'; '.join(odd[:3])}): the adapter belongs to another "
+            "base, train it again",
+        )
 
 
 def _shape(updates: dict[str, Update], adapter: Adapter, name: str) -> tuple[int, ...]:
@@ -167,6 +187,10 @@ def _resized(jobs: list[Job], base: dict[str, Entry], model: Structure) -> dict[
     rows = {job.name: job.source.shape[0] for job in jobs if job.name in (model.embedding, model.head)}
     if len(set(rows.values())) > 1:
         said = " and ".join(f"{name} {count}" for name, count in rows.items())
-        raise DataError(f"the merged model would have {said} rows: save both in the adapter (modules_to_save), or neither")
+        raise DataError(
+            "Q-MODELS-019",
+            f"the merged model would have {said} rows: save both in the adapter (modules_to_save), or "
+            "neither",
+        )
     count = rows[model.embedding]
     return {"vocab_size": count} if count != base[model.embedding].shape[0] else {}

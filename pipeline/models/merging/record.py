@@ -24,7 +24,7 @@ def read_run(adapter: Path) -> dict[str, Any]:
 
 
 def trained_nf4(run: dict[str, Any]) -> Nf4 | None:
-    """How training quantised the base, None where it did not or where nobody knows."""
+    """How training quantised the base, None if it did not or where nobody knows."""
     settings = run.get("settings", {})
     if settings.get("quantization") != "nf4":
         return None
@@ -36,13 +36,15 @@ def need_nf4(adapter: Path, nf4: Nf4 | None) -> Nf4:
     if nf4:
         return nf4
     reason = "was trained on 16-bit weights" if read_run(adapter) else "has no run.json that says how its base was quantised"
-    raise DataError(f"{adapter} {reason}, so it can't be merged into NF4: set merge.base to w16")
+    raise DataError(
+        "Q-MODELS-020", f"{adapter} {reason}, so it can't be merged into NF4: set merge.base to w16"
+    )
 
 
 def check_same_base(base: Path, run: dict[str, Any]) -> str | None:
     """One hash of the base's weights (`weights_sha256` of training's record), from the record beside the base.
 
-    None where there is no such record: a hash would have to read every shard. Raises `DataError` where training saw others.
+    None if there is no such record: a hash would have to read every shard. Raises `DataError` if training saw others.
     """
     file = base.with_name(f"{base.name}.json")
     if not file.exists():
@@ -53,7 +55,9 @@ def check_same_base(base: Path, run: dict[str, Any]) -> str | None:
     trained = run.get("base", {}).get("weights_sha256", found)
     if trained != found:
         raise DataError(
-            f"the adapter was trained on other weights ({trained[:12]}) than those in {base} ({found[:12]}): fetch that base again, or train again"
+            "Q-MODELS-021",
+            f"the adapter was trained on other weights ({trained[:12]}) than those in {base} "
+            f"({found[:12]}): fetch that base again, or train again",
         )
     return found
 

@@ -25,7 +25,7 @@ def round_once(exact: Any, dtype: Any) -> Any:
 
 
 def check_finite(rounded: Any, name: str) -> None:
-    """Raise `DataError` where a number of a floating-point tensor is infinite or not a number; `name` is said."""
+    """Raise `DataError` if a number of a floating-point tensor is infinite or not a number; `name` is said."""
     import torch
 
     kind = str(rounded.dtype).removeprefix("torch.")
@@ -35,5 +35,7 @@ def check_finite(rounded: Any, name: str) -> None:
         good = not rounded.is_floating_point() or bool(torch.isfinite(rounded).all())
     if not good:
         raise DataError(
-            f"{name} has values that {kind} can't hold: set merge.dtype to bfloat16, or mend the base or the adapter if it is that already"
+            "Q-MODELS-022",
+            f"{name} has values that {kind} can't hold: set merge.dtype to bfloat16, or correct the base or "
+            "the adapter if it is that already",
         )

@@ -19,7 +19,7 @@ class Structure:
 
 
 def structure(base: Path) -> Structure:
-    """The structure of the model in `base`, from its config alone. Raises `DataError` where transformers can't build it."""
+    """The structure of the model in `base`, from its config alone. Raises `DataError` if transformers can't build it."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
@@ -31,7 +31,11 @@ def structure(base: Path) -> Structure:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"transformers can't build the model of {base / 'config.json'} ({str(error).splitlines()[0]}): take another base") from error
+        raise DataError(
+            "Q-MODELS-023",
+            f"transformers can't build the model of {base / 'config.json'} ({str(error).splitlines()[0]}): "
+            "take another base",
+        ) from error
     kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
     # as transformers' replace_with_bnb_linear: exactly these two classes, by their full names
     linears = {

@@ -47,7 +47,7 @@ class Rows:
         return self.job.update.rows(first, last)
 
     def total(self, start: Any, first: int, last: int) -> Any:
-        """Rows [first, last) of `start` and update together, float64, with DoRA's lengths where it has any; `start` stays as it is."""
+        """Rows [first, last) of `start` and update together, float64, with DoRA's lengths where it has any; `start` stays unchanged."""
         total = self.update(first, last).add_(start)
         if self.factors is not None:
             return total.mul_(self.factors)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import re
 import tempfile
 from contextlib import redirect_stderr
@@ -16,15 +15,10 @@ from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
 
 
-def predicted_bytes(header: Header) -> int:
-    """Size in bytes of the weights in 16 bit."""
-    return 2 * sum(math.prod(shape) for shape, _ in header.tensors.values())
-
-
 def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> None:
     """Write the model in `file` to `folder` as a Hugging Face folder: 16-bit safetensors, tokenizer, chat template.
 
-    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` where transformers doesn't know the
+    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` if transformers doesn't know the
     architecture, a weight is left over, missing or too large, or the tokenizer gives other ids than llama.cpp's.
     """
     from transformers import GenerationConfig
@@ -47,11 +41,9 @@ def special_ids(tokenizer: Any) -> dict[str, int | None]:
 
 
 def load_tokenizer_of(file: Path, header: Header) -> Any:
-    """The tokenizer of a GGUF with its template, as transformers reads it. Raises `DataError` where it can't, or no end of turn is named."""
+    """The tokenizer of a GGUF with its template, as transformers reads it. Raises `DataError` if it can't, or no end of turn is named."""
     from transformers import AutoTokenizer
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
     try:
         with redirect_stderr(io.StringIO()), quick_reader():
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False)
@@ -60,23 +52,28 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
     tokenizer.chat_template = header.fields["tokenizer.chat_template"]
     if tokenizer.eos_token_id is None:
-        raise DataError(f"{file} names no end-of-turn token (tokenizer.ggml.eos_token_id): take another file of this model")
+        raise DataError(
+            "Q-BASE-001",
+            f"{file} names no end-of-turn token (tokenizer.ggml.eos_token_id): take another file of this "
+            "model",
+        )
     return tokenizer
 
 
 def _unreadable(file: Path, header: Header, error: Exception) -> DataError:
     reason, architecture = " ".join(str(error).split())[:300], header.fields["general.architecture"]
-    return DataError(f"transformers can't read {file} (architecture {architecture}): {reason}: take another model")
+    return DataError(
+        "Q-BASE-002",
+        f"transformers can't read {file} (architecture {architecture}): {reason}: take another model",
+    )
 
 
 def load_gguf(file: Path, header: Header) -> Any:
-    """The model, dequantised to 16 bit. Raises `DataError` where transformers can't, or leaves out or makes up a tensor."""
+    """The model, dequantised to 16 bit. Raises `DataError` if transformers can't, or leaves out or makes up a tensor."""
     import torch
     from gguf import GGMLQuantizationType
     from transformers import AutoModelForCausalLM, GgufConfig
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
     kinds = {kind for _, kind in header.tensors.values()}
     dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
     try:
@@ -89,7 +86,11 @@ def load_gguf(file: Path, header: Header) -> Any:
         raise _unreadable(file, header, error) from error
     odd = [f"{len(names)} {kind}" for kind, names in loaded.items() if names]
     if odd:
-        raise DataError(f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model from the hub instead")
+        raise DataError(
+            "Q-BASE-003",
+            f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model "
+            "from the hub instead",
+        )
     return model
 
 
@@ -97,17 +98,24 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
     """Raise `DataError` unless the model has as many weights as the GGUF (transformers drops tensors it doesn't expect) and all are finite."""
     import torch
 
-    there = predicted_bytes(header) // 2
     taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())  # a tied head counts once
-    if taken != there:
-        raise DataError(f"{file} holds {there:,} weights, transformers takes {taken:,} of them: take this model from the hub instead")
+    if taken != header.parameters:
+        raise DataError(
+            "Q-BASE-003",
+            f"{file} holds {header.parameters:,} weights, transformers takes {taken:,} of them: take this model from "
+            "the hub instead",
+        )
     for name, weights in model.named_parameters():
         if not bool(torch.isfinite(weights).all()):
-            raise DataError(f"{file}: {name} has values that {weights.dtype} can't hold: take the bfloat16 or a quantised file of this model")
+            raise DataError(
+                "Q-BASE-004",
+                f"{file}: {name} has values that {weights.dtype} can't hold: take the bfloat16 or a "
+                "quantised file of this model",
+            )
 
 
 def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
-    """Mend how the text is cut before merging, where transformers falls short of what the GGUF says (`tokenizer.ggml.pre`).
+    """Correct how the text is cut before merging, where transformers falls short of what the GGUF says (`tokenizer.ggml.pre`).
 
     transformers 5.23 gives SmolLM GPT-2's rule, which keeps a space and a digit such as "½" together; the model was
     trained with single digits (pre_tokenizer of the published tokenizer.json). `same_ids_as_llama_cpp` finds other cases.
@@ -134,5 +142,9 @@ def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
         theirs = json.loads(found[0]) if found else None
         ours = tokenizer.encode(text, add_special_tokens=False).ids
         if ours != theirs:
-            raise DataError(f"{file}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, llama.cpp's gives {theirs and theirs[:8]}: "
-                            "take this model from the hub instead")  # fmt: skip
+            raise DataError(
+                "Q-BASE-005",
+                f"{file}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, llama.cpp's gives "
+                f"{theirs and theirs[:8]}: "
+                "take this model from the hub instead",
+            )

@@ -41,23 +41,39 @@ def choose_files(names: list[str], source: str) -> list[str]:
     if not any(name.endswith(".safetensors") for name in kept):
         pickles = sorted(name for name in names if matches(name, PICKLES))
         if pickles:
-            raise DataError(f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take one with safetensors")
-        raise DataError(f"{source} has no safetensors weights: choose a folder or repository that has them")
+            raise DataError(
+                "Q-BASE-006",
+                f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take "
+                "one with safetensors",
+            )
+        raise DataError(
+            "Q-BASE-006", f"{source} has no safetensors weights: choose a folder or repository that has them"
+        )
     for name in ("config.json", "tokenizer.json"):
         if name not in kept:
-            raise DataError(f"{source} has no {name}: choose a complete Hugging Face model with a fast tokenizer")
+            raise DataError(
+                "Q-BASE-007",
+                f"{source} has no {name}: choose a complete Hugging Face model with a fast tokenizer",
+            )
     return kept
 
 
 def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
-    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises `DataError` where one is missing."""
+    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises `DataError` if one is missing."""
     parts = gguf_parts(file)
     if "/" in file and file in names:
-        raise DataError(f"{file!r} is in a subfolder of {source}, which is not fetched: download it and name it as base.model, with base.source gguf")
+        raise DataError(
+            "Q-BASE-008",
+            f"{file!r} is in a subfolder of {source}, which is not fetched: download it and name it as "
+            "base.model, with base.source gguf",
+        )
     if missing := [part for part in parts if part not in names or "/" in part]:
         file = missing[0]
         there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
-        raise DataError(f"{source} has no file {file!r} (its GGUF files: {there}): mend base.file in params.yaml")
+        raise DataError(
+            "Q-BASE-009",
+            f"{source} has no file {file!r} (its GGUF files: {there}): correct base.file in params.yaml",
+        )
     return [*parts, *sorted(name for name in names if "/" not in name and matches(name, ("LICENSE*", "NOTICE*", "README.md")))]
 
 
@@ -75,18 +91,20 @@ def check_config(config: dict[str, Any], source: str) -> None:
     kind = config.get("model_type")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         code = " and would run its author's code (auto_map), which Quench never does" if "auto_map" in config else ""
-        raise DataError(f"{source} has model_type {kind!r}, which is no causal language model of transformers{code}: choose another base")
+        raise DataError(
+            "Q-BASE-010",
+            f"{source} has model_type {kind!r}, which is no causal language model of transformers{code}: "
+            "choose another base",
+        )
     if "quantization_config" in config:
         method = config["quantization_config"].get("quant_method", "unknown")
-        raise DataError(f"{source} is quantised already ({method}): choose the 16-bit original")
+        raise DataError("Q-BASE-011", f"{source} is quantised already ({method}): choose the 16-bit original")
 
 
 def examine(folder: Path) -> dict[str, Any]:
-    """What the model in `folder` is, for `models/base.json`. Raises `DataError` where its files contradict each other."""
+    """What the model in `folder` is, for `models/base.json`. Raises `DataError` if its files contradict each other."""
     from transformers import AutoConfig
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
     complete_weights(folder)
@@ -97,9 +115,15 @@ def examine(folder: Path) -> dict[str, Any]:
     except QuenchError:
         raise
     except Exception as error:  # tokenizers raises bare Exception on a broken tokenizer.json
-        raise DataError(f"{folder} can't be read ({' '.join(str(error).split())[:300]}): fetch it again") from error
+        raise DataError(
+            "Q-BASE-012", f"{folder} can't be read ({' '.join(str(error).split())[:300]}): fetch it again"
+        ) from error
     if len(tokenizer) > text_config.vocab_size:
-        raise DataError(f"{folder} has {len(tokenizer)} tokens for {text_config.vocab_size} rows of embeddings: its tokenizer is another model's")
+        raise DataError(
+            "Q-BASE-013",
+            f"{folder} has {len(tokenizer)} tokens for {text_config.vocab_size} rows of embeddings: its "
+            "tokenizer is another model's",
+        )
     agree_on_end_of_turn(folder, tokenizer, config)
     packed = folder / MODEL_FILE
     parameters, dtype = count_packed(packed) if packed.is_file() else count_parameters(folder, tied=bool(text_config.tie_word_embeddings))
@@ -127,17 +151,24 @@ def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -
     ends = read_object(path).get("eos_token_id", config.get("eos_token_id"))
     ends = ends if isinstance(ends, list) else [ends]
     if tokenizer.eos_token_id not in ends:
-        raise DataError(f"{folder}: generation stops at {ends} (generation_config.json), the tokenizer's end of turn is {tokenizer.eos_token_id} "
-                        f"({tokenizer.eos_token}): mend one of them")  # fmt: skip
+        raise DataError(
+            "Q-BASE-014",
+            f"{folder}: generation stops at {ends} (generation_config.json), the tokenizer's end of turn is "
+            f"{tokenizer.eos_token_id} "
+            f"({tokenizer.eos_token}): correct one of them",
+        )
 
 
 def complete_weights(folder: Path) -> None:
-    """Raise `DataError` where a shard that `model.safetensors.index.json` names is not there."""
+    """Raise `DataError` if a shard that `model.safetensors.index.json` names is missing."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         missing = sorted({name for name in read_object(index).get("weight_map", {}).values() if not (folder / name).exists()})
         if missing:
-            raise DataError(f"{folder} lacks {len(missing)} of its weight files ({missing[0]} …): complete it")
+            raise DataError(
+                "Q-BASE-015",
+                f"{folder} lacks {len(missing)} of its weight files ({missing[0]} …): complete it",
+            )
 
 
 def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
@@ -153,7 +184,9 @@ def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
                     if not (tied and name == "lm_head.weight"):
                         counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
         except SafetensorError as error:
-            raise DataError(f"{file} is no whole safetensors file ({error}): fetch it again") from error
+            raise DataError(
+                "Q-BASE-015", f"{file} is not a complete safetensors file ({error}): fetch it again"
+            ) from error
     usual = counts.most_common(1)[0][0]
     return counts.total(), DTYPES.get(usual, usual)
 
@@ -165,11 +198,11 @@ def count_packed(file: Path) -> tuple[int, str]:
     header = check_gguf(file)
     level = header.fields.get("general.file_type")
     known = level in {kind.value for kind in LlamaFileType}
-    return sum(math.prod(shape) for shape, _ in header.tensors.values()), LlamaFileType(level).name.removeprefix("MOSTLY_") if known else "mixed"
+    return header.parameters, LlamaFileType(level).name.removeprefix("MOSTLY_") if known else "mixed"
 
 
 def read_license(readme: Path) -> str | None:
-    """The licence that a model card's front matter names, if there is one."""
+    """The license that a model card's front matter names, if there is one."""
     if not readme.exists():
         return None
     parts = readme.read_text(encoding="utf-8", errors="replace").split("---\n")
@@ -181,11 +214,16 @@ def read_license(readme: Path) -> str | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises `DataError` where it is none."""
+    """The JSON object in a file. Raises `DataError` if it is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not readable JSON ({error}): mend or fetch it again") from error
+        raise DataError(
+            "Q-BASE-016", f"{path} is not readable JSON ({error}): correct or fetch it again"
+        ) from error
     if not isinstance(value, dict):
-        raise DataError(f"{path} holds {type(value).__name__}, a JSON object is wanted: mend or fetch it again")
+        raise DataError(
+            "Q-BASE-016",
+            f"{path} holds {type(value).__name__}, a JSON object is wanted: correct or fetch it again",
+        )
     return value

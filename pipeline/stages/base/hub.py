@@ -45,25 +45,43 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
         for file in wanted:
             fetch_file(repo, commit, file, cache)
     except errors.HFValidationError as error:
-        raise ConfigError(f"base.model is {repo!r}, which is no name of a hub repository: write OWNER/NAME") from error
+        raise ConfigError(
+            "Q-BASE-017", f"base.model is {repo!r}, which is no name of a hub repository: write OWNER/NAME"
+        ) from error
     except errors.GatedRepoError as error:
-        raise DataError(f"{repo} is gated: accept its terms on its page on the hub and log in with `hf auth login`") from error
+        raise DataError(
+            "Q-BASE-018",
+            f"{repo} is gated: accept its terms on its page on the hub and log in with `hf auth login`",
+        ) from error
     except errors.RepositoryNotFoundError as error:
-        raise DataError(f"the hub shows no model {repo}: mend base.model, or log in with `hf auth login` if the model is private") from error
+        raise DataError(
+            "Q-BASE-019",
+            f"the hub shows no model {repo}: correct base.model, or log in with `hf auth login` if the model "
+            "is private",
+        ) from error
     except errors.RevisionNotFoundError as error:
-        raise DataError(f"{repo} has no commit {commit}: copy base.revision from the model's list of commits on the hub") from error
+        raise DataError(
+            "Q-BASE-020",
+            f"{repo} has no commit {commit}: copy base.revision from the model's list of commits on the hub",
+        ) from error
     except (OSError, httpx2.HTTPError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # the disk's, not the network's
         raise MachineError(
-            f"{repo} can't be fetched from the hub ({_first_line(error)}): check the network and HF_ENDPOINT, "
-            "then run the same command again; it goes on where it stopped"
+            "Q-BASE-021",
+            f"{repo} can't be fetched from the hub ({_first_line(error)}): check the network and "
+            "HF_ENDPOINT, "
+            "then run the same command again; it goes on where it stopped",
         ) from error
     for file in wanted:
         arrived = cache / file.rfilename
         if _damaged(arrived, file):
             arrived.unlink()
-            raise DataError(f"{repo}: {file.rfilename} did not arrive as the hub lists it: run the same command again to fetch it anew")
+            raise DataError(
+                "Q-BASE-022",
+                f"{repo}: {file.rfilename} did not arrive as the hub lists it: run the same command again "
+                "to fetch it again",
+            )
         _link(arrived, folder / file.rfilename)
 
 

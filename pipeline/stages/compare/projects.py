@@ -47,7 +47,7 @@ def sub_params(params: Params, settings: Settings) -> Settings:
     values: Settings = params.model_dump(mode="json")
     shared: Settings = {
         "base": {"quantization": "nf4", "level": None, "compare_with": None}, "train": {"method": "sft", "sample_rows": 0},
-        "merge": {"base": "w16", "method": "stream"}, "imatrix": {"tokens": 0}, "quantize": {"levels": list(params.compare.levels)},
+        "merge": {"base": "w16"}, "imatrix": {"tokens": 0}, "quantize": {"levels": list(params.compare.levels)},
         "compare": {"seeds": []}, "evaluate": {"models": [kind]},
         "llamacpp": {"home": str(Path(home).expanduser().resolve()) if home else None},
     }  # fmt: skip

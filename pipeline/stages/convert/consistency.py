@@ -25,7 +25,7 @@ F16_END = 65_520.0  # the smallest number that rounds to infinity in float16; th
 def contradictions(folder: Path, kind: str) -> list[str]:
     """Every reason why the model in `folder` can't be what its config.json says, or written as `kind` (F16 or BF16).
 
-    Raises `DataError` where config.json or a weight file can't be read at all.
+    Raises `DataError` if config.json or a weight file can't be read at all.
     """
     config, tensors = read_config(folder), read_folder(folder)
     reasons = [*head(config, tensors, folder), *rows(config, tensors, folder), *layers(config, tensors), *shapes(config, tensors), *experts(config)]
@@ -38,7 +38,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{folder / 'config.json'} is not readable JSON ({error}): run the stage that makes it again") from error
+        raise DataError(
+            "Q-CONVERT-001",
+            f"{folder / 'config.json'} is not readable JSON ({error}): run the stage that makes it again",
+        ) from error
 
 
 def head(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Iterator[str]:

@@ -24,7 +24,7 @@ def convert(
     """Write NAME-TYPE.gguf, NAME-base-TYPE.gguf and NAME-lora.gguf to `folder`, each read back before it is published; what they go by.
 
     Without `with_base` the base's file holds no weights: at 7B it would take 15 GB. `lineage` is models/base.json. Raises `DataError` with all
-    reasons against it before anything is converted, `ToolError` where a converter fails, `MachineError` where the disk is too small.
+    reasons against it before anything is converted, `ToolError` if a converter fails, `MachineError` if the disk is too small.
     """
     sources = (base, merged, adapter) if with_base else (merged, adapter)
     need_disk(folder, sum(shard.stat().st_size for source in sources for shard in source.glob("*.safetensors")))

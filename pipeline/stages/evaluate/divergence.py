@@ -63,12 +63,14 @@ def likeness(
     With `itself`, `reference` is a second context of the same model: it is compared on the first `SELF_ROWS` rows, which prove that the
     divergence is 0 (`self_divergence`, the largest KL divergence found, in nats), and only its perplexity is measured on the others.
     With `by_row` also what each compared row adds (`rows_summary`), from which the share of a damage that was healed gets its interval.
-    Raises `DataError` where the models' vocabularies differ or logits are no finite numbers.
+    Raises `DataError` if the models' vocabularies differ or logits are no finite numbers.
     """
     if model.vocabulary != reference.vocabulary:
         raise DataError(
-            f"{label}: the model has a vocabulary of {model.vocabulary:,} tokens and its reference one of {reference.vocabulary:,}, "
-            "so they can't be compared: leave the model out of evaluate.models"
+            "Q-EVALUATE-001",
+            f"{label}: the model has a vocabulary of {model.vocabulary:,} tokens and its reference one of "
+            f"{reference.vocabulary:,}, "
+            "so they can't be compared: leave the model out of evaluate.models",
         )
     comparisons, losses, marked = [], [], []
     before: list[int] = []
@@ -92,8 +94,10 @@ def likeness(
     for name, values in (("the model", loss), ("its reference", comparison.kld)):
         if strange := int((~np.isfinite(values)).sum()):
             raise DataError(
-                f"{label}: {name} gives no finite numbers at {strange} of {len(values)} positions: make its file again, "
-                "with convert.type BF16 where weights are too large for F16"
+                "Q-EVALUATE-002",
+                f"{label}: {name} gives no finite numbers at {strange} of {len(values)} positions: make its "
+                "file again, "
+                "with convert.type BF16 where weights are too large for F16",
             )
     at_both = assistant[: len(comparison.kld)]
     return {

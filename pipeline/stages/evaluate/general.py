@@ -10,17 +10,19 @@ counted, so that a model which learnt to be brief, or to go on, isn't scored for
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rendering import Unrenderable
+import numpy as np
+
+from pipeline.chat.rendering import Unrenderable, control_ids, implied_ids, renderings
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import BadLine, parse_line, read_raw_lines
 from pipeline.core.progress import progress
-from pipeline.llamacpp.logits import GgufModel
-from pipeline.stages.evaluate.choices import Choice, choice_log_probabilities, encode_choice
+from pipeline.llamacpp.logits import GgufModel, log_softmax
 
 BUILTIN = Path(__file__).with_name("general.jsonl")
 ASKED = "{question} Answer in a few words."  # without it, answers in a sentence are likelier and a base seems to know less
@@ -42,23 +44,32 @@ class Question:
 def load_questions(name: str, root: Path) -> list[Question]:
     """The questions of `evaluate.general`: "builtin", "none" (no question), or a JSONL file below `data/evaluation` of the project.
 
-    Raises `ConfigError` where there is no such file, `DataError` with file and line where a line is no question.
+    Raises `ConfigError` if there is no such file, `DataError` with file and line where a line is no question.
     """
     if name == "none":
         return []
     folder = root / "data/evaluation"
     path = BUILTIN if name == "builtin" else folder / name
     if path != BUILTIN and not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
-        raise ConfigError(f"evaluate.general is {name!r}, but there is no file {path}: set it to builtin, none or the name of a file below {folder}")
+        raise ConfigError(
+            "Q-EVALUATE-003",
+            f"evaluate.general is {name!r}, but there is no file {path}: set it to builtin, none or the "
+            f"name of a file below {folder}",
+        )
     questions = []
     with path.open("rb") as file:
         for number, _, line in read_raw_lines(file):
             try:
                 questions.append(_question(name, number, line))
             except BadLine as error:
-                raise DataError(f"{path}, line {number}: {error}: mend the line, docs/data-formats.md shows one") from error
+                raise DataError(
+                    "Q-EVALUATE-004",
+                    f"{path}, line {number}: {error}: correct the line, docs/data-formats.md shows one",
+                ) from error
     if not questions:
-        raise DataError(f"{path} holds no question: fill it, or set evaluate.general to builtin or none")
+        raise DataError(
+            "Q-EVALUATE-005", f"{path} holds no question: fill it, or set evaluate.general to builtin or none"
+        )
     return questions
 
 
@@ -82,9 +93,9 @@ def _question(file: str, number: int, line: bytes | None) -> Question:
 
 
 def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Question], seed: int) -> dict[str, Any] | None:
-    """Score `questions`: the share right with its 95 % bootstrap interval, by subject, and 1 or 0 for each question; None where there is none.
+    """Score `questions`: the share right with its 95 % bootstrap interval, by subject, and 1 or 0 for each question; None if there is none.
 
-    Raises `DataError` where a question can't be shown by the chat template or doesn't fit the context.
+    Raises `DataError` if a question can't be shown by the chat template or doesn't fit the context.
     """
     from pipeline.metrics.intervals import interval
 
@@ -109,15 +120,66 @@ def likeliest(choices: Sequence[str], logs: Sequence[float]) -> int:
     return per_byte.index(max(per_byte))
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A conversation up to an answer's last token, as ids; the answer's own tokens begin at `first`."""
+
+    ids: list[int]
+    first: int
+
+
+def encode_choice(tokenizer: Any, question: str, answer: str) -> Choice:
+    """`answer` as the assistant's turn after `question`, by the model's own template, without what the template adds around it.
+
+    Raises `Unrenderable` if the template doesn't show both, and where a control token comes from one of them.
+    """
+    (rendered,) = renderings(tokenizer, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
+    start, end = rendered.spans[0]
+    start = rendered.text.rindex(answer, start, end)  # Qwen3's template puts an empty think block before it
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()  # some tokenizer.json files ask for it
+    encoding = backend.encode(rendered.text, add_special_tokens=False)
+    if control_ids(tokenizer, encoding.ids) != implied_ids(tokenizer, rendered.messages, None, rendered.since):
+        raise Unrenderable("control_token", "a text holds one of the tokenizer's control tokens")
+    # some tokenizers count the space before a word to none of the tokens
+    tokens = [token for place in range(start, start + len(answer)) if (token := encoding.char_to_token(place)) is not None]
+    if not tokens or encoding.token_to_chars(tokens[-1])[1] > start + len(answer):
+        raise Unrenderable("token_across_turns", "a token lies across the end of the answer")
+    return Choice(encoding.ids[: tokens[-1] + 1], tokens[0])
+
+
+def choice_log_probabilities(model: GgufModel, questions: Iterable[Sequence[Choice]]) -> Iterator[list[float]]:
+    """For each question, log p of each choice's own tokens given what is before them, in nats.
+
+    What a choice has in common with the one before it (the question; the system prompt) stays in llama.cpp's memory and isn't
+    read again. `model` must not be asked for anything else until the last question is done.
+    """
+    held: list[int] = []  # the ids whose keys and values are in llama.cpp's memory
+    for choices in questions:
+        logs = []
+        for choice in choices:
+            read, answer = choice.ids[:-1], choice.ids[choice.first :]  # the last token is foretold, not read
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held, read, strict=False)))
+            kept = model.keep(min(common, choice.first - 1))
+            foretold = log_softmax(model.read(read[kept:], kept, set(range(choice.first - 1 - kept, len(read) - kept))))  # (T, V)
+            logs.append(float(foretold[np.arange(len(answer)), answer].sum()))
+            held = read
+        yield logs
+
+
 def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice]:
     place = f"{question.file}, line {question.line}"
     try:
         encoded = [encode_choice(tokenizer, ASKED.format(question=question.question), choice) for choice in question.choices]
     except Unrenderable as why:
-        raise DataError(f"evaluate.general: the question of {place} can't be asked ({why}): mend it") from why
+        raise DataError(
+            "Q-EVALUATE-006", f"evaluate.general: the question of {place} can't be asked ({why}): correct it"
+        ) from why
     if (longest := max(len(one.ids) for one in encoded)) > model.ctx_size:
         raise DataError(
-            f"evaluate.general: the question of {place} has {longest} tokens, evaluate.ctx_size is {model.ctx_size}: shorten it or raise that"
+            "Q-EVALUATE-006",
+            f"evaluate.general: the question of {place} has {longest} tokens, evaluate.ctx_size is "
+            f"{model.ctx_size}: shorten it or raise that",
         )
     return encoded
 

@@ -36,12 +36,20 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
 
     A metric is called as in the harness, "exact_match" and "exact_match_stderr" for example; behind a filter "exact_match,FILTER".
     `folder` holds the task files; the paths of their data are relative to it. Answers are greedy. Raises `ConfigError` where
-    the harness isn't installed, doesn't know a task or can't run it here, `ToolError` where it fails.
+    the harness isn't installed, doesn't know a task or can't run it here, `ToolError` if it fails.
     """
     if find_spec("lm_eval") is None:
-        raise ConfigError("evaluate.harness needs lm-evaluation-harness: run `pip install 'quench[harness]'`, or set it to []")
+        raise ConfigError(
+            "Q-EVALUATE-007",
+            "evaluate.harness needs lm-evaluation-harness: run `pip install 'quench[harness]'`, or set it "
+            "to []",
+        )
     if not folder.is_dir():
-        raise ConfigError(f"evaluate.harness names {', '.join(tasks)}, but there is no folder {folder}: put the task files there, or set it to []")
+        raise ConfigError(
+            "Q-EVALUATE-008",
+            f"evaluate.harness names {', '.join(tasks)}, but there is no folder {folder}: put the task "
+            "files there, or set it to []",
+        )
     request = {
         "url": server.url, "authorization": server.client.headers["Authorization"], "slots": _slots(server),
         "tasks": tasks, "folder": str(folder.resolve()),
@@ -50,7 +58,7 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
     with ExitStack() as opened:
         for message in opened.enter_context(closing(_messages(request, folder))):
             if "refused" in message:
-                raise ConfigError(message["refused"])
+                raise ConfigError("Q-EVALUATE-009", message["refused"])
             if "total" in message:
                 advance = opened.enter_context(progress("evaluate: lm-evaluation-harness", message["total"]))
             elif "done" in message:
@@ -62,7 +70,7 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
 
 
 def _messages(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any], None, None]:
-    """What the process says, as it says it. Raises `ToolError` where it ends otherwise than with exit status 0."""
+    """What the process says, as it says it. Raises `ToolError` if it ends otherwise than with exit status 0."""
     with tempfile.TemporaryDirectory(prefix="quench-harness-") as aside:
         log = Path(aside) / "log"
         environment = os.environ | OFFLINE | {"HF_HOME": str(Path(aside) / "huggingface")}  # nothing of it is kept
@@ -73,7 +81,11 @@ def _messages(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any]
             yield from _talk(process.stdin, process.stdout, request)
             if process.wait() != 0:
                 words = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-                raise ToolError(f"lm-evaluation-harness ended with exit status {process.returncode}: {words[-1] if words else 'it said nothing'}")
+                raise ToolError(
+                    "Q-EVALUATE-010",
+                    f"lm-evaluation-harness ended with exit status {process.returncode}: "
+                    f"{words[-1] if words else 'it said nothing'}",
+                )
         finally:
             stop(process)
 
@@ -91,7 +103,9 @@ def _slots(server: Server) -> int:
     """How many requests the server answers at a time."""
     reply = server.client.get("/props")
     if reply.status_code != 200:
-        raise ToolError(f"llama-server answered {reply.status_code} to /props: {reply.text[:300]}")
+        raise ToolError(
+            "Q-LLAMACPP-013", f"llama-server answered {reply.status_code} to /props: {reply.text[:300]}"
+        )
     return int(reply.json()["total_slots"])
 
 

@@ -94,7 +94,7 @@ def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]
             try:
                 load_yaml(path, resolve_func=False)
             except Exception as error:
-                raise Refused(f"{path} can't be read ({_first_line(error)}): mend it") from error
+                raise Refused(f"{path} can't be read ({_first_line(error)}): correct it") from error
         found = ", ".join(manager.all_tasks) or "none"
         raise Refused(f"evaluate.harness names {', '.join(unknown)}, but the tasks below {folder} are {found}: set it to those that are wanted")
     complaints: list[str] = []
@@ -106,7 +106,7 @@ def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]
     except Exception as error:  # the files are the user's, and may be wrong in any way
         reason = complaints[-1] if complaints else f"{type(error).__name__}: {_first_line(error)}"
         raise Refused(
-            f"lm-evaluation-harness can't load {', '.join(names)} ({reason}): mend the task below {folder}; "
+            f"lm-evaluation-harness can't load {', '.join(names)} ({reason}): correct the task below {folder}; "
             "it must name local data (dataset_path: json with data_files), nothing is fetched"
         ) from error
     for name, task in loaded["tasks"].items():

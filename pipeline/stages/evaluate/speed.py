@@ -1,8 +1,12 @@
-"""How fast a GGUF reads prompts and writes answers: the median of several runs and how far they lie apart.
+"""How fast a GGUF reads prompts and writes answers (median and spread of several runs), and what it takes to serve it.
 
-By `llama-bench`; where models with and without an adapter are to be compared in process, since llama-bench takes no adapter.
+Speed is measured by `llama-bench`. If models with and without an adapter are compared, it is measured in process, since
+llama-bench takes no adapter. Serving is measured as `serve` in params.yaml says: seconds until it answers, and memory.
 """
 
+import os
+import shutil
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.sections import Evaluate
+from pipeline.config.sections import Evaluate, Serve
 from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import GgufModel, open_gguf
+from pipeline.llamacpp.server import BATCH_TOKENS, serving
+from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain, bench
 
 GENERATED = 32  # tokens written in each run
+ANSWER_TOKENS = 8  # written by the server that is measured
 IN_PROCESS = "llama.cpp in the measuring process"
 
 
@@ -24,7 +31,7 @@ def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
     """Tokens per second at each of `prompt_lengths` and `generation_depths`, under `speed` and, as single figures, beside it.
 
     The prompt's single figure is the longest's, generation's the first depth's; `_spread` is half of highest − lowest run.
-    Raises `ToolError` where llama-bench fails.
+    Raises `ToolError` if llama-bench fails.
     """
     asked = (
         ("--n-prompt", numbers(settings.prompt_lengths), "--n-gen", "0"),
@@ -43,7 +50,7 @@ def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
 def speed_in_process(model: Path, lora: Path | None, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
     """The same figures through the binding, with the adapter `lora` on the model if given; `speed.by` says that llama-bench had no part in it.
 
-    As llama-bench does, it reads random tokens, writes tokens one by one, and throws a first run away. Raises `ToolError` where llama.cpp can't.
+    As llama-bench does, it reads random tokens, writes tokens one by one, and throws a first run away. Raises `ToolError` if llama.cpp can't.
     """
     lengths, depths = dict.fromkeys(settings.prompt_lengths), dict.fromkeys(settings.generation_depths)
     room = max([*lengths, *(depth + GENERATED for depth in depths)])
@@ -110,3 +117,45 @@ def spread(one: Mapping[str, Any]) -> float:
     """Half the distance between the lowest and the highest run."""
     half: float = (one["high"] - one["low"]) / 2
     return round(half, 2)
+
+
+def serving_figures(model: Path, settings: Serve, tools: Toolchain, lora: Path | None = None) -> dict[str, Any]:
+    """Start llama-server at the serving context (`lora` put on the model), let it answer a prompt of a whole batch, and look at its process.
+
+    `load_seconds` is from its start until it is healthy, with the file in the page cache (it was just read); `peak_memory_bytes` is its largest
+    resident memory, mapped weights included, where the system has /proc, and `gpu_memory_bytes` what the driver says it holds; else None.
+    A shorter prompt leaves buffers untouched, so that they are not resident yet. A full context takes more still (SmolLM2-135M with 4,096 tokens:
+    252 MB against 245; with `flash_attn` off 355), and so does a prompt cache, which is empty here.
+    Raises `ToolError` if it doesn't come up or answer.
+    """
+    up = serving(
+        tools, model, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads, n_gpu_layers=settings.n_gpu_layers,
+        flash_attn=settings.flash_attn, lora=lora,
+    )  # fmt: skip
+    begin = time.perf_counter()
+    with up as server:
+        seconds = time.perf_counter() - begin
+        ids = server.post("/tokenize", {"content": "Hello! " * BATCH_TOKENS})["tokens"]
+        length = min(BATCH_TOKENS, settings.ctx_size - ANSWER_TOKENS)
+        server.post("/completion", {"prompt": ids[:length], "n_predict": ANSWER_TOKENS, "temperature": 0})
+        return {
+            "ctx_size": settings.ctx_size, "parallel": settings.parallel, "n_gpu_layers": settings.n_gpu_layers, "load_seconds": round(seconds, 2),
+            "peak_memory_bytes": peak_memory(server.process.pid),
+            "gpu_memory_bytes": gpu_memory(server.process.pid) if settings.n_gpu_layers else None,
+        }  # fmt: skip
+
+
+def gpu_memory(pid: int) -> int | None:
+    """What a process holds on all GPUs by `nvidia-smi`, in bytes; None if there is none, or where it can't see the process."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    command = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "LC_ALL": "C"})
+    return held_by(pid, done.stdout) if done.returncode == 0 else None
+
+
+def held_by(pid: int, listing: str) -> int | None:
+    """A process's memory in nvidia-smi's lines "pid, MiB", in bytes; None if it isn't listed with a number."""
+    rows = [line.split(",") for line in listing.splitlines() if line.count(",") == 1]
+    held = [int(amount) for process, amount in rows if process.strip() == str(pid) and amount.strip().isdigit()]
+    return sum(held) << 20 if held else None

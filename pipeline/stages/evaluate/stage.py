@@ -28,8 +28,7 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.stages.evaluate.divergence import Row, likeness
 from pipeline.stages.evaluate.files import compared_with, model_files
-from pipeline.stages.evaluate.serving import serving_figures
-from pipeline.stages.evaluate.speed import speed, speed_in_process
+from pipeline.stages.evaluate.speed import serving_figures, speed, speed_in_process
 
 
 def evaluate(
@@ -40,8 +39,8 @@ def evaluate(
 
     `lora` is an adapter's GGUF that is on the model everywhere; `bytes` counts both files. With `beside_lora` (this model, or one that it is
     compared with, has an adapter) speed is measured in process, since llama-bench takes none, and likeness also row by row.
-    `seconds` among the figures is what each part took. Raises `DataError` where no held-out row can be measured or a question file
-    can't be used, `ToolError` where a tool fails.
+    `seconds` among the figures is what each part took. Raises `DataError` if no held-out row can be measured or a question file
+    can't be used, `ToolError` if a tool fails.
     """
     seconds: dict[str, float] = {}
     figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
@@ -74,10 +73,13 @@ def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
 
 
 def likeness_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]:
-    """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` where none can be measured."""
+    """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` if none can be measured."""
     encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, settings.seed, settings.ctx_size)
     if not encoded:
-        raise DataError(f"no held-out chat of {rows} can be measured: raise curate.test_fraction or evaluate.ctx_size")
+        raise DataError(
+            "Q-EVALUATE-011",
+            f"no held-out chat of {rows} can be measured: raise curate.test_fraction or evaluate.ctx_size",
+        )
     return [Row(one.ids, trained_positions(one)) for one in encoded]
 
 
@@ -102,7 +104,7 @@ def task(
 
 
 def general(model: Path, tokenizer: Any, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None) -> dict[str, Any] | None:
-    """General ability on the questions that `evaluate.general` names; None where it names none."""
+    """General ability on the questions that `evaluate.general` names; None if it names none."""
     from pipeline.stages.evaluate.general import general_ability, load_questions
 
     questions = load_questions(settings.general, root)
@@ -114,7 +116,7 @@ def general(model: Path, tokenizer: Any, root: Path, settings: Evaluate, tools: 
 
 
 def harness(model: Path, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None) -> dict[str, Any] | None:
-    """What lm-evaluation-harness says of the tasks of `evaluate.harness`, through a server; None where there are none."""
+    """What lm-evaluation-harness says of the tasks of `evaluate.harness`, through a server; None if there are none."""
     if not settings.harness:
         return None
     from pipeline.stages.evaluate.harness import run_harness
@@ -128,7 +130,11 @@ def main(params: Params, root: Path, model: str) -> None:
     """Run the stage for one model on the files below `root`: `F16` (`BF16` where that is convert.type), `base-F16`, a level or `base-LEVEL`;
     where base.quantization is gguf `base`, `adapter` or `source`."""
     if model not in params.evaluate.models:
-        raise ConfigError(f"{model} is not in evaluate.models ({', '.join(params.evaluate.models)}): add it there, spelt the same")
+        raise ConfigError(
+            "Q-EVALUATE-012",
+            f"{model} is not in evaluate.models ({', '.join(params.evaluate.models)}): add it there, spelled "
+            "the same",
+        )
     files, reference = model_files(params, root, model), compared_with(params, model)
     figures, answers = evaluate(
         model=files.gguf,

@@ -33,7 +33,7 @@ def imatrix(
 
     `rows` must be the training split: a level that saw what it is judged on would look better than it is. The rows are
     rendered as the model was trained on them. The same bytes every time, for any number of threads. Raises `DataError`
-    where the rows are too few, `ToolError` where llama-imatrix fails.
+    where the rows are too few, `ToolError` if llama-imatrix fails.
     """
     assert rows.name == "train.jsonl", f"{rows} is not the training split"
     loaded = load_tokenizer(tokenizer) if tokens and check_gguf(model) else None
@@ -54,7 +54,11 @@ def _measured(
     count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
     chunk = min(CHUNK, count // 2)
     if chunk < FEWEST:
-        raise DataError(f"{rows} has {count} tokens of chats, an importance matrix needs {2 * FEWEST}: add rows, or set imatrix.tokens to 0")
+        raise DataError(
+            "Q-IMATRIX-001",
+            f"{rows} has {count} tokens of chats, an importance matrix needs {2 * FEWEST}: add rows, or set "
+            "imatrix.tokens to 0",
+        )
     given, made = folder / "train.txt", folder / "imatrix.gguf"
     given.write_text(text, encoding="utf-8", newline="")
     # run in its folder: llama-imatrix writes the text's path into the file

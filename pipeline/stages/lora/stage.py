@@ -22,15 +22,23 @@ from pipeline.serve.adapter import matching_adapter
 def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, type: LoraType, tools: Toolchain) -> None:
     """Publish the adapter in the PEFT folder `adapter` as the GGUF `target`, proven to fit the GGUF in `base` tensor by tensor.
 
-    `lineage` is models/base.json. Raises `DataError` where the base's file is not the one that was trained on, `ToolError` where the
-    converter fails, `MachineError` where the disk is too small.
+    `lineage` is models/base.json. Raises `DataError` if the base's file is not the one that was trained on, `ToolError` if the
+    converter fails, `MachineError` if the disk is too small.
     """
     model = base / MODEL_FILE
     found, recorded = file_hash(model), read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
     if found != recorded:
-        raise DataError(f"{model} is not the file that {lineage} names ({found[:12]}… and {str(recorded)[:12]}…): run `snakemake --force base`")
+        raise DataError(
+            "Q-LORA-001",
+            f"{model} is not the file that {lineage} names ({found[:12]}… and {str(recorded)[:12]}…): run "
+            "`snakemake --force base`",
+        )
     if read_json(adapter / "run.json", "run `snakemake --force train`")["base"]["weights_sha256"] != json_hash({MODEL_FILE: found}):
-        raise DataError(f"{adapter} was trained on another file than {model}: run `snakemake --force train`, or put the file that it belongs to back")
+        raise DataError(
+            "Q-LORA-002",
+            f"{adapter} was trained on another file than {model}: run `snakemake --force train`, or put the "
+            "file that it belongs to back",
+        )
     need_disk(target.parent, (adapter / "adapter_model.safetensors").stat().st_size)
     fields = {**base_fields(lineage, tools), **adapter_fields(adapter), BASE_FILE: found, "general.name": target.stem}
     lora_to_gguf(tools, adapter, base, target, type, fields, lambda written: matching_adapter(model, written))

@@ -83,7 +83,11 @@ def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tup
     encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, evaluate.seed, evaluate.ctx_size)
     prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
     if not prompts:
-        raise DataError(f"{rows} has no chat that merge.base auto can measure: set it to w16 or nf4, or raise curate.val_fraction")
+        raise DataError(
+            "Q-MERGE-001",
+            f"{rows} has no chat that merge.base auto can measure: set it to w16 or nf4, or raise "
+            "curate.val_fraction",
+        )
     scored = merge.task_rows and evaluate.scorer != "none"
     return prompts, answerable_rows(rows, merge.task_rows, evaluate.seed) if scored else []
 

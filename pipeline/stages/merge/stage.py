@@ -7,7 +7,7 @@ Command: `python -m pipeline merge`
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.core.hashing import file_hash
@@ -18,17 +18,16 @@ from pipeline.models.merging.record import RECORD, check_same_base, need_nf4, re
 from pipeline.stages.merge.choose import SCRATCH, Choice, merge_the_better
 from pipeline.stages.merge.decision import Onto
 from pipeline.stages.merge.diagnostics import idle_adapters
-from pipeline.stages.merge.peft_merge import merge_with_peft
 from pipeline.stages.merge.stream import stream
 
 
-def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, onto: Onto, method: Literal["stream", "peft"] = "stream") -> dict[str, Any]:
+def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, onto: Onto) -> dict[str, Any]:
     """Write the model of `base` with `adapter` in it to `merged`; the record that also becomes `merged/merge.json`.
 
     `onto` is what is added to: the base's 16-bit weights, or what NF4 left of them while training, for exactly the linears that were in
-    NF4. `method` stream holds some blocks of rows and rounds once; peft loads the whole model and calls PEFT's merge, for comparison.
-    Tensors that neither changes are copied bit for bit, or rounded where the base has another type. Raises `DataError`
-    where adapter and base don't fit, where something could not be followed, or a weight does not fit `dtype`.
+    NF4. Some blocks of rows are in memory at a time, and each is rounded once. Tensors that the adapter does not change are copied bit
+    for bit, or rounded if the base has another type. Raises `DataError` if adapter and base don't fit, if a setting of the adapter
+    can't be followed, or if a weight does not fit `dtype`.
     """
     run = read_run(adapter)
     trained = trained_nf4(run)
@@ -36,17 +35,14 @@ def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, onto: Onto, me
         "adapter_sha256": file_hash(weights_of(adapter)),
         "base_weights_sha256": check_same_base(base, run),
         "dtype": dtype,
-        "method": method,
+        "method": "stream",
         "onto": onto,
         "nf4": asdict(need_nf4(adapter, trained)) if onto == "nf4" else None,
     }
     need_disk(merged.parent, sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with publishing(merged) as aside:
         aside.mkdir()
-        if method == "peft":
-            record |= merge_with_peft(base, adapter, aside, dtype, onto)
-        else:
-            record |= stream(base, adapter, aside, dtype, trained, onto_nf4=onto == "nf4")
+        record |= stream(base, adapter, aside, dtype, trained, onto_nf4=onto == "nf4")
         write_json(aside / RECORD, record)
     return record
 
@@ -57,7 +53,7 @@ def main(params: Params, root: Path) -> None:
     base, adapter = root / "models/base", root / "models/adapter"
 
     def make(onto: Onto, folder: Path) -> dict[str, Any]:
-        return merge(base=base, adapter=adapter, merged=folder, dtype=settings.dtype, onto=onto, method=settings.method)
+        return merge(base=base, adapter=adapter, merged=folder, dtype=settings.dtype, onto=onto)
 
     remove(merged.with_name(SCRATCH))  # both merges of a killed run, tens of GB at 7B
     run = read_run(adapter)

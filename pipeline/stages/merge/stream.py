@@ -53,7 +53,7 @@ def kind_of(job: Job, dtype: str) -> str:
     if job.source.dtype in WHOLE:
         return job.source.dtype
     if job.source.dtype.startswith("F8"):
-        raise DataError(f"{job.name} is in {job.source.dtype}: take a base in 16 or 32 bit")
+        raise DataError("Q-GGUF-009", f"{job.name} is in {job.source.dtype}: take a base in 16 or 32 bit")
     return NAMES[dtype]
 
 

@@ -22,7 +22,6 @@ WHAT = "largest distance of a weight from base + scale·B·A"
 # half a unit in the last place is what one rounding costs; the rest is room for the order of a float64 sum near a tie
 LIMIT = 0.5 + 2**-20
 FITS = 0.57  # room for a merge that sums in float32 or rounds to another 16-bit type first
-PEFT_LIMIT = 1.0  # PEFT sums in float32 or in the weights' own type
 AGAIN = "run `python -m pipeline merge` again."
 
 
@@ -53,12 +52,11 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Seam]:
     expected = plan(read_folder(base), read_adapter(adapter), model, nf4=record.get("onto") == "nf4")
     jobs = {job.name: job for job in expected.jobs}
     compared = Compared(jobs, read_folder(merged), model, trained_nf4(run), run, record, file_hash(adapter / WEIGHTS))
-    limit = PEFT_LIMIT if record.get("method") == "peft" else LIMIT
     for detail, cause in _other_than_weights(base, adapter, merged, expected, compared):
-        return {"weights_merged": Seam(TITLE, WHAT, None, limit, "ulp", "fail", detail, cause)}
+        return {"weights_merged": Seam(TITLE, WHAT, None, LIMIT, "ulp", "fail", detail, cause)}
     with one_thread():
         errors = {name: tensor_error(job, compared.there[name], compared.nf4(job)) for name, job in jobs.items()}
-    wrong = [name for name, error in errors.items() if not error <= limit]
+    wrong = [name for name, error in errors.items() if not error <= LIMIT]
     worst = max(errors, key=lambda name: errors[name])
     equal = sum(errors[name] == 0.0 and job.update is None and not job.quantised for name, job in jobs.items())
     figures = {"tensors": float(len(jobs)), "bit_equal": float(equal), "wrong": float(len(wrong))}
@@ -66,9 +64,9 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Seam]:
     figure = errors[worst] if errors[worst] < float("inf") else None
     if wrong:
         detail = f"{len(wrong)} of {len(jobs)} tensors are off, first {wrong[0]}; worst {worst}, {errors[worst]:.4g} ulp"
-        return {"weights_merged": Seam(TITLE, WHAT, figure, limit, "ulp", "fail", detail, _cause(compared, wrong), figures)}
+        return {"weights_merged": Seam(TITLE, WHAT, figure, LIMIT, "ulp", "fail", detail, _cause(compared, wrong), figures)}
     detail = f"{len(jobs)} tensors, {equal} of them bit-equal to their source; worst {worst}, {errors[worst]:.4f} ulp"
-    return {"weights_merged": Seam(TITLE, WHAT, figure, limit, "ulp", "pass", detail, "", figures)}
+    return {"weights_merged": Seam(TITLE, WHAT, figure, LIMIT, "ulp", "pass", detail, "", figures)}
 
 
 def _other_than_weights(base: Path, adapter: Path, merged: Path, expected: Plan, compared: Compared) -> Iterator[tuple[str, str]]:

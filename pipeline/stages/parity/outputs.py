@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.config.levels import level_key, split_level
 from pipeline.config.sections import Parity
 from pipeline.core.errors import DataError
-from pipeline.gguf.file import parameters
+from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.converters import quantise_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, Speaker, gguf_speaker, kept_logits
@@ -69,7 +69,7 @@ def output_seams(chain: Chain, bench: Bench, limits: Parity, *, base_gguf: Path 
             merged=files.enter_context(bench.kept(plain_model(chain.merged))),
             gguf=files.enter_context(bench.gguf(chain.gguf)),
             untuned=cache(lambda: files.enter_context(bench.kept(plain_model(chain.base)))),
-            parameters=parameters(chain.gguf),
+            parameters=check_gguf(chain.gguf).parameters,
             where=f"{len(bench.prompts)} held-out rows, {sum(len(prompt.positions) for prompt in bench.prompts)} positions",
         )
         seams = merge_seams(said, onto, limits)

@@ -1,7 +1,7 @@
 """Quantise the 16-bit GGUF to one level with llama.cpp's own quantiser.
 
 Reads `models/gguf/NAME-F16.gguf` (or BF16), `NAME-base-F16.gguf` for a level of the untuned base (base-LEVEL), and `models/imatrix/` for
-one that is spelt LEVEL-imatrix.
+one that is spelled LEVEL-imatrix.
 Writes `models/gguf/NAME-LEVEL.gguf`.
 Command: `python -m pipeline quantize@Q4_K_M`
 """
@@ -23,14 +23,14 @@ def quantize(*, source: Path, target: Path, level: str, nthreads: int, tools: To
              tensor_types: Mapping[str, str] = NO_TYPES) -> dict[str, Any]:  # fmt: skip
     """Write `source` at `level` (llama.cpp's name) to `target`, read it back, and describe it (`pipeline.gguf.file.describe`).
 
-    Raises `ConfigError` where `tensor_types` can't be, `ToolError` where llama-quantize fails.
+    Raises `ConfigError` if `tensor_types` can't be, `ToolError` if llama-quantize fails.
     """
     quantise_gguf(tools, source, target, level, nthreads, imatrix, tensor_types)
     return describe(target)
 
 
 def fallback_warning(made: Mapping[str, Any]) -> str | None:
-    """One sentence about the tensors that could not get the level's type; None where all did."""
+    """One sentence about the tensors that could not get the level's type; None if all did."""
     types = made["fallback_types"]
     if not types:
         return None
@@ -42,17 +42,25 @@ def fallback_warning(made: Mapping[str, Any]) -> str | None:
 
 
 def find_imatrix(folder: Path, level: str) -> Path:
-    """The importance matrix in `folder`. Raises `ConfigError` where stage imatrix made none."""
+    """The importance matrix in `folder`. Raises `ConfigError` if stage imatrix made none."""
     file = folder / "imatrix.gguf"
     if not file.exists():
-        raise ConfigError(f"level {level} needs an importance matrix and {folder} has none: set imatrix.tokens, 100000 for example")
+        raise ConfigError(
+            "Q-QUANTIZE-001",
+            f"level {level} needs an importance matrix and {folder} has none: set imatrix.tokens, 100000 "
+            "for example",
+        )
     return file
 
 
 def main(params: Params, root: Path, level: str) -> None:
     """Run the stage for one level on the files below `root`."""
     if level not in params.quantize.levels:
-        raise ConfigError(f"{level} is not in quantize.levels ({', '.join(params.quantize.levels)}): add it there, spelt the same")
+        raise ConfigError(
+            "Q-QUANTIZE-002",
+            f"{level} is not in quantize.levels ({', '.join(params.quantize.levels)}): add it there, spelled "
+            "the same",
+        )
     folder, name = root / "models/gguf", params.convert.name
     untuned = UNTUNED if level.startswith(UNTUNED) else ""
     type_name, with_imatrix = split_level(level.removeprefix(UNTUNED))

@@ -119,5 +119,5 @@ def test_every_reason_is_given(model: Path) -> None:
 
 def test_a_config_that_is_none_is_an_error(model: Path) -> None:
     (model / "config.json").write_text("{")
-    with pytest.raises(DataError, match="is not readable JSON"):
+    with pytest.raises(DataError, match="Q-CONVERT-001"):
         contradictions(model, "F16")

@@ -19,8 +19,7 @@ from pipeline.metrics.answers import answer_rows
 from pipeline.stages.base.quantized_gguf import keep_gguf
 from pipeline.stages.evaluate.divergence import Row
 from pipeline.stages.evaluate.files import compared_with, model_files
-from pipeline.stages.evaluate.serving import serving_figures
-from pipeline.stages.evaluate.speed import GENERATED, IN_PROCESS, speed_in_process
+from pipeline.stages.evaluate.speed import GENERATED, IN_PROCESS, serving_figures, speed_in_process
 from pipeline.stages.evaluate.stage import compared, main
 
 ROWS = [Row([5, 6, 7, 40, 41, 8, 9], [2, 3, 4]), Row([5, 6, 7, 11, 12, 13], [3, 4])]
@@ -94,7 +93,7 @@ def test_speed_is_measured_with_the_adapter_on(files: tuple[Path, Path], tools: 
         assert found["speed"]["by"] == IN_PROCESS
         assert found["prompt_tok_s"] == found["speed"]["prompt"][0]["median"] > 0
         assert found["generation_tok_s"] == found["speed"]["generation"][0]["median"] > 0
-    with pytest.raises(ToolError, match="can't put"):
+    with pytest.raises(ToolError, match="Q-LLAMACPP-010"):
         speed_in_process(base, tiny_lora(tmp_path / "other.gguf", arch="qwen2"), settings(), tools)
 
 
@@ -109,7 +108,7 @@ def test_the_server_that_is_measured_and_asked_has_the_adapter(files: tuple[Path
         asked.append(words["lora"])
         raise Stop
 
-    for module in ("pipeline.metrics.answers", "pipeline.stages.evaluate.serving"):
+    for module in ("pipeline.metrics.answers", "pipeline.stages.evaluate.speed"):
         monkeypatch.setattr(f"{module}.serving", serving)
     for one in (lora, None):
         with pytest.raises(Stop):

@@ -18,8 +18,16 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.llamacpp.logits import GgufModel, log_softmax, open_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.evaluate.choices import Choice, choice_log_probabilities, encode_choice
-from pipeline.stages.evaluate.general import ASKED, Question, general_ability, likeliest, load_questions
+from pipeline.stages.evaluate.general import (
+    ASKED,
+    Choice,
+    Question,
+    choice_log_probabilities,
+    encode_choice,
+    general_ability,
+    likeliest,
+    load_questions,
+)
 
 ROOT = Path("/nowhere")
 ROW = {"subject": "letters", "question": "Which letter is the first?", "choices": ["a", "b", "c"], "answer": 0}
@@ -98,7 +106,7 @@ def test_own_questions_are_read(tmp_path: Path) -> None:
 )
 def test_a_line_that_is_no_question_is_named(tmp_path: Path, row: object, sentence: str) -> None:
     write(tmp_path, ROW, row)
-    with pytest.raises(DataError, match=r"mine\.jsonl, line 2: .*mend the line") as refusal:
+    with pytest.raises(DataError, match="Q-EVALUATE-004") as refusal:
         load_questions("mine.jsonl", tmp_path)
     with pytest.raises(DataError, match=sentence):
         raise refusal.value
@@ -108,9 +116,9 @@ def test_a_file_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "secret.jsonl").write_text(json.dumps(ROW))
     for name in ("other.jsonl", "../../secret.jsonl", str(tmp_path / "secret.jsonl")):
-        with pytest.raises(ConfigError, match=r"there is no file .*: set it to builtin, none or the name of a file below"):
+        with pytest.raises(ConfigError, match="Q-EVALUATE-003"):
             load_questions(name, tmp_path)
-    with pytest.raises(DataError, match="holds no question"):
+    with pytest.raises(DataError, match="Q-EVALUATE-005"):
         load_questions("mine.jsonl", tmp_path)
 
 
@@ -195,7 +203,7 @@ def test_general_ability_counts(tokenizer: Any, gguf: GgufModel) -> None:
 
 def test_what_cannot_be_asked_is_named(tokenizer: Any, gguf: GgufModel) -> None:
     assert general_ability(gguf, tokenizer, [], seed=0) is None
-    with pytest.raises(DataError, match=r"builtin, line 1 has \d+ tokens, evaluate.ctx_size is 256"):
+    with pytest.raises(DataError, match="Q-EVALUATE-006"):
         general_ability(gguf, tokenizer, [Question("builtin", 1, "s", "why " * 100, ("a", "b"), 0)], seed=0)
-    with pytest.raises(DataError, match=r"builtin, line 1 can't be asked .*control tokens"):
+    with pytest.raises(DataError, match="Q-EVALUATE-006"):
         general_ability(gguf, tokenizer, [Question("builtin", 1, "s", "<|im_end|>", ("a", "b"), 0)], seed=0)

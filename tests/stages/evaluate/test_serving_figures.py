@@ -14,7 +14,7 @@ from pipeline.config.sections import Serve
 from pipeline.llamacpp.server import BATCH_TOKENS
 from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.evaluate.serving import ANSWER_TOKENS, gpu_memory, held_by, serving_figures
+from pipeline.stages.evaluate.speed import ANSWER_TOKENS, gpu_memory, held_by, serving_figures
 
 
 def test_a_served_model_is_measured(tools: Toolchain) -> None:
@@ -41,7 +41,7 @@ def test_memory_is_looked_at_after_a_whole_batch(monkeypatch: pytest.MonkeyPatch
             asked[path] = body
             return {"tokens": list(range(len(body.get("content", "").split())))}
 
-    monkeypatch.setattr("pipeline.stages.evaluate.serving.serving", lambda *_, **__: nullcontext(Server()))
+    monkeypatch.setattr("pipeline.stages.evaluate.speed.serving", lambda *_, **__: nullcontext(Server()))
     serving_figures(Path("x.gguf"), Serve(**tiny_params(Path("base"))["serve"] | {"ctx_size": ctx_size}), tools)
     assert len(asked["/completion"]["prompt"]) == length
     assert asked["/completion"]["n_predict"] == ANSWER_TOKENS

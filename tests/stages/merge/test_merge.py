@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import INDEX
 from pipeline.models.merging.judge import unit
 from pipeline.stages.merge.stage import merge
@@ -54,8 +54,8 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def merge_here(base: Path, folder: Path, dtype: str = "float16", onto: Any = "w16", method: Any = "stream") -> dict[str, Any]:
-    return merge(base=base, adapter=folder / "adapter", merged=folder / "merged", dtype=dtype, onto=onto, method=method)
+def merge_here(base: Path, folder: Path, dtype: str = "float16", onto: Any = "w16") -> dict[str, Any]:
+    return merge(base=base, adapter=folder / "adapter", merged=folder / "merged", dtype=dtype, onto=onto)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_head_and_embeddings_of_two_lengths_are_refused(bases: Path, tmp_path:
     merging.write_adapter(bases / "qwen2", tmp_path / "adapter", resize=104, target_modules=["q_proj"])
     file = tmp_path / "adapter/adapter_model.safetensors"
     save_file({key: value for key, value in load_file(file).items() if "lm_head" not in key}, file)
-    with pytest.raises(DataError, match=r"would have lm_head\.weight 96 and model\.embed_tokens\.weight 104 rows"):
+    with pytest.raises(DataError, match="Q-MODELS-019"):
         merge_here(bases / "qwen2", tmp_path)
 
 
@@ -137,14 +137,11 @@ def test_nf4_is_added_to_exactly_what_training_saw(double: bool, compute: str, b
 
 
 def test_nf4_needs_a_training_that_used_it(plain: Path) -> None:
-    with pytest.raises(DataError, match=r"has no run.json .*set merge.base to w16"):
+    with pytest.raises(DataError, match="Q-MODELS-020"):
         merge_here(plain / "base", plain, onto="nf4")
     merging.add_run(plain / "adapter", quantization="none")
-    with pytest.raises(DataError, match="was trained on 16-bit weights"):
+    with pytest.raises(DataError, match="Q-MODELS-020"):
         merge_here(plain / "base", plain, onto="nf4")
-    with pytest.raises(ConfigError, match=r"set merge\.base to w16"):
-        merging.add_run(plain / "adapter")
-        merge_here(plain / "base", plain, onto="nf4", method="peft")
     assert not (plain / "merged").exists()
 
 
@@ -201,15 +198,15 @@ def test_all_that_a_merge_can_not_follow_is_named_at_once(plain: Path) -> None:
 
 MISFITS = {
     "of other layers": (lambda t: {name.replace(".layers.1.", ".layers.7."): value for name, value in t.items()},
-                        r"4 adapter targets are not in the base \(model\.layers\.7\.mlp\.down_proj\.weight \(64, 128\)"),
+                        r"Q-MODELS-018.*4 .*model\.layers\.7\.mlp\.down_proj\.weight \(64, 128\)"),
     "of another width": (lambda t: {name: value[:, :32].contiguous() if "o_proj.lora_A" in name else value for name, value in t.items()},
-                         r"o_proj\.weight is \(64, 32\) in the adapter and \(64, 64\) in the base"),
-    "of another rank": (lambda t: {name: value[:2].contiguous() if "lora_A" in name else value for name, value in t.items()}, "has rank 2 and 4"),
+                         r"Q-MODELS-018.*o_proj\.weight is \(64, 32\).*\(64, 64\)"),
+    "of another rank": (lambda t: {name: value[:2].contiguous() if "lora_A" in name else value for name, value in t.items()}, "Q-MODELS-017"),
     "half a pair": (lambda t: {name: value for name, value in t.items() if "layers.0.self_attn.q_proj.lora_B" not in name},
-                    r"q_proj has lora_A\.weight, which is no pair"),
-    "a stranger": (lambda t: t | {"base_model.model.model.layers.0.lora_X.weight": torch.zeros(2)}, "lora_X.weight is no tensor that a merge knows"),
-    "another part of the model": (lambda t: t | {"base_model.model.score.weight": torch.zeros(2, 64)}, r"not in the base \(score\.weight \(2, 64\)"),
-    "nothing": (lambda t: {}, "it holds no tensor"),
+                    r"Q-MODELS-016.*q_proj has lora_A\.weight"),
+    "a stranger": (lambda t: t | {"base_model.model.model.layers.0.lora_X.weight": torch.zeros(2)}, "Q-MODELS-016.*lora_X.weight"),
+    "another part of the model": (lambda t: t | {"base_model.model.score.weight": torch.zeros(2, 64)}, r"Q-MODELS-018.*score\.weight \(2, 64\)"),
+    "nothing": (lambda t: {}, "Q-MODELS-016"),
 }  # fmt: skip
 
 
@@ -227,26 +224,15 @@ def test_other_weights_than_those_of_the_training_are_refused(plain: Path) -> No
     run = json.loads((plain / "adapter/run.json").read_text())
     (plain / "adapter/run.json").write_text(json.dumps(run | {"base": {"weights_sha256": "0" * 64}}))
     (plain / "base.json").write_text(json.dumps({"files": {"model.safetensors": "1" * 64}}))
-    with pytest.raises(DataError, match=r"trained on other weights \(000000000000\)"):
+    with pytest.raises(DataError, match="Q-MODELS-021"):
         merge_here(plain / "base", plain)
 
 
 def test_a_weight_too_large_for_the_type_is_refused(plain: Path) -> None:
     edit_tensors(plain, lambda t: {name: value * 1e4 if "o_proj" in name else value for name, value in t.items()})
-    with pytest.raises(DataError, match=r"o_proj.*float16 can't hold: set merge.dtype to bfloat16"):
+    with pytest.raises(DataError, match="Q-MODELS-022"):
         merge_here(plain / "base", plain)
     assert merge_here(plain / "base", plain, "bfloat16")["adapted"] == 8
-
-
-def test_pefts_own_merge_is_there_for_comparison(plain: Path) -> None:
-    ours = merge_here(plain / "base", plain)
-    mine = load_file(plain / "merged/model.safetensors")
-    theirs = merge_here(plain / "base", plain, method="peft")
-    found = load_file(plain / "merged/model.safetensors")
-    assert (theirs["method"], theirs["bytes"], theirs["adapted"]) == ("peft", ours["bytes"], ours["adapted"])
-    assert mine.keys() == found.keys()
-    for name, value in mine.items():
-        assert ((value.double() - found[name].double()).abs() <= 1.01 * unit(value.double(), "F16")).all(), name
 
 
 def test_the_record_measures_each_adapted_tensor(plain: Path) -> None:

@@ -55,20 +55,20 @@ def test_types_of_single_tensors(root: Path) -> None:
 
 
 def test_a_level_with_a_matrix_needs_one(root: Path) -> None:
-    with pytest.raises(ConfigError, match=r"level IQ2_M-imatrix needs an importance matrix and .*models/imatrix has none: set imatrix\.tokens"):
+    with pytest.raises(ConfigError, match="Q-QUANTIZE-001"):
         main(params(levels=["IQ2_M-imatrix"]), root, "IQ2_M-imatrix")
 
 
 def test_a_torn_source_is_an_error_and_publishes_nothing(root: Path, tools: Toolchain) -> None:
     source = root / "models/gguf/tiny-F16.gguf"
     source.write_bytes(source.read_bytes()[:1_000_000])
-    with pytest.raises(DataError, match=r"tiny-F16\.gguf is not a whole GGUF .*: run the stage that makes it again"):
+    with pytest.raises(DataError, match="Q-GGUF-003"):
         quantize(source=source, target=source.with_name("tiny-Q4_K_M.gguf"), level="Q4_K_M", nthreads=1, tools=tools)
     assert [path.name for path in source.parent.iterdir()] == ["tiny-F16.gguf"]
 
 
 def test_a_level_that_is_not_in_the_list_is_refused(root: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Q8_0 is not in quantize\.levels"):
+    with pytest.raises(ConfigError, match="Q-QUANTIZE-002"):
         main(params(levels=["Q4_K_M"]), root, "Q8_0")
 
 

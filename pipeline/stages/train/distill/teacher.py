@@ -16,9 +16,9 @@ from pipeline.core.errors import GateError
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, publishing
 from pipeline.gguf.base_files import SOURCE_FILE
-from pipeline.models.distill_loss import compute_type, followed, rows_between
+from pipeline.models.distill_loss import followed
 from pipeline.models.loss_parts import logit_rule
-from pipeline.models.quantized_head import block_logits, vocabulary_blocks
+from pipeline.models.quantized_head import block_logits, compute_type, rows_between, vocabulary_blocks
 from pipeline.models.quantized_model import load_packed
 from pipeline.stages.train.checkpoints import TEACHER
 from pipeline.stages.train.dataset import Collator, load_rows
