@@ -24,9 +24,11 @@ def parse_changes(words: Sequence[str]) -> dict[str, float]:
     for word in words:
         name, equals, scale = word.rpartition("=")
         if not equals:
-            raise ConfigError(f"{word!r} says no scale: give NAME=SCALE, {word}=0 for example turns {word} off")
+            raise ConfigError(
+                "Q-COMMANDS-009", f"{word!r} has no scale: give NAME=SCALE; {word}=0, for example, turns {word} off"
+            )
         if name in changes:
-            raise ConfigError(f"{name} is given two scales: give it one")
+            raise ConfigError("Q-COMMANDS-009", f"{name} is given two scales: give it one")
         changes[name] = parse_scale(scale, name)
     return changes
 

@@ -37,7 +37,9 @@ def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, thread
     `ToolError` where a tool fails or merges less than the adapter holds.
     """
     if type != SIXTEEN and (problem := level_problem(type) or ("an importance matrix" if split_level(type)[1] else "")):
-        raise ConfigError(f"--type is {type!r} ({problem}): give F16, or a level of llama.cpp, Q4_K_M for example")
+        raise ConfigError(
+            "Q-COMMANDS-010", f"--type is {type!r} ({problem}): give F16, or a level of llama.cpp, Q4_K_M for example"
+        )
     matching_adapters(base, [adapter])
     names, tensors = adapted_tensors(check_gguf(adapter.file)), check_gguf(base).tensors
     need_disk(target.parent, 2 * (base.stat().st_size + sum(tensor_bytes(name, tensors[name][0], F16) for name in names)))
@@ -52,7 +54,9 @@ def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, thread
         if not found or int(found[1]) != len(names):
             count = found[1] if found else "no"
             raise ToolError(
-                f"llama-export-lora merged {count} of {len(names)} tensors of {adapter.file.name}, so nothing is written: make setup again"
+                "Q-COMMANDS-011",
+                f"llama-export-lora merged {count} of {len(names)} tensors of {adapter.file.name}, so nothing is "
+                "written: run `make setup` again",
             )
         flags = override_flags(merged_fields(adapter) | {"general.name": target.stem})
         how = ["--allow-requantize", *flags] if type != SIXTEEN else flags

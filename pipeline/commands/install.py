@@ -100,14 +100,19 @@ def install(lock: Path) -> None:
         return
     print(f"uv could not install these (its reason is in {_log()}): pip does it, which takes some minutes", file=sys.stderr)
     if not _pip("install", *PINNED, "-r", str(lock)):
-        raise ToolError(f"{lock.name} could not be installed ({_reason()}; pip's output is in {_log()}): fix that, then run `make setup` again")
+        raise ToolError(
+            "Q-COMMANDS-031",
+            f"{lock.name} could not be installed ({_reason()}; pip's output is in {_log()}): fix that, then run "
+            "`make setup` again",
+        )
 
 
 def _need_torch(*words: str) -> None:
     if not _pip("install", *words):
         raise ToolError(
+            "Q-COMMANDS-032",
             f"PyTorch could not be installed ({_reason()}; pip's output is in {_log()}): name one that pip can reach, "
-            f'as in `make setup TORCH="torch=={TORCH} --index-url URL"` or `make setup TORCH=/path/to/torch.whl`'
+            f'as in `make setup TORCH="torch=={TORCH} --index-url URL"` or `make setup TORCH=/path/to/torch.whl`',
         )
 
 

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from pipeline.commands import plan_serving
-from pipeline.commands.recipes import RECIPES, recipe_names
+from pipeline.commands.recipes import recipe_file
 from pipeline.config.params import load_params
 from pipeline.config.sections import Quantization
 from pipeline.core.errors import ConfigError, MachineError
@@ -34,11 +34,11 @@ def main(
     serve: bool = False,
 ) -> None:  # fmt: skip
     """Print the plan of training, or of serving with `serve`; `MachineError` where it does not fit the card."""
-    if recipe is not None and recipe not in recipe_names():
-        raise ConfigError(f"no recipe is called {recipe!r}: the recipes are {', '.join(recipe_names())}")
     if recipe is not None and params_file is not None:
-        raise ConfigError(f"--recipe {recipe} and --params {params_file} name two configurations: give one of them")
-    params = load_params(RECIPES / f"{recipe}.yaml" if recipe else params_file or root / "params.yaml")
+        raise ConfigError(
+            "Q-COMMANDS-005", f"--recipe {recipe} and --params {params_file} name two configurations: give one of them"
+        )
+    params = load_params(params_file or root / "params.yaml" if recipe is None else recipe_file(recipe))
     shape = load_shape(config) if config else find_shape(params, root)
     card = card_of(vram) if vram else first_gpu()
     base = config.name if config else params.base.model
@@ -59,7 +59,10 @@ def main(
     else:
         show(plan, base, shutil.disk_usage(root).free)
     if plan.fits is False and plan.card:
-        raise MachineError(f"training needs {memory_gb(plan.memory.total)} and does not fit {plan.card.words}: {plan.remedy}")
+        raise MachineError(
+            "Q-COMMANDS-006",
+            f"training needs {memory_gb(plan.memory.total)} and does not fit {plan.card.words}: {plan.remedy}",
+        )
 
 
 def show(plan: Plan, base: str, free_disk: int) -> None:

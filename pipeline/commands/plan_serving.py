@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.config.params import Params
 from pipeline.config.sections import ADAPTED, Serve
 from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.publish import read_json
 from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
 from pipeline.gate.recommend import Recommendation, memory_of
 from pipeline.gguf.file import kv_cache_bytes
@@ -47,12 +48,16 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
         show(params, plans, card, base=base, best=best, advice=advice)
     wanted = params.serve.ctx_size
     if wanted > shape.positions:
-        raise ConfigError(f"serve.ctx_size is {wanted:,} and the model has {shape.positions:,} positions: serve at most {shape.positions:,} tokens")
+        raise ConfigError(
+            "Q-COMMANDS-007",
+            f"serve.ctx_size is {wanted:,} and the model has {shape.positions:,} positions: "
+            f"serve at most {shape.positions:,} tokens",
+        )
     if card and all(plan.fits is False for plan in plans.values()):
         least = min(plans.values(), key=lambda plan: plan.memory.total)
         remedy = f"serve at most {least.longest:,} tokens (serve.ctx_size)" if least.longest else "make a smaller level"
         needed = f"{least.name}, the smallest, needs {memory_gb(least.memory.total)} of {memory_gb(card.memory)}"
-        raise MachineError(f"no level fits {card.name}: {needed}: {remedy}")
+        raise MachineError("Q-COMMANDS-008", f"no level fits {card.name}: {needed}: {remedy}")
 
 
 def plan_levels(params: Params, root: Path, shape: Shape, card: Card | None, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, LevelPlan]:
@@ -90,10 +95,7 @@ def served_on(card: Card | None, serve: Serve) -> Serve:
 def evaluations(params: Params, root: Path) -> dict[str, Mapping[str, Any]]:
     """reports/eval/MODEL.json by model, as far as they are there."""
     files = {model: root / "reports" / "eval" / f"{model}.json" for model in params.evaluate.models}
-    try:
-        return {model: json.loads(file.read_text(encoding="utf-8")) for model, file in files.items() if file.is_file()}
-    except ValueError as error:
-        raise DataError(f"a report in {root / 'reports/eval'} is no JSON ({error}): run `snakemake evaluate`") from error
+    return {model: read_json(file, "run `snakemake evaluate`") for model, file in files.items() if file.is_file()}
 
 
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:

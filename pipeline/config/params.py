@@ -179,11 +179,14 @@ def read_params(path: Path) -> Read:
     """`load_params`, with what the file itself holds."""
     values, lines = read_strict(path)
     if values is None:
-        raise ConfigError(f"{path} is empty: `quench use demo` puts a recipe there")
+        raise ConfigError("Q-CONFIG-001", f"{path} is empty: `quench use demo` writes a recipe there")
     try:
         return Read(Params.model_validate(values), values, lines)
     except ValidationError as error:
-        raise ConfigError(_report(path, [_line(item, lines) for item in error.errors()])) from None
+        report = _report(path, [_line(item, lines) for item in error.errors()])
+        if any(_new_name(item) for item in error.errors()):
+            raise ConfigError("Q-CONFIG-004", report) from None
+        raise ConfigError("Q-CONFIG-003", report) from None
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
@@ -210,6 +213,8 @@ def _line(item: Any, lines: dict[Place, int]) -> str:
 
 
 def _words(item: Any) -> str:
+    if renamed := _new_name(item):
+        return renamed
     match item["type"]:
         case "extra_forbidden":
             return _unknown(item)
@@ -219,16 +224,22 @@ def _words(item: Any) -> str:
             return str(item["ctx"]["error"])
         case "model_type":
             return f"is {quoted(item['input'])}, and a section with keys is needed (`quench params` shows every key)"
-    if renamed := VALUES.get(_dotted(item), {}).get(str(item["input"])):
-        return f"{quoted(item['input'])} is called {renamed} now: write that"
     return f"is {quoted(item['input'])}, {item['msg'][0].lower()}{item['msg'][1:]}"
 
 
-def _unknown(item: Any) -> str:
-    """An unknown key, with the name that it has now, or the known one nearest to it."""
+def _new_name(item: Any) -> str | None:
+    """What a key or value of an older version is called now, as a sentence; None for any other error."""
     key = _dotted(item)
-    if key in KEYS:
+    if item["type"] == "extra_forbidden" and key in KEYS:
         return f"is called {KEYS[key]} now: rename it"
+    if new := VALUES.get(key, {}).get(str(item["input"])):
+        return f"{quoted(item['input'])} is called {new} now: write that"
+    return None
+
+
+def _unknown(item: Any) -> str:
+    """An unknown key, with the known one nearest to it."""
+    key = _dotted(item)
     known = [".".join(place) for place, _ in keys_of(Params)]
     alike = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0]}
     near = [alike[name] for name in difflib.get_close_matches(key.rpartition(".")[2], alike, n=1)]

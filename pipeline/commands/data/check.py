@@ -29,8 +29,8 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
         try:
             path.stat()
         except OSError as error:
-            why = f"is not there or can't be reached ({error.strerror})"
-            raise DataError(f"{printable(path)} {why}: name a file or a folder with chat logs") from error
+            why = f"is missing or can't be reached ({error.strerror})"
+            raise DataError("Q-COMMANDS-016", f"{printable(path)} {why}: name a file or a folder with chat logs") from error
         whole = path.resolve() if path.is_dir() else path.parent.resolve() / path.name  # a link to a file is itself the file
         inside = whole.relative_to(raw.resolve()) if whole.is_relative_to(raw.resolve()) else None
         if not path.is_dir():
@@ -38,7 +38,7 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
             continue
         found = files_below(path)
         if not found:
-            raise DataError(f"{printable(path)} holds no file: name a file or a folder with chat logs")
+            raise DataError("Q-COMMANDS-016", f"{printable(path)} holds no file: name a file or a folder with chat logs")
         yield from ((one, printable((inside or Path()) / name)) for name, one in found)
 
 

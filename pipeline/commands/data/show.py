@@ -38,7 +38,10 @@ def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, 
         number = int(wanted) if re.fullmatch(r"[0-9]{1,15}", wanted) else None  # an id has 16 digits
         found = next(((at, row) for at, row in rows if at == number or wanted in (row["id"], row["source"])), None)
         if found is None:
-            raise DataError(f"{source} has no row {wanted!r}: name an id, a source (FILE:LINE) or a number from 1 to the number of its rows")
+            raise DataError(
+                "Q-COMMANDS-019",
+                f"{source} has no row {wanted!r}: name an id, a source (FILE:LINE) or a number from 1 to the number of rows",
+            )
         yield found
         count -= 1
     yield from islice(rows, count)
@@ -63,7 +66,7 @@ def main(root: Path, split: str, wanted: str | None, count: int) -> None:
 
     source = root / "data" / "final" / f"{split}.jsonl"
     if not source.exists():
-        raise DataError(f"{source} is not there: stage curate writes it, so run `snakemake curate`")
+        raise DataError("Q-CORE-001", f"{source} is missing: run `snakemake curate`, which writes it")
     rows = chosen(source, wanted, count)
     first = next(rows, None)
     if first is None:

@@ -121,13 +121,16 @@ def refuse_other_settings(adapter: Path, settings: Training) -> None:
         known = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
         found = known["r"], sorted(known["target_modules"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`") from error
+        raise DataError(
+            "Q-COMMANDS-027", f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`"
+        ) from error
     if not (adapter / "adapter_model.safetensors").is_file():
-        raise DataError(f"{adapter} has no adapter_model.safetensors: run `snakemake --force train`")
+        raise DataError("Q-COMMANDS-027", f"{adapter} has no adapter_model.safetensors: run `snakemake --force train`")
     if found != (settings.r, sorted(settings.target_modules)):
         raise DataError(
+            "Q-COMMANDS-027",
             f"{adapter} has rank {found[0]} on {', '.join(found[1])}, and params.yaml says {settings.r} on "
-            f"{', '.join(sorted(settings.target_modules))}: put that back, or train again"
+            f"{', '.join(sorted(settings.target_modules))}: put that back, or train again",
         )
 
 
@@ -148,16 +151,22 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
         rows = [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]
         if rows:
             return rows
-    raise DataError(f"no prompt can be rendered in {LONGEST} tokens with the template of {base}: look at reports/labels.json")
+    raise DataError(
+        "Q-COMMANDS-030",
+        f"no prompt can be rendered in {LONGEST} tokens with the template of {base}: look at reports/labels.json",
+    )
 
 
 def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: Sequence[Path] = ()) -> None:
     """Measure, write the report, print it; `GateError` where a check failed."""
     if params.base.quantization != "nf4":
-        raise ConfigError(f"base.quantization is {params.base.quantization}, so nothing is in NF4 that could be compared: set it to nf4")
+        raise ConfigError(
+            "Q-COMMANDS-025",
+            f"base.quantization is {params.base.quantization}, so there is no NF4 model to compare: set it to nf4",
+        )
     base, adapter = root / "models/base", root / "models/adapter"
     if not (base / "config.json").is_file():
-        raise DataError(f"{base} holds no model: run `snakemake base`")
+        raise DataError("Q-CORE-001", f"{base} has no config.json: run `snakemake base`, which writes it")
     refuse([whole_base(base)])
     trained = adapter if (adapter / "adapter_config.json").is_file() else None
     if trained:
@@ -180,7 +189,8 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     else:
         show(report)
     if failed:
-        raise GateError("; ".join(f"{line.title} failed: {line.figure:g} against limit {line.limit:g} ({line.detail})" for line in failed))
+        lines = [f"{line.title} failed: {line.figure:g} against limit {line.limit:g} ({line.detail})" for line in failed]
+        raise GateError("Q-COMMANDS-026", "; ".join(lines))
 
 
 def show(report: dict[str, Any]) -> None:

@@ -42,10 +42,16 @@ def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
     """
     if given:
         if len(given) != 2:
-            raise ConfigError(f"--adapter names {len(given)} adapter{'s' * (len(given) != 1)}, and two are switched: give it twice")
+            raise ConfigError(
+                "Q-COMMANDS-028", f"--adapter is given {len(given)} times, and two adapters are switched: give it twice"
+            )
         for folder in given:
             if not is_whole(folder):
-                raise DataError(f"{folder} is no adapter (adapter_config.json and adapter_model.safetensors): name a folder that training wrote")
+                raise DataError(
+                    "Q-COMMANDS-029",
+                    f"{folder} is no adapter (adapter_config.json and adapter_model.safetensors): "
+                    "name a folder that training wrote",
+                )
         return tuple(given)
     checkpoints = [one for one in reversed(checkpoints_in(root / "models/checkpoints")) if defect(one) is None]
     found: dict[str, Path] = {}
@@ -71,7 +77,10 @@ def saved_adapter(model: Any, folder: Path, name: str) -> Any:
             return model
         return PeftModel.from_pretrained(model, str(folder), adapter_name=name)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder} does not fit this base ({str(error).splitlines()[0]}): name adapters that were trained on it") from error
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            "Q-COMMANDS-029", f"{folder} does not fit this base ({reason}): name adapters that were trained on it"
+        ) from error
 
 
 def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Seam:
