@@ -246,7 +246,7 @@ def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: P
     assert saved_adapters(tmp_path, [adapter, tmp_path / "older"]) == (adapter, tmp_path / "older")
     with pytest.raises(ConfigError, match="Q-COMMANDS-028"):
         saved_adapters(tmp_path, [adapter])
-    with pytest.raises(DataError, match="Q-COMMANDS-029: .*models/base "):
+    with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*models/base "):
         saved_adapters(tmp_path, [adapter, tmp_path / "models/base"])
 
 
@@ -254,7 +254,7 @@ def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) 
     adapter = saved(base, tmp_path / "adapter", 1)
     settings = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 3}))  # the saved matrices have another shape
-    with pytest.raises(DataError, match="Q-COMMANDS-029: .*adapter "):
+    with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*adapter "):
         swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
 
 

@@ -182,7 +182,7 @@ def test_a_learning_rate_may_be_written_2e_4_and_dvc_reads_it_so_too(load):
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "params.yaml")
     for path in (tmp_path / "params.yaml", Path("/dev/zero"), tmp_path):
-        with pytest.raises(ConfigError, match="Q-CONFIG-001: .*it is no file"):
+        with pytest.raises(ConfigError, match=r"Q-CONFIG-001: .*it is no file"):
             load_params(path)
 
 
@@ -321,7 +321,7 @@ def test_what_a_file_leaves_out_has_its_default_be_it_a_key_a_group_or_a_section
 def test_the_default_model_has_its_file_and_another_has_none(load):
     assert load("base: {quantization: nf4}").base.file == DEMO["base"]["file"]
     assert load(f"base: {{source: hub, model: a/b, revision: {COMMIT}}}").base.file is None
-    with pytest.raises(ConfigError, match="Q-CONFIG-003: .*\n  base: file is missing"):
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .*\n  base: file is missing"):
         load("base: {model: another-package}")
 
 
@@ -329,16 +329,16 @@ def test_an_older_files_names_are_known_and_the_sentence_has_the_new_one(load, m
     for old, new in (("train.rank", "train.r"), ("seams", "parity")):
         monkeypatch.setitem(renamed.KEYS, old, new)
     monkeypatch.setitem(renamed.VALUES, "train.method", {"teach": "heal"})
-    with pytest.raises(ConfigError, match="Q-CONFIG-004: .* 3 errors") as raised:
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-004: .* 3 errors") as raised:
         load("train:\n  rank: 8\n  method: teach\nseams:\n  rows: 4\n")
     assert sorted(line.strip() for line in str(raised.value).splitlines()[1:]) == [
         "seams: is called parity now: rename it (line 4)",
         "train.method: 'teach' is called heal now: write that (line 3)",
         "train.rank: is called train.r now: rename it (line 2)",
     ]
-    with pytest.raises(ConfigError, match="Q-CONFIG-004: .* 2 errors"):
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-004: .* 2 errors"):
         load("train:\n  rank: 8\n  r: many\n")
-    with pytest.raises(ConfigError, match="Q-CONFIG-003: .* 1 error"):
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .* 1 error"):
         load("serve:\n  rank: 8\n")
 
 
@@ -352,7 +352,7 @@ def test_a_missing_file_and_one_that_is_not_utf8_say_what_to_do(tmp_path):
     with pytest.raises(ConfigError, match="Q-CONFIG-001"):
         load_params(tmp_path / "params.yaml")
     (tmp_path / "params.yaml").write_bytes(b"# caf\xe9\n")
-    with pytest.raises(ConfigError, match="Q-CONFIG-002: .*byte 5"):
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-002: .*byte 5"):
         load_params(tmp_path / "params.yaml")
 
 

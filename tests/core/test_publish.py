@@ -69,7 +69,7 @@ def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pyt
         return rename(self, to)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(MachineError, match="Q-CORE-005: .*Input/output error"), publishing(target) as aside:
+    with pytest.raises(MachineError, match=r"Q-CORE-005: .*Input/output error"), publishing(target) as aside:
         write(aside, "new", folder=True)
     assert read(target) == "old"
     assert names(tmp_path) == ["artifact"]

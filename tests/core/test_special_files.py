@@ -79,7 +79,7 @@ def test_a_name_that_is_not_utf8_is_refused_only_where_dvc_records_it(raw: Path)
         need_plain_files(raw, recorded=True)
     (raw / NOT_UTF8).unlink()
     (raw / NOT_UTF8).mkdir()
-    with pytest.raises(DataError, match="Q-CORE-008: .*rename it"):
+    with pytest.raises(DataError, match=r"Q-CORE-008: .*rename it"):
         need_plain_files(raw, recorded=True)
 
 
