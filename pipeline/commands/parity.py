@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.gate.shapes import Parity
 from pipeline.pages.parity_words import MARKS, counts, figure, grouped, sentence, title
 
-PLAIN = 100  # columns, where there is no terminal
 COLOURS = {"pass": "green", "fail": "bold red", "not measured": "yellow"}
 
 
@@ -63,20 +63,10 @@ def read(path: Path) -> dict[str, Any]:
 
 def show(report: Mapping[str, Any]) -> None:
     """Print the seams as a table by group, then what each failed one shows and why, then the verdict."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("seam")
-    for heading in ("figure", "limit"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("unit")
-    table.add_column("verdict", no_wrap=True)
+    console = wide_console(None)
+    table = plain_table("seam", "figure", "limit", "unit", "verdict", numbers=(1, 2), whole=(4,))
     groups = grouped(report["seams"])
     for name, rows in groups.items():
         table.add_row(Text(name, style="bold"))

@@ -8,10 +8,12 @@ Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tok
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 from pipeline.commands import plan_serving
 from pipeline.commands.recipes import recipe_file
+from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import load_params
 from pipeline.config.sections import Quantization
 from pipeline.core.errors import ConfigError, MachineError
@@ -24,7 +26,6 @@ from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
 from pipeline.planning.strategies import Way
 
-WIDEST = 100  # columns
 NOT_TRAINABLE = "no such types"
 DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
@@ -67,25 +68,11 @@ def main(
 
 def show(plan: Plan, base: str, free_disk: int) -> None:
     """Print the plan as tables of at most 100 columns, plain where there is no terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    console.width = min(WIDEST, max(80, console.width)) if console.is_terminal else WIDEST
+    console = wide_console()
+    write = partial(console.print, markup=False)
     memory, card = plan.memory, plan.card
-
-    def write(line: str) -> None:
-        console.print(line, markup=False)
-
-    def table(*columns: str, numbers: tuple[int, ...]) -> Table:
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-        for place, column in enumerate(columns):
-            made.add_column(column, justify="right" if place in numbers else "left", no_wrap=place in numbers)
-        return made
-
     write(f"{base}: {plan.shape.parameters:,} parameters, {memory.tokens:,} tokens in a forward, {memory.loss} loss, on the {DEVICES[memory.device]}")
-    parts = table("part", "GB", "how", numbers=(1,))
+    parts = plain_table("part", "GB", "how", numbers=(1,))
     for part in memory.parts:
         figure = f"{part.bytes / MEMORY_GB:.3f}"
         parts.add_row(part.name, figure if part.at_peak else f"({figure})", part.source + ("" if part.at_peak else "; not at the peak"))
@@ -97,12 +84,12 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
     for line in verdict(plan):
         write(line)
     if plan.rungs:
-        rungs = table("change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2))
+        rungs = plain_table("change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2))
         for rung in plan.rungs:
             rungs.add_row(rung.change, f"{rung.saves / MEMORY_GB:.3f}", f"{rung.total / MEMORY_GB:.3f}", "yes" if rung.enough else "no")
         console.print(rungs)
     if plan.ways:
-        shipping = table("ways to ship it (*: as set)", "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
+        shipping = plain_table("ways to ship it (*: as set)", "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
         for way in plan.ways:
             shipping.add_row(*way_cells(way, plan.quantization), style="bold" if way.quantization == plan.quantization else None)
         console.print(shipping)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import Params
 from pipeline.config.sections import ADAPTED, Serve
 from pipeline.core.errors import ConfigError, DataError, MachineError
@@ -27,7 +28,6 @@ from pipeline.planning.serving import LevelPlan, best_that_fits, cache_per_token
 from pipeline.planning.shape import Shape
 from pipeline.planning.strategies import lora_bytes
 
-WIDEST = 100  # columns
 NOT_KNOWN = "not known"
 ALL_LAYERS = 99
 
@@ -123,22 +123,14 @@ def as_values(plan: LevelPlan) -> dict[str, Any]:
 
 def show(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, *, base: str, best: str | None, advice: Recommendation | None) -> None:
     """Print the levels as a table of at most 100 columns, the best that fits and the arithmetic behind it."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    console.width = min(WIDEST, max(80, console.width)) if console.is_terminal else WIDEST
+    console = wide_console()
     serve = params.serve
     where = card.words if card else "a card whose memory is not known"
     slots = f"{serve.parallel} answers at once of " if serve.parallel > 1 else ""
     console.print(f"{base}, served with {slots}{serve.ctx_size:,} tokens on {where}", markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("level", no_wrap=True)
-    caches = any(plan.memory.prompt_cache for plan in plans.values())
-    for heading in ("weights GB", "KV cache", "buffers", *(["prompt cache"] if caches else []), "total GB", "longest context"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("fits")
+    caches = ["prompt cache"] if any(plan.memory.prompt_cache for plan in plans.values()) else []
+    headings = ("weights GB", "KV cache", "buffers", *caches, "total GB", "longest context")
+    table = plain_table("level", *headings, "fits", numbers=range(1, len(headings) + 1), whole=(0,))
     for plan in plans.values():
         memory = plan.memory
         table.add_row(

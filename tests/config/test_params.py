@@ -86,7 +86,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"quantize": {"levels": ["base-Q4_K_M"]}, "evaluate": {"models": ["F16"]}}, "quantize.levels", "only levels of the untuned base"),
         ({"quantize": {"levels": ["Q4_K_M", "base-IQ2_M-imatrix"]}}, "quantize.levels", "the importance matrix is the tuned model's"),
         ({"quantize": {"levels": ["Q4_K_M", "base-Q9_Z"]}}, "quantize.levels", "unknown level Q9_Z"),
-        ({"merge": {"levels": ["Q4_K_M-imatrix"]}}, "merge.levels", "before an importance matrix is there"),
+        ({"merge": {"levels": ["Q4_K_M-imatrix"]}}, "merge.levels", "without an importance matrix"),
         ({"merge": {"levels": ["Q8_0"]}}, "params", "names Q8_0, which quantize.levels doesn't make .*set merge.base to w16 or nf4"),
         ({"merge": {"method": "peft"}}, "merge", "method is peft and base is auto.*set base to w16"),
         ({"convert": {"type": "BF16"}, "evaluate": {"models": ["BF16"]}}, "params", "would round the weights twice"),
