@@ -34,7 +34,7 @@ def parse_changes(words: Sequence[str]) -> dict[str, float]:
 
 
 def main(params: Params, root: Path, words: Sequence[str]) -> None:
-    """Set the scales that `words` say and print all. `ToolError` where no server of this project answers, `ConfigError` for a name it lacks."""
+    """Set the scales that `words` say and print all. `ToolError` if no server of this project answers, `ConfigError` for a name it lacks."""
     changes = parse_changes(words)
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)

@@ -1,8 +1,8 @@
-"""Add an adapter to the weights of its base, for whoever wants one file: with llama.cpp's own llama-export-lora.
+"""Add an adapter to the weights of its base, to have one file: with llama.cpp's own llama-export-lora.
 
 Reads one GGUF and an adapter's, as `quench serve` does. Writes `models/gguf/NAME-merged-TYPE.gguf` (of another adapter its own
 name, and a scale or a model that is not the usual one is in the name too). With F16, what the adapter changes becomes F16
-whatever it was in the base, and the rest stays as it is; with another TYPE all of it is quantised after that.
+whatever it was in the base, and the rest stays unchanged; with another TYPE all of it is quantized after that.
 
     quench export-lora [MODEL] [--adapter FILE[=SCALE]] [--type F16]
 """
@@ -33,8 +33,8 @@ LONGEST = 127  # bytes of a text that llama-quantize writes into metadata
 def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, threads: int, tools: Toolchain) -> dict[str, Any]:
     """Write `base` with `adapter` in its weights as `target`, and describe it (`pipeline.gguf.file.describe`).
 
-    Raises `ConfigError` for a type that is none, `DataError` where the adapter isn't the base's, `MachineError` where the disk is too small,
-    `ToolError` where a tool fails or merges less than the adapter holds.
+    Raises `ConfigError` for a type that is none, `DataError` if the adapter isn't the base's, `MachineError` if the disk is too small,
+    `ToolError` if a tool fails or merges less than the adapter holds.
     """
     if type != SIXTEEN and (problem := level_problem(type) or ("an importance matrix" if split_level(type)[1] else "")):
         raise ConfigError(
@@ -82,7 +82,7 @@ def override_flags(fields: Mapping[str, str | int]) -> list[str]:
 
 
 def main(params: Params, root: Path, asked: str | None, given: str | None, type: str) -> None:
-    """Export and say what was written; `ConfigError` where more than the project's or the one named adapter would be merged."""
+    """Export and say what was written; `ConfigError` if more than the project's or the one named adapter would be merged."""
     usual = BARE if params.graph == "adapter" else f"base-{params.convert.type}"
     model = choose_model(params, root, asked or usual)
     words = [given] if given else []

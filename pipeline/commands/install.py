@@ -56,7 +56,7 @@ def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str,
 
 
 def lines_of(package: str, lock: str) -> str:
-    """The requirement of one package with its hashes, cut out of a lock file's text; "" where it isn't in there."""
+    """The requirement of one package with its hashes, cut out of a lock file's text; "" if it is not in it."""
     found = re.search(rf"^{re.escape(package)}==.*(?:\n[ \t].*)*", lock, re.MULTILINE)
     return found[0] + "\n" if found else ""
 

@@ -34,7 +34,7 @@ def main(
     params_file: Path | None, root: Path, *, recipe: str | None, config: Path | None, vram: float | None, tflops: float | None, as_json: bool,
     serve: bool = False,
 ) -> None:  # fmt: skip
-    """Print the plan of training, or of serving with `serve`; `MachineError` where it does not fit the card."""
+    """Print the plan of training, or of serving with `serve`; `MachineError` if it does not fit the card."""
     if recipe is not None and params_file is not None:
         raise ConfigError(
             "Q-COMMANDS-005", f"--recipe {recipe} and --params {params_file} name two configurations: give one of them"
@@ -67,7 +67,7 @@ def main(
 
 
 def show(plan: Plan, base: str, free_disk: int) -> None:
-    """Print the plan as tables of at most 100 columns, plain where there is no terminal."""
+    """Print the plan as tables of at most 100 columns, plain if there is no terminal."""
     console = wide_console()
     write = partial(console.print, markup=False)
     memory, card = plan.memory, plan.card

@@ -33,7 +33,7 @@ ALL_LAYERS = 99
 
 
 def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: str, as_json: bool) -> None:
-    """Print the plan; `MachineError` where no level fits `card` (None: its memory is not known), `ConfigError` for too long a context."""
+    """Print the plan; `MachineError` if no level fits `card` (None: its memory is not known), `ConfigError` for too long a context."""
     reports = evaluations(params, root)
     plans = plan_levels(params, root, shape, card, reports)
     advice = measured_advice(params, root, card) if card and reports and params.graph == "merged" else None
@@ -99,7 +99,7 @@ def evaluations(params: Params, root: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
-    """The recommendation for `card` where everything is measured; None where something is not yet."""
+    """The recommendation for `card` where everything is measured; None if something is not yet."""
     from pipeline.gate.advice import advise
     from pipeline.gate.records import load_inputs
 

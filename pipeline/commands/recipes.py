@@ -75,7 +75,7 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
 def graph(root: Path, force: bool = False) -> None:
     """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` was changed by hand, or with `force` after an update.
 
-    Raises `ConfigError` where it has edits and is another graph, unless `force` is set; they are kept beside it.
+    Raises `ConfigError` if it has edits and is another graph, unless `force` is set; they are kept beside it.
     """
     needed = load_params(root / "params.yaml").graph
     changed = put_graph(root, needed, force=force, anew=force)
@@ -83,7 +83,7 @@ def graph(root: Path, force: bool = False) -> None:
 
 
 def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str:
-    """What turns `old` into `new`, as `diff -u` writes it; "" where they are equal."""
+    """What turns `old` into `new`, as `diff -u` writes it; "" if they are equal."""
     before, after = (text.decode("utf-8", errors="replace").splitlines(keepends=True) for text in (old, new))
     lines = list(difflib.unified_diff(before, after, old_name, new_name, n=1))
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

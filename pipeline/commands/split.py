@@ -25,8 +25,8 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
 def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> list[Path]:
     """Publish `folder` with the parts of `source`, each of at most `max_size` ("4G", "500M"; decimal) of tensors; the parts in order.
 
-    Raises `ConfigError` for a size that is none and where the folder holds something else, `DataError` where the parts
-    together are not the whole, `ToolError` where llama-gguf-split fails or llama.cpp can't load them.
+    Raises `ConfigError` for a size that is none and if the folder holds something else, `DataError` if the parts
+    together are not the whole, `ToolError` if llama-gguf-split fails or llama.cpp can't load them.
     """
     if not re.fullmatch(r"[1-9]\d*[MG]", max_size):
         raise ConfigError(

@@ -48,7 +48,7 @@ class Params(sections.Section):
         return self.training_on(training_device())
 
     def training_on(self, device: Device) -> sections.Training:
-        """Section `train` with `base.quantization`, in the type that `device` is fast in where it is `auto`."""
+        """Section `train` with `base.quantization`, in the type that `device` is fast in, if it is `auto`."""
         given = self.train.bnb_4bit_compute_dtype
         decided = fast_dtype(device) if given == "auto" else given
         return sections.Training(**(self.train.model_dump() | {"bnb_4bit_compute_dtype": decided}), quantization=self.base.quantization)

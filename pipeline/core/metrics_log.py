@@ -46,14 +46,14 @@ class Journal:
             ) from error
 
     def rows(self) -> list[Row]:
-        """Every whole row, in order; a torn last line is left out. Raises `DataError` where a whole line is no JSON object."""
+        """Every whole row, in order; a torn last line is left out. Raises `DataError` if a whole line is no JSON object."""
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is a torn line, or nothing
         return [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
 
     def truncate(self, after_step: int, *, evaluated: bool = True) -> None:
-        """Keep the rows up to and including `after_step`: what a resumed run goes on from. Raises `DataError` where a step lacks.
+        """Keep the rows up to and including `after_step`: what a resumed run goes on from. Raises `DataError` if a step lacks.
 
         Without `evaluated`, the evaluation of that very step goes too: the run will do it again.
         """

@@ -118,7 +118,7 @@ def is_scrap(name: str) -> bool:
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, where the file is missing or cut."""
+    """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, if the file is missing or cut."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

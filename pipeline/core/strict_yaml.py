@@ -184,7 +184,7 @@ def _faults(events: Iterator[Any]) -> Iterator[Any]:
 
 
 def _scalar(event: Any) -> Any:
-    """A scalar's value. Raises `Fault` where it is too long, or where readers disagree on it."""
+    """A scalar's value. Raises `Fault` if it is too long, or if readers disagree on it."""
     text: str = event.value
     if len(text) > MAX_TEXT:
         raise Fault(f"a text of {len(text):,} characters, more than {MAX_TEXT:,}: shorten it", event.start_mark)

@@ -200,8 +200,8 @@ def test_check_names_every_row_that_cannot_be_used(raw: Path) -> None:
     assert account == "check: 2 files: 2 read, 0 not read; 8 rows: 4 usable, 4 rejected"
     assert [line.split(": ")[:2] for line in lines] == [[f"{raw / 'bad.jsonl'}:{number}", reason] for number, (_, reason) in BAD.items()]
     assert summary == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
-    assert "models/base.json is not there, so control tokens are not measured" in shown.stderr
-    assert "models/base is not there, so lengths are not measured" in shown.stderr
+    assert "models/base.json is missing, so control tokens are not measured" in shown.stderr
+    assert "models/base is missing, so lengths are not measured" in shown.stderr
 
 
 def test_check_of_clean_files_is_quiet_and_writes_nothing(raw: Path) -> None:
@@ -411,7 +411,7 @@ def test_schema_is_that_of_the_rows() -> None:
 def test_show_without_a_base_says_so_and_shows_the_messages(project: Path) -> None:
     shown = quench(project, "show", "--count", "9")
     assert shown.exit_code == 0, shown.output
-    assert "models/base is not there" in shown.stderr
+    assert "models/base is missing" in shown.stderr
     for words in ("row 1 of train", KINDS[0]["id"], "a.jsonl:1", "user: 2 + 2?\nassistant: ⟦4⟧", "⟦raw⟧", "chosen", "⟦mud⟧", "thumb down",
                   "a checker expects: 6"):  # fmt: skip
         assert words in shown.stdout, words

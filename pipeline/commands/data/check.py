@@ -71,7 +71,7 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
     curate = settings(params, root)
     for file, what in (("models/base.json", "control tokens are"), ("models/base", "lengths are")):
         if not (root / file).exists():
-            print(f"check: {file} is not there, so {what} not measured: `snakemake base` makes it", file=sys.stderr)
+            print(f"check: {file} is missing, so {what} not measured: `snakemake base` makes it", file=sys.stderr)
     reasons, found = Counter[str](), Counter[str]()
     for entry in rejects(curate, root, paths, found):
         reasons[entry["reason"]] += 1

@@ -44,7 +44,7 @@ def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str
 
 
 def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force: bool) -> int:
-    """Export and say what was left out; gives the exit code: 3 where something was and `skip` does not allow it."""
+    """Export and say what was left out; gives the exit code: 3 if something was and `skip` does not allow it."""
     source = root / "data" / "final" / f"{split}.jsonl"
     if not source.exists():
         raise DataError("Q-CORE-001", f"{source} is missing: run `snakemake curate`, which writes it")

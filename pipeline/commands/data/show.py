@@ -19,7 +19,7 @@ from pipeline.core.jsonl import read_rows
 from pipeline.core.wording import one_line, plain, plural
 
 TRAINED, MASKED = "bold green", "dim"
-BRACKETS = "⟦⟧"  # around trained text where there are no colours
+BRACKETS = "⟦⟧"  # around trained text if there are no colours
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class View:
 
 
 def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, Row]]:
-    """(number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. Raises `DataError` where there is none."""
+    """(number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. Raises `DataError` if there is none."""
     rows = enumerate(read_rows(source), start=1)
     if wanted is not None:
         number = int(wanted) if re.fullmatch(r"[0-9]{1,15}", wanted) else None  # an id has 16 digits
@@ -93,7 +93,7 @@ def _tokenizer(root: Path) -> Any:
     folder = root / "models" / "base"
     if not (folder / "tokenizer.json").exists():
         print(
-            "show: models/base is not there, so the messages are shown without template and token counts: `snakemake base` makes it", file=sys.stderr
+            "show: models/base is missing, so the messages are shown without template and token counts: `snakemake base` makes it", file=sys.stderr
         )
         return None
     from pipeline.chat.tokens import load_tokenizer
@@ -175,7 +175,7 @@ def _parted(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[str, 
 
 
 def _styled(pieces: Iterable[tuple[str, bool]], colours: bool) -> Iterator[tuple[str, str]]:
-    """Pieces for Rich: coloured, or in brackets."""
+    """Pieces for Rich: colored, or in brackets."""
     for text, trained in pieces:
         shown = plain(text)
         if shown:

@@ -24,7 +24,7 @@ class Version:
     """One version of the data; `name` is what the user calls it."""
 
     name: str
-    open: Callable[[str], BinaryIO]  # raises DataError where the file can't be had
+    open: Callable[[str], BinaryIO]  # raises DataError if the file can't be had
 
     def rows(self) -> Iterator[tuple[str, Row]]:
         """(split, row) of every row, one at a time."""
@@ -39,7 +39,7 @@ class Version:
                         ) from None
 
     def account(self) -> dict[str, Any]:
-        """`reports/data.json`, {} where this version has none."""
+        """`reports/data.json`, {} if this version has none."""
         try:
             with self.open("reports/data.json") as file:
                 account: dict[str, Any] = orjson.loads(file.read())
@@ -63,7 +63,7 @@ def workspace(root: Path) -> Version:
 
 
 def revision(root: Path, name: str) -> Version:
-    """The data of the git revision `name`. Raises `ConfigError` where there is no such revision, `DataError` where it has no data."""
+    """The data of the git revision `name`. Raises `ConfigError` if there is no such revision, `DataError` if it has no data."""
     commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if commit is None:
         raise ConfigError(
@@ -104,7 +104,7 @@ def revision(root: Path, name: str) -> Version:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git says, None where it fails."""
+    """What git says, None if it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Is the NF4 model that is trained the model that it stands for? One verdict per check, the 16-bit model and the NF4 one in memory by turns.
 
-Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` where they are there. Writes `reports/fidelity.json`,
+Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` if they exist. Writes `reports/fidelity.json`,
 which the report shows as long as it is of the same base.
 
     quench fidelity --prompts 8
@@ -77,7 +77,7 @@ def fidelity(
     figures = compare_logits(reference, candidate)
     lines = {
         "nf4_before_lora": counted("NF4 before LoRA", "linears in NF4 before the adapter was put on", quantised),
-        "dequantisation_finite": counted("Dequantised weights", "linears all of whose weights are finite", quantised),
+        "dequantisation_finite": counted("Dequantized weights", "linears all of whose weights are finite", quantised),
         "lora_finite": counted("LoRA", "matrices and outputs that are finite", matrices + outputs[0]),
         **weights,
         **output_lines(figures, where, shape.parameters if shape else None),
@@ -89,7 +89,7 @@ def fidelity(
 
 
 def counted(title: str, what: str, number: int) -> Seam:
-    """A check of which each part was proven as it was counted; not measured where there was none."""
+    """A check of which each part was proven as it was counted; not measured if there was none."""
     return (
         Seam(title, what, float(number), None, "", "pass", "each one proven") if number else Seam(title, what, None, None, "", "not measured", "none")
     )
@@ -143,7 +143,7 @@ def room_for(base: Path) -> str | None:
 
 
 def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
-    """Token ids of the first held-out rows, or of built-in ones where there are none, in the base's own template."""
+    """Token ids of the first held-out rows, or of built-in ones if there are none, in the base's own template."""
     tokenizer = load_tokenizer(base)
     built_in = [{"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]} for ask, answer in BUILT_IN]
     sources = (chats(read_rows(held_out)) if held_out.is_file() else iter(()), iter(built_in))
@@ -158,7 +158,7 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
 
 
 def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: Sequence[Path] = ()) -> None:
-    """Measure, write the report, print it; `GateError` where a check failed."""
+    """Measure, write the report, print it; `GateError` if a check failed."""
     if params.base.quantization != "nf4":
         raise ConfigError(
             "Q-COMMANDS-025",

@@ -36,9 +36,9 @@ def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
 
 
 def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Two adapter folders to switch between: the `given` ones, else the trained one and the newest other checkpoint; none where there aren't two.
+    """Two adapter folders to switch between: the `given` ones, else the trained one and the newest other checkpoint; none if there are not two.
 
-    Raises `ConfigError` for one given alone, `DataError` for a given one that is not there whole.
+    Raises `ConfigError` for one given alone, `DataError` for a given one that is missing or incomplete.
     """
     if given:
         if len(given) != 2:
@@ -68,7 +68,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def saved_adapter(model: Any, folder: Path, name: str) -> Any:
-    """`model` with the adapter of `folder` as `name`. Raises `DataError` where it does not fit."""
+    """`model` with the adapter of `folder` as `name`. Raises `DataError` if it does not fit."""
     from peft import PeftModel
 
     try:
@@ -84,7 +84,7 @@ def saved_adapter(model: Any, folder: Path, name: str) -> Any:
 
 
 def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Seam:
-    """Proof that adapters can be switched on `model`, a quantised base without one; it is left without one.
+    """Proof that adapters can be switched on `model`, a quantized base without one; it is left without one.
 
     Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured alone on the base, then both are put on it
     and switched: first, second, first, none.
