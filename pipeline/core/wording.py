@@ -78,7 +78,10 @@ def training_words(untrained: Mapping[str, int], scored: int) -> list[str]:
         found.append(f"{plural(rows, 'row')} won't be trained ({kinds}): train.method sft learns from chats and text. They are kept for later.")
     if scored:
         has = plural(scored, "row has", "rows have")
-        found.append(f"{has} a reward (or score), which training doesn't use yet: bad answers are learned like good ones. Take those out of data/raw.")
+        found.append(
+            f"{has} a reward (or score), which training doesn't use yet: bad answers are learned like good ones. "
+            "Take those out of data/raw."
+        )
     return found
 
 
