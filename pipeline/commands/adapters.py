@@ -24,15 +24,17 @@ def parse_changes(words: Sequence[str]) -> dict[str, float]:
     for word in words:
         name, equals, scale = word.rpartition("=")
         if not equals:
-            raise ConfigError(f"{word!r} says no scale: give NAME=SCALE, {word}=0 for example turns {word} off")
+            raise ConfigError(
+                "Q-COMMANDS-009", f"{word!r} has no scale: give NAME=SCALE; {word}=0, for example, turns {word} off"
+            )
         if name in changes:
-            raise ConfigError(f"{name} is given two scales: give it one")
+            raise ConfigError("Q-COMMANDS-009", f"{name} is given two scales: give it one")
         changes[name] = parse_scale(scale, name)
     return changes
 
 
 def main(params: Params, root: Path, words: Sequence[str]) -> None:
-    """Set the scales that `words` say and print all. `ToolError` where no server of this project answers, `ConfigError` for a name it lacks."""
+    """Set the scales that `words` say and print all. `ToolError` if no server of this project answers, `ConfigError` for a name it lacks."""
     changes = parse_changes(words)
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)

@@ -1,8 +1,8 @@
-"""Add an adapter to the weights of its base, for whoever wants one file: with llama.cpp's own llama-export-lora.
+"""Add an adapter to the weights of its base, to have one file: with llama.cpp's own llama-export-lora.
 
 Reads one GGUF and an adapter's, as `quench serve` does. Writes `models/gguf/NAME-merged-TYPE.gguf` (of another adapter its own
 name, and a scale or a model that is not the usual one is in the name too). With F16, what the adapter changes becomes F16
-whatever it was in the base, and the rest stays as it is; with another TYPE all of it is quantised after that.
+whatever it was in the base, and the rest stays unchanged; with another TYPE all of it is quantized after that.
 
     quench export-lora [MODEL] [--adapter FILE[=SCALE]] [--type F16]
 """
@@ -33,11 +33,13 @@ LONGEST = 127  # bytes of a text that llama-quantize writes into metadata
 def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, threads: int, tools: Toolchain) -> dict[str, Any]:
     """Write `base` with `adapter` in its weights as `target`, and describe it (`pipeline.gguf.file.describe`).
 
-    Raises `ConfigError` for a type that is none, `DataError` where the adapter isn't the base's, `MachineError` where the disk is too small,
-    `ToolError` where a tool fails or merges less than the adapter holds.
+    Raises `ConfigError` for a type that is none, `DataError` if the adapter isn't the base's, `MachineError` if the disk is too small,
+    `ToolError` if a tool fails or merges less than the adapter holds.
     """
     if type != SIXTEEN and (problem := level_problem(type) or ("an importance matrix" if split_level(type)[1] else "")):
-        raise ConfigError(f"--type is {type!r} ({problem}): give F16, or a level of llama.cpp, Q4_K_M for example")
+        raise ConfigError(
+            "Q-COMMANDS-010", f"--type is {type!r} ({problem}): give F16, or a level of llama.cpp, Q4_K_M for example"
+        )
     matching_adapters(base, [adapter])
     names, tensors = adapted_tensors(check_gguf(adapter.file)), check_gguf(base).tensors
     need_disk(target.parent, 2 * (base.stat().st_size + sum(tensor_bytes(name, tensors[name][0], F16) for name in names)))
@@ -52,7 +54,9 @@ def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, thread
         if not found or int(found[1]) != len(names):
             count = found[1] if found else "no"
             raise ToolError(
-                f"llama-export-lora merged {count} of {len(names)} tensors of {adapter.file.name}, so nothing is written: make setup again"
+                "Q-COMMANDS-011",
+                f"llama-export-lora merged {count} of {len(names)} tensors of {adapter.file.name}, so nothing is "
+                "written: run `make setup` again",
             )
         flags = override_flags(merged_fields(adapter) | {"general.name": target.stem})
         how = ["--allow-requantize", *flags] if type != SIXTEEN else flags
@@ -78,7 +82,7 @@ def override_flags(fields: Mapping[str, str | int]) -> list[str]:
 
 
 def main(params: Params, root: Path, asked: str | None, given: str | None, type: str) -> None:
-    """Export and say what was written; `ConfigError` where more than the project's or the one named adapter would be merged."""
+    """Export and say what was written; `ConfigError` if more than the project's or the one named adapter would be merged."""
     usual = BARE if params.graph == "adapter" else f"base-{params.convert.type}"
     model = choose_model(params, root, asked or usual)
     words = [given] if given else []

@@ -56,7 +56,7 @@ def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str,
 
 
 def lines_of(package: str, lock: str) -> str:
-    """The requirement of one package with its hashes, cut out of a lock file's text; "" where it isn't in there."""
+    """The requirement of one package with its hashes, cut out of a lock file's text; "" if it is not in it."""
     found = re.search(rf"^{re.escape(package)}==.*(?:\n[ \t].*)*", lock, re.MULTILINE)
     return found[0] + "\n" if found else ""
 
@@ -100,14 +100,19 @@ def install(lock: Path) -> None:
         return
     print(f"uv could not install these (its reason is in {_log()}): pip does it, which takes some minutes", file=sys.stderr)
     if not _pip("install", *PINNED, "-r", str(lock)):
-        raise ToolError(f"{lock.name} could not be installed ({_reason()}; pip's output is in {_log()}): fix that, then run `make setup` again")
+        raise ToolError(
+            "Q-COMMANDS-031",
+            f"{lock.name} could not be installed ({_reason()}; pip's output is in {_log()}): fix that, then run "
+            "`make setup` again",
+        )
 
 
 def _need_torch(*words: str) -> None:
     if not _pip("install", *words):
         raise ToolError(
+            "Q-COMMANDS-032",
             f"PyTorch could not be installed ({_reason()}; pip's output is in {_log()}): name one that pip can reach, "
-            f'as in `make setup TORCH="torch=={TORCH} --index-url URL"` or `make setup TORCH=/path/to/torch.whl`'
+            f'as in `make setup TORCH="torch=={TORCH} --index-url URL"` or `make setup TORCH=/path/to/torch.whl`',
         )
 
 

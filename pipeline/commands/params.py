@@ -36,7 +36,7 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool) -> N
     recipe = recipe_of(file)
     shown = [one for one in settings(read, recipe) if section is None or one.name == section or one.name.startswith(f"{section}.")]
     if not shown:
-        raise ConfigError(f"no section or key is called {section!r}: `quench params` shows all")
+        raise ConfigError("Q-COMMANDS-001", f"no section or key is called {section!r}: `quench params` shows all")
     if as_json:
         print(json.dumps({one.name: {"value": one.value, "from": one.origin, "line": one.line} for one in shown}, indent=2, ensure_ascii=False))
         return

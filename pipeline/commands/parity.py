@@ -1,34 +1,29 @@
 """What the seams said last: a line per seam with figure, limit and verdict, and the likely cause of what failed.
 
-Reads `reports/parity.json`. Writes nothing, unless it is to measure anew: then the stage's reports.
+Reads `reports/parity.json`. Writes nothing, unless it measures again: then the stage's reports.
 
     quench parity
-    quench parity --depth full   # measure anew
+    quench parity --depth full   # measure again
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.gate.shapes import Parity
 from pipeline.pages.parity_words import MARKS, counts, figure, grouped, sentence, title
 
-PLAIN = 100  # columns, where there is no terminal
 COLOURS = {"pass": "green", "fail": "bold red", "not measured": "yellow"}
 
 
-def main(root: Path, *, as_json: bool, measure: Callable[[], object] | None = None) -> int:
-    """Print the last report, or the one that `measure` writes first; gives the exit code: 5 where a seam failed, else 0.
-
-    `measure` runs the stage and writes its reports, also where a seam failed. Raises `DataError` where there is no report.
-    """
-    if measure:
-        measure()
+def main(root: Path, *, as_json: bool) -> int:
+    """Print the last report; gives the exit code: 5 if a seam failed, else 0. Raises `DataError` if there is no report."""
     report = read(root / "reports" / "parity.json")
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -37,8 +32,8 @@ def main(root: Path, *, as_json: bool, measure: Callable[[], object] | None = No
     return 0 if report["verdict"] == "pass" and not counts(report["seams"])["fail"] else GateError.exit_code
 
 
-def measured_anew(params_file: Path | None, root: Path, depth: str) -> Callable[[], object]:
-    """What `main` takes as `measure`: the stage at another depth than params.yaml's, into the same reports."""
+def measure(params_file: Path | None, root: Path, depth: str) -> None:
+    """Run the stage at another depth than params.yaml's; it writes the same reports, even if a seam fails."""
     from pipeline.config.params import load_params
     from pipeline.stages.parity.stage import measure_parity
     from pipeline.workflow.integrity import verify_inputs
@@ -46,44 +41,32 @@ def measured_anew(params_file: Path | None, root: Path, depth: str) -> Callable[
 
     params = load_params(params_file or root / "params.yaml")
     deeper = params.model_copy(update={"parity": params.parity.model_copy(update={"depth": depth})})
-
-    def measure() -> None:
-        with running("parity", root):  # the stage itself may be at work here
-            if is_about(params_file, root):
-                verify_inputs("parity", root)
-            measure_parity(deeper, root)
-
-    return measure
+    with running("parity", root):  # the stage itself may be at work here
+        if is_about(params_file, root):
+            verify_inputs("parity", root)
+        measure_parity(deeper, root)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The report. Raises `DataError` where it is not there or not whole."""
+    """The report. Raises `DataError` if it is missing or damaged."""
     if not path.is_file():
-        raise DataError(f"{path} is not there: run `snakemake parity`, which measures the seams")
+        raise DataError("Q-CORE-001", f"{path} is missing: run `snakemake parity`, which measures the seams")
     try:
         report = parse_record(path.read_bytes())
         Parity.model_validate(report)
     except (OSError, BadLine, ValidationError):
-        raise DataError(f"{path} is no report of the seams: run `snakemake --force parity`, which measures them again") from None
+        raise DataError(
+            "Q-CORE-006", f"{path} is no report of the seams: run `snakemake --force parity`, which measures them again"
+        ) from None
     return report
 
 
 def show(report: Mapping[str, Any]) -> None:
     """Print the seams as a table by group, then what each failed one shows and why, then the verdict."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("seam")
-    for heading in ("figure", "limit"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("unit")
-    table.add_column("verdict", no_wrap=True)
+    console = wide_console(None)
+    table = plain_table("seam", "figure", "limit", "unit", "verdict", numbers=(1, 2), whole=(4,))
     groups = grouped(report["seams"])
     for name, rows in groups.items():
         table.add_row(Text(name, style="bold"))

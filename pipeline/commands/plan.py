@@ -8,10 +8,12 @@ Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tok
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 from pipeline.commands import plan_serving
-from pipeline.commands.recipes import RECIPES, recipe_names
+from pipeline.commands.recipes import recipe_file
+from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import load_params
 from pipeline.config.sections import Quantization
 from pipeline.core.errors import ConfigError, MachineError
@@ -24,7 +26,6 @@ from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
 from pipeline.planning.strategies import Way
 
-WIDEST = 100  # columns
 NOT_TRAINABLE = "no such types"
 DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
@@ -33,12 +34,12 @@ def main(
     params_file: Path | None, root: Path, *, recipe: str | None, config: Path | None, vram: float | None, tflops: float | None, as_json: bool,
     serve: bool = False,
 ) -> None:  # fmt: skip
-    """Print the plan of training, or of serving with `serve`; `MachineError` where it does not fit the card."""
-    if recipe is not None and recipe not in recipe_names():
-        raise ConfigError(f"no recipe is called {recipe!r}: the recipes are {', '.join(recipe_names())}")
+    """Print the plan of training, or of serving with `serve`; `MachineError` if it does not fit the card."""
     if recipe is not None and params_file is not None:
-        raise ConfigError(f"--recipe {recipe} and --params {params_file} name two configurations: give one of them")
-    params = load_params(RECIPES / f"{recipe}.yaml" if recipe else params_file or root / "params.yaml")
+        raise ConfigError(
+            "Q-COMMANDS-005", f"--recipe {recipe} and --params {params_file} name two configurations: give one of them"
+        )
+    params = load_params(params_file or root / "params.yaml" if recipe is None else recipe_file(recipe))
     shape = load_shape(config) if config else find_shape(params, root)
     card = card_of(vram) if vram else first_gpu()
     base = config.name if config else params.base.model
@@ -59,30 +60,19 @@ def main(
     else:
         show(plan, base, shutil.disk_usage(root).free)
     if plan.fits is False and plan.card:
-        raise MachineError(f"training needs {memory_gb(plan.memory.total)} and does not fit {plan.card.words}: {plan.remedy}")
+        raise MachineError(
+            "Q-COMMANDS-006",
+            f"training needs {memory_gb(plan.memory.total)} and does not fit {plan.card.words}: {plan.remedy}",
+        )
 
 
 def show(plan: Plan, base: str, free_disk: int) -> None:
-    """Print the plan as tables of at most 100 columns, plain where there is no terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    console.width = min(WIDEST, max(80, console.width)) if console.is_terminal else WIDEST
+    """Print the plan as tables of at most 100 columns, plain if there is no terminal."""
+    console = wide_console()
+    write = partial(console.print, markup=False)
     memory, card = plan.memory, plan.card
-
-    def write(line: str) -> None:
-        console.print(line, markup=False)
-
-    def table(*columns: str, numbers: tuple[int, ...]) -> Table:
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-        for place, column in enumerate(columns):
-            made.add_column(column, justify="right" if place in numbers else "left", no_wrap=place in numbers)
-        return made
-
     write(f"{base}: {plan.shape.parameters:,} parameters, {memory.tokens:,} tokens in a forward, {memory.loss} loss, on the {DEVICES[memory.device]}")
-    parts = table("part", "GB", "how", numbers=(1,))
+    parts = plain_table("part", "GB", "how", numbers=(1,))
     for part in memory.parts:
         figure = f"{part.bytes / MEMORY_GB:.3f}"
         parts.add_row(part.name, figure if part.at_peak else f"({figure})", part.source + ("" if part.at_peak else "; not at the peak"))
@@ -94,12 +84,12 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
     for line in verdict(plan):
         write(line)
     if plan.rungs:
-        rungs = table("change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2))
+        rungs = plain_table("change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2))
         for rung in plan.rungs:
             rungs.add_row(rung.change, f"{rung.saves / MEMORY_GB:.3f}", f"{rung.total / MEMORY_GB:.3f}", "yes" if rung.enough else "no")
         console.print(rungs)
     if plan.ways:
-        shipping = table("ways to ship it (*: as set)", "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
+        shipping = plain_table("ways to ship it (*: as set)", "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
         for way in plan.ways:
             shipping.add_row(*way_cells(way, plan.quantization), style="bold" if way.quantization == plan.quantization else None)
         console.print(shipping)

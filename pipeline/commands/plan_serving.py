@@ -13,9 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import Params
 from pipeline.config.sections import ADAPTED, Serve
 from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.publish import read_json
 from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
 from pipeline.gate.recommend import Recommendation, memory_of
 from pipeline.gguf.file import kv_cache_bytes
@@ -26,13 +28,12 @@ from pipeline.planning.serving import LevelPlan, best_that_fits, cache_per_token
 from pipeline.planning.shape import Shape
 from pipeline.planning.strategies import lora_bytes
 
-WIDEST = 100  # columns
 NOT_KNOWN = "not known"
 ALL_LAYERS = 99
 
 
 def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: str, as_json: bool) -> None:
-    """Print the plan; `MachineError` where no level fits `card` (None: its memory is not known), `ConfigError` for too long a context."""
+    """Print the plan; `MachineError` if no level fits `card` (None: its memory is not known), `ConfigError` for too long a context."""
     reports = evaluations(params, root)
     plans = plan_levels(params, root, shape, card, reports)
     advice = measured_advice(params, root, card) if card and reports and params.graph == "merged" else None
@@ -47,12 +48,16 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
         show(params, plans, card, base=base, best=best, advice=advice)
     wanted = params.serve.ctx_size
     if wanted > shape.positions:
-        raise ConfigError(f"serve.ctx_size is {wanted:,} and the model has {shape.positions:,} positions: serve at most {shape.positions:,} tokens")
+        raise ConfigError(
+            "Q-COMMANDS-007",
+            f"serve.ctx_size is {wanted:,} and the model has {shape.positions:,} positions: "
+            f"serve at most {shape.positions:,} tokens",
+        )
     if card and all(plan.fits is False for plan in plans.values()):
         least = min(plans.values(), key=lambda plan: plan.memory.total)
         remedy = f"serve at most {least.longest:,} tokens (serve.ctx_size)" if least.longest else "make a smaller level"
         needed = f"{least.name}, the smallest, needs {memory_gb(least.memory.total)} of {memory_gb(card.memory)}"
-        raise MachineError(f"no level fits {card.name}: {needed}: {remedy}")
+        raise MachineError("Q-COMMANDS-008", f"no level fits {card.name}: {needed}: {remedy}")
 
 
 def plan_levels(params: Params, root: Path, shape: Shape, card: Card | None, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, LevelPlan]:
@@ -90,14 +95,11 @@ def served_on(card: Card | None, serve: Serve) -> Serve:
 def evaluations(params: Params, root: Path) -> dict[str, Mapping[str, Any]]:
     """reports/eval/MODEL.json by model, as far as they are there."""
     files = {model: root / "reports" / "eval" / f"{model}.json" for model in params.evaluate.models}
-    try:
-        return {model: json.loads(file.read_text(encoding="utf-8")) for model, file in files.items() if file.is_file()}
-    except ValueError as error:
-        raise DataError(f"a report in {root / 'reports/eval'} is no JSON ({error}): run `snakemake evaluate`") from error
+    return {model: read_json(file, "run `snakemake evaluate`") for model, file in files.items() if file.is_file()}
 
 
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
-    """The recommendation for `card` where everything is measured; None where something is not yet."""
+    """The recommendation for `card` where everything is measured; None if something is not yet."""
     from pipeline.gate.advice import advise
     from pipeline.gate.records import load_inputs
 
@@ -121,22 +123,14 @@ def as_values(plan: LevelPlan) -> dict[str, Any]:
 
 def show(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, *, base: str, best: str | None, advice: Recommendation | None) -> None:
     """Print the levels as a table of at most 100 columns, the best that fits and the arithmetic behind it."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    console.width = min(WIDEST, max(80, console.width)) if console.is_terminal else WIDEST
+    console = wide_console()
     serve = params.serve
     where = card.words if card else "a card whose memory is not known"
     slots = f"{serve.parallel} answers at once of " if serve.parallel > 1 else ""
     console.print(f"{base}, served with {slots}{serve.ctx_size:,} tokens on {where}", markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("level", no_wrap=True)
-    caches = any(plan.memory.prompt_cache for plan in plans.values())
-    for heading in ("weights GB", "KV cache", "buffers", *(["prompt cache"] if caches else []), "total GB", "longest context"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("fits")
+    caches = ["prompt cache"] if any(plan.memory.prompt_cache for plan in plans.values()) else []
+    headings = ("weights GB", "KV cache", "buffers", *caches, "total GB", "longest context")
+    table = plain_table("level", *headings, "fits", numbers=range(1, len(headings) + 1), whole=(0,))
     for plan in plans.values():
         memory = plan.memory
         table.add_row(

@@ -24,9 +24,19 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
+def recipe_file(recipe: str) -> Path:
+    """The file of a recipe. Raises `ConfigError` if there is none of this name."""
+    names = recipe_names()
+    if recipe not in names:
+        near = difflib.get_close_matches(recipe, names, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? The recipes are" if near else "the recipes are"
+        raise ConfigError("Q-COMMANDS-002", f"no recipe is called {recipe!r}: {hint} {', '.join(names)}")
+    return RECIPES / f"{recipe}.yaml"
+
+
 def recipe_text(recipe: str) -> str:
     """The `params.yaml` that `quench use` writes: the schema's defaults with what the recipe changes, a comment above every key."""
-    file = RECIPES / f"{recipe}.yaml"
+    file = recipe_file(recipe)
     purpose = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     return full_text(load_params(file), [
         "Quench's one configuration: a section per stage, a comment above every key.",
@@ -40,19 +50,18 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
 
     Raises `ConfigError` for an unknown recipe and, unless `force` is set, for a params.yaml with edits (the diff is in the message).
     """
-    names = recipe_names()
-    if recipe not in names:
-        near = difflib.get_close_matches(recipe, names, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}? The recipes are" if near else "the recipes are"
-        raise ConfigError(f"no recipe is called {recipe!r}: {hint} {', '.join(names)}")
-    target = root / "params.yaml"
+    file, target = recipe_file(recipe), root / "params.yaml"
     new = recipe_text(recipe).encode()
     old = _read(target)
     changes = unified_diff(old or b"", new, str(target), f"recipe {recipe}")
-    edited = old is not None and all(old != recipe_text(name).encode() for name in names)
+    edited = old is not None and all(old != recipe_text(name).encode() for name in recipe_names())
     if edited and not force:
-        raise ConfigError(f"{target} has edits that are in no recipe: keep a copy, then `quench use {recipe} --force` replaces it:\n{changes}")
-    graph = load_params(RECIPES / f"{recipe}.yaml").graph
+        raise ConfigError(
+            "Q-COMMANDS-003",
+            f"{target} has edits that are in no recipe: keep a copy, then `quench use {recipe} --force` "
+            f"replaces it:\n{changes}",
+        )
+    graph = load_params(file).graph
     changed = (root / "dvc.yaml").is_file() and put_graph(root, graph, force=force)
     if old != new:
         with publishing(target) as aside:
@@ -66,7 +75,7 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
 def graph(root: Path, force: bool = False) -> None:
     """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` was changed by hand, or with `force` after an update.
 
-    Raises `ConfigError` where it has edits and is another graph, unless `force` is set; they are kept beside it.
+    Raises `ConfigError` if it has edits and is another graph, unless `force` is set; they are kept beside it.
     """
     needed = load_params(root / "params.yaml").graph
     changed = put_graph(root, needed, force=force, anew=force)
@@ -74,7 +83,7 @@ def graph(root: Path, force: bool = False) -> None:
 
 
 def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str:
-    """What turns `old` into `new`, as `diff -u` writes it; "" where they are equal."""
+    """What turns `old` into `new`, as `diff -u` writes it; "" if they are equal."""
     before, after = (text.decode("utf-8", errors="replace").splitlines(keepends=True) for text in (old, new))
     lines = list(difflib.unified_diff(before, after, old_name, new_name, n=1))
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
@@ -86,4 +95,6 @@ def _read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise MachineError(f"{path} can't be read ({error.strerror}): mend its rights or move it away") from error
+        raise MachineError(
+            "Q-COMMANDS-004", f"{path} can't be read ({error.strerror}): correct its rights or move it away"
+        ) from error

@@ -25,20 +25,29 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
 def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> list[Path]:
     """Publish `folder` with the parts of `source`, each of at most `max_size` ("4G", "500M"; decimal) of tensors; the parts in order.
 
-    Raises `ConfigError` for a size that is none and where the folder holds something else, `DataError` where the parts
-    together are not the whole, `ToolError` where llama-gguf-split fails or llama.cpp can't load them.
+    Raises `ConfigError` for a size that is none and if the folder holds something else, `DataError` if the parts
+    together are not the whole, `ToolError` if llama-gguf-split fails or llama.cpp can't load them.
     """
     if not re.fullmatch(r"[1-9]\d*[MG]", max_size):
-        raise ConfigError(f"--max-size is {max_size!r}: give a whole number of megabytes or gigabytes, such as 500M or 4G")
+        raise ConfigError(
+            "Q-COMMANDS-012",
+            f"--max-size is {max_size!r}: give a whole number of megabytes or gigabytes, such as 500M or 4G",
+        )
     limit = int(max_size[:-1]) * {"M": 10**6, "G": 10**9}[max_size[-1]]
     largest = max(gguf_tensors(source)[1].values(), key=lambda one: one.rows * one.row_bytes)
     if (needed := largest.rows * largest.row_bytes) > limit:
-        raise ConfigError(f"{largest.name} alone has {needed / 1e6:.0f} MB and no tensor can be cut: give --max-size {-(-needed // 10**6)}M or more")
+        raise ConfigError(
+            "Q-COMMANDS-012",
+            f"{largest.name} alone has {needed / 1e6:.0f} MB and no tensor can be cut: "
+            f"give --max-size {-(-needed // 10**6)}M or more",
+        )
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file: give another folder with --to")
+        raise ConfigError("Q-COMMANDS-013", f"{folder} is a file: give another folder with --to")
     part_name = re.compile(rf"{re.escape(source.stem)}-\d{{5}}-of-\d{{5}}\.gguf")
     if folder.exists() and (others := [path.name for path in folder.iterdir() if not part_name.fullmatch(path.name)]):
-        raise ConfigError(f"{folder} holds {min(others)} and would be replaced: give another folder with --to")
+        raise ConfigError(
+            "Q-COMMANDS-013", f"{folder} holds {min(others)} and would be replaced: give another folder with --to"
+        )
     need_disk(folder.parent, source.stat().st_size)
     with publishing(folder) as aside:
         aside.mkdir()
@@ -57,16 +66,27 @@ def prove_whole(source: Path, parts: list[Path]) -> None:
     for part in parts:
         for name, tensor in gguf_tensors(part)[1].items():
             if name in found:
-                raise DataError(f"{name} is in {found[name].file.name} and in {part.name}: split {source} again")
+                raise DataError(
+                    "Q-COMMANDS-014", f"{name} is in {found[name].file.name} and in {part.name}: split {source} again"
+                )
             found[name] = tensor
     if different := sorted(wanted.keys() ^ found.keys()):
-        raise DataError(f"{different[0]} is in {source.name} or in its parts, not in both ({len(different)} tensors so): split it again")
+        raise DataError(
+            "Q-COMMANDS-014",
+            f"{different[0]} is in {source.name} or in its parts, not in both ({len(different)} such tensors): "
+            "split it again",
+        )
     for name, tensor in wanted.items():
         if not _equal(tensor, found[name]):
-            raise DataError(f"{name} in {found[name].file.name} is not what it is in {source.name}: split it again")
+            raise DataError(
+                "Q-COMMANDS-014", f"{name} in {found[name].file.name} differs from the one in {source.name}: split it again"
+            )
     fields = check_gguf(parts[0]).fields
     if lost := sorted(key for key, value in header.fields.items() if not key.startswith("split.") and fields.get(key) != value):
-        raise DataError(f"{lost[0]} in {parts[0].name} is not what it is in {source.name} ({len(lost)} fields so): split it again")
+        raise DataError(
+            "Q-COMMANDS-014",
+            f"{lost[0]} in {parts[0].name} differs from the one in {source.name} ({len(lost)} such fields): split it again",
+        )
 
 
 def _equal(one: GgufTensor, other: GgufTensor) -> bool:

@@ -23,7 +23,9 @@ OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")  # not what a killed copy left
 def main(root: Path) -> int:
     """Print what differs, each with its remedy; the exit code: 3 if anything does, else 0."""
     if not (root / ".dvc").is_dir():
-        raise ConfigError(f"{root.resolve()} is no DVC project, so nothing is recorded: run it in the project's folder")
+        raise ConfigError(
+            "Q-COMMANDS-015", f"{root.resolve()} is no DVC project, so nothing is recorded: run it in the project's folder"
+        )
     be_the_only_one(root)
     no_stage_at_work(root)  # what it writes is not in the record yet
     with open_project(root, alone=False) as repo, Hashes(root) as hashes:

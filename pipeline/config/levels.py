@@ -1,8 +1,8 @@
-"""llama.cpp's quantisation levels by name, which of them need an importance matrix, and how a level is spelt in `params.yaml`."""
+"""llama.cpp's quantization levels by name, which of them need an importance matrix, and how a level is spelt in `params.yaml`."""
 
 import re
 
-# tools/quantize/quantize.cpp, QUANT_OPTIONS. Left out are F32, F16, BF16 and COPY, which quantise nothing, and the aliases
+# tools/quantize/quantize.cpp, QUANT_OPTIONS. Left out are F32, F16, BF16 and COPY, which quantize nothing, and the aliases
 # Q3_K, Q4_K and Q5_K (of the _M levels: a file's name should say what its header says), and Q2_0, which the gguf package can't read back
 LEVELS = frozenset({
     "Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q2_K_S", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M",
@@ -27,7 +27,7 @@ def split_level(spelt: str) -> tuple[str, bool]:
 
 
 def level_problem(spelt: str) -> str | None:
-    """Why `spelt` can't be a level, as a sentence; None where it can."""
+    """Why `spelt` can't be a level, as a sentence; None if it can."""
     name, with_imatrix = split_level(spelt)
     if name not in LEVELS:
         return f"unknown level {spelt}: llama.cpp has {', '.join(sorted(LEVELS))}, each also with {SUFFIX} behind it"

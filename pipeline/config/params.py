@@ -6,58 +6,36 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError, model_validator
 
+from pipeline.config import sections
 from pipeline.config.levels import split_level
-from pipeline.config.sections import (
-    ADAPTED,
-    BARE,
-    SOURCE,
-    UNTUNED,
-    Base,
-    Compare,
-    Convert,
-    Curate,
-    Evaluate,
-    Graph,
-    Imatrix,
-    LlamaCpp,
-    Lora,
-    Merge,
-    Parity,
-    Preprocess,
-    Quantize,
-    Report,
-    Section,
-    Serve,
-    Train,
-    Training,
-)
 from pipeline.config.sections.renamed import GONE, KEYS, VALUES
 from pipeline.config.sections.values import group, keys_of
 from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import Place, printable, quoted, read_strict
+from pipeline.core.wording import plural
 
 LONGEST, MOST = 400, 1900  # characters of one error, and of all
 
 
-class Params(Section):
+class Params(sections.Section):
     """All of `params.yaml`."""
 
-    base: Base = group(Base)
-    curate: Curate = group(Curate)
-    preprocess: Preprocess = group(Preprocess)
-    train: Train = group(Train)
-    lora: Lora = group(Lora)
-    merge: Merge = group(Merge)
-    convert: Convert = group(Convert)
-    imatrix: Imatrix = group(Imatrix)
-    quantize: Quantize = group(Quantize)
-    compare: Compare = group(Compare)
-    parity: Parity = group(Parity)
-    evaluate: Evaluate = group(Evaluate)
-    report: Report = group(Report)
-    serve: Serve = group(Serve)
-    llamacpp: LlamaCpp = group(LlamaCpp)
+    base: sections.Base = group(sections.Base)
+    curate: sections.Curate = group(sections.Curate)
+    preprocess: sections.Preprocess = group(sections.Preprocess)
+    train: sections.Train = group(sections.Train)
+    lora: sections.Lora = group(sections.Lora)
+    merge: sections.Merge = group(sections.Merge)
+    convert: sections.Convert = group(sections.Convert)
+    imatrix: sections.Imatrix = group(sections.Imatrix)
+    quantize: sections.Quantize = group(sections.Quantize)
+    compare: sections.Compare = group(sections.Compare)
+    parity: sections.Parity = group(sections.Parity)
+    evaluate: sections.Evaluate = group(sections.Evaluate)
+    report: sections.Report = group(sections.Report)
+    serve: sections.Serve = group(sections.Serve)
+    llamacpp: sections.LlamaCpp = group(sections.LlamaCpp)
 
     @model_validator(mode="before")
     @classmethod
@@ -65,29 +43,29 @@ class Params(Section):
         return {name: value for name, value in values.items() if value is not None} if isinstance(values, dict) else values
 
     @property
-    def training(self) -> Training:
+    def training(self) -> sections.Training:
         """`training_on` what torch, which this imports, trains on here."""
         return self.training_on(training_device())
 
-    def training_on(self, device: Device) -> Training:
-        """Section `train` with `base.quantization`, in the type that `device` is fast in where it is `auto`."""
+    def training_on(self, device: Device) -> sections.Training:
+        """Section `train` with `base.quantization`, in the type that `device` is fast in, if it is `auto`."""
         given = self.train.bnb_4bit_compute_dtype
         decided = fast_dtype(device) if given == "auto" else given
-        return Training(**(self.train.model_dump() | {"bnb_4bit_compute_dtype": decided}), quantization=self.base.quantization)
+        return sections.Training(**(self.train.model_dump() | {"bnb_4bit_compute_dtype": decided}), quantization=self.base.quantization)
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> sections.Graph:
         """Which of the two graphs of stages these settings need: an adapter beside the base's own GGUF, or a merged model and its levels."""
         return "adapter" if self.base.quantization == "gguf" else "merged"
 
     @model_validator(mode="after")
     def _models_are_made(self) -> "Params":
         if self.graph == "adapter":
-            known = [BARE, ADAPTED, *([SOURCE] if self.base.level else [])]
-            needed, why = ADAPTED, "which is what is served"
-            made_by = f"({BARE}: the GGUF alone, {ADAPTED}: with its adapter, {SOURCE}: what base.level is made from)"
+            known = [sections.BARE, sections.ADAPTED, *([sections.SOURCE] if self.base.level else [])]
+            needed, why = sections.ADAPTED, "which is what is served"
+            made_by = f"({sections.BARE}: the GGUF alone, {sections.ADAPTED}: with its adapter, {sections.SOURCE}: what base.level is made from)"
         else:
-            known = [UNTUNED + self.convert.type, self.convert.type, *self.quantize.levels]
+            known = [sections.UNTUNED + self.convert.type, self.convert.type, *self.quantize.levels]
             needed, why = self.convert.type, "which every level is compared with"
             made_by = "(quantize.levels, spelt as there)"
         unknown = [model for model in self.evaluate.models if model not in known]
@@ -101,7 +79,7 @@ class Params(Section):
     def _untuned_base_is_made(self) -> "Params":
         if self.convert.base or self.graph == "adapter":
             return self
-        names = [model for model in (*self.evaluate.models, *self.quantize.levels) if model.startswith(UNTUNED)]
+        names = [model for model in (*self.evaluate.models, *self.quantize.levels) if model.startswith(sections.UNTUNED)]
         wanting = [f"{name} is named" for name in dict.fromkeys(names)] + (["compare.seeds names seeds"] if self.compare.seeds else [])
         if wanting:
             raise ValueError(f"convert.base is false, so there is no GGUF of the untuned base, but {' and '.join(wanting)}: set it to true")
@@ -179,11 +157,14 @@ def read_params(path: Path) -> Read:
     """`load_params`, with what the file itself holds."""
     values, lines = read_strict(path)
     if values is None:
-        raise ConfigError(f"{path} is empty: `quench use demo` puts a recipe there")
+        raise ConfigError("Q-CONFIG-001", f"{path} is empty: `quench use demo` writes a recipe there")
     try:
         return Read(Params.model_validate(values), values, lines)
     except ValidationError as error:
-        raise ConfigError(_report(path, [_line(item, lines) for item in error.errors()])) from None
+        report = _report(path, [_line(item, lines) for item in error.errors()])
+        if any(_new_name(item) for item in error.errors()):
+            raise ConfigError("Q-CONFIG-004", report) from None
+        raise ConfigError("Q-CONFIG-003", report) from None
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
@@ -196,10 +177,10 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 def _report(path: Path, errors: list[str]) -> str:
     """As many of the errors as can be read at once."""
-    shown = [f"{path} has {_count(len(errors), 'error')}:"]
+    shown = [f"{path} has {plural(len(errors), 'error')}:"]
     while errors and sum(map(len, shown)) < MOST - LONGEST:
         shown.append(f"  {errors.pop(0)}")
-    return "\n".join([*shown, *([f"  … and {_count(len(errors), 'error')} more"] if errors else [])])
+    return "\n".join([*shown, *([f"  … and {plural(len(errors), 'error')} more"] if errors else [])])
 
 
 def _line(item: Any, lines: dict[Place, int]) -> str:
@@ -210,6 +191,8 @@ def _line(item: Any, lines: dict[Place, int]) -> str:
 
 
 def _words(item: Any) -> str:
+    if renamed := _new_name(item):
+        return renamed
     match item["type"]:
         case "extra_forbidden":
             return _unknown(item)
@@ -219,18 +202,24 @@ def _words(item: Any) -> str:
             return str(item["ctx"]["error"])
         case "model_type":
             return f"is {quoted(item['input'])}, and a section with keys is needed (`quench params` shows every key)"
-    if renamed := VALUES.get(_dotted(item), {}).get(str(item["input"])):
-        return f"{quoted(item['input'])} is called {renamed} now: write that"
     return f"is {quoted(item['input'])}, {item['msg'][0].lower()}{item['msg'][1:]}"
 
 
-def _unknown(item: Any) -> str:
-    """An unknown key, with the name that it has now, or the known one nearest to it."""
+def _new_name(item: Any) -> str | None:
+    """What became of a key or value of an older version, as a sentence; None for any other error."""
     key = _dotted(item)
-    if key in GONE:
+    if item["type"] == "extra_forbidden" and key in GONE:
         return GONE[key]
-    if key in KEYS:
+    if item["type"] == "extra_forbidden" and key in KEYS:
         return f"is called {KEYS[key]} now: rename it"
+    if new := VALUES.get(key, {}).get(str(item["input"])):
+        return f"{quoted(item['input'])} is called {new} now: write that"
+    return None
+
+
+def _unknown(item: Any) -> str:
+    """An unknown key, with the known one nearest to it."""
+    key = _dotted(item)
     known = [".".join(place) for place, _ in keys_of(Params)]
     alike = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0]}
     near = [alike[name] for name in difflib.get_close_matches(key.rpartition(".")[2], alike, n=1)]
@@ -241,7 +230,3 @@ def _unknown(item: Any) -> str:
 
 def _dotted(item: Any) -> str:
     return ".".join(part for part in item["loc"] if isinstance(part, str))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

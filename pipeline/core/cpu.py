@@ -26,18 +26,18 @@ def fast_dtype(device: Device) -> ComputeDtype:
 
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor has instructions for products of bfloat16; False where nobody says (other systems than Linux)."""
+    """Whether the processor has instructions for products of bfloat16; False if nobody says (other systems than Linux)."""
     return not INSTRUCTIONS.isdisjoint(instructions(cpuinfo))
 
 
 def instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """What the processor can do, as Linux names it; nothing where nobody says."""
+    """What the processor can do, as Linux names it; nothing if nobody says."""
     fields = cpu_fields(cpuinfo)
     return {word for kind in ("flags", "Features") for word in fields.get(kind, "").split()}
 
 
 def cpu_fields(cpuinfo: Path) -> dict[str, str]:
-    """What Linux says of the last core, by name; nothing where there is no such file."""
+    """What Linux says of the last core, by name; nothing if there is no such file."""
     if not cpuinfo.is_file():
         return {}
     fields = (line.split(":", 1) for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if ":" in line)

@@ -51,7 +51,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
 
 
 def gpus() -> list[dict[str, Any]] | None:
-    """Name, bytes of memory and driver of each NVIDIA GPU; none without their tool, None where it fails."""
+    """Name, bytes of memory and driver of each NVIDIA GPU; none without their tool, None if it fails."""
     if not shutil.which("nvidia-smi"):
         return []
     said = _said("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
@@ -64,7 +64,7 @@ def _gpu(line: str) -> dict[str, Any]:
 
 
 def _said(*command: str) -> str | None:
-    """A command's output, None where it can't be run or fails."""
+    """A command's output, None if it can't be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -60,10 +60,7 @@ def read_raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[
 
 def parse_line(line: bytes) -> dict[str, Any]:
     """One strict JSON object from a line's bytes; a trailing CR and spaces are allowed. Raises `BadLine`."""
-    value = parse_value(line)
-    if not isinstance(value, dict):
-        raise BadLine("not_object", f"a JSON object is wanted, this is {type(value).__name__}")
-    return value
+    return _object(parse_value(line))
 
 
 def parse_value(line: bytes) -> Any:
@@ -78,13 +75,22 @@ def parse_value(line: bytes) -> Any:
     return _parse_strictly(line) if value is None else value
 
 
+def parse_object(data: bytes) -> dict[str, Any]:
+    """A JSON object that Quench itself wrote; texts in it may hold any character. Raises `BadLine`."""
+    return _object(_parse_json(data))
+
+
 def parse_record(data: bytes) -> dict[str, Any]:
-    """The JSON object that is the whole of a file which Quench itself wrote. Raises `BadLine`."""
-    value = _parse_json(data)
-    if not isinstance(value, dict):
-        raise BadLine("not_object", "it is no JSON object")
+    """As `parse_object`, not nested deeper than a report is. Raises `BadLine`."""
+    value = parse_object(data)
     if _deeper_than(value, MAX_DEPTH):
         raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadLine("not_object", f"a JSON object is needed, this is {type(value).__name__}")
     return value
 
 
@@ -96,11 +102,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number, _, line in read_raw_lines(file, max_bytes=1 << 30):
             try:
-                value = _parse_json(line or b"")
-                if not isinstance(value, dict):
-                    raise BadLine("not_object", "no JSON object")
+                value = parse_object(line or b"")
             except BadLine as error:
-                raise DataError(f"{path}, line {number}: {error}: run the stage that writes it again") from error
+                raise DataError("Q-CORE-006", f"{path}, line {number}: {error}: run the stage that writes it again") from error
             yield value
 
 

@@ -67,7 +67,7 @@ def stages_at_work(root: Path) -> dict[str, str]:
 
 
 def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
-    """What to raise for an artifact that is not there: `DataError` with what makes it (`stage`, if it is known).
+    """What to raise for a missing artifact: `DataError` with what makes it (`stage`, if it is known).
 
     `MachineError` if that is at work on it: DVC and Snakemake remove what a stage is about to write.
     """
@@ -79,7 +79,7 @@ def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
 
 @contextmanager
 def inputs_below(root: Path) -> Iterator[None]:
-    """A file that is not there, where artifacts are, is a sentence (`absent`) and no traceback."""
+    """A missing file below the folders of artifacts is a sentence (`absent`) and no traceback."""
     try:
         yield
     except FileNotFoundError as error:

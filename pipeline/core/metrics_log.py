@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.core.errors import DataError, MachineError
+from pipeline.core.jsonl import BadLine, parse_object
 from pipeline.core.publish import write_text
 
 MEASURED = ("seconds", "tokens_per_second", "memory_bytes")  # times and memory: they depend on the machine's mood
 NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no word for them, so they are written as text
 
-ANEW = "start anew with `python -m pipeline train --no-resume`"
+RESTART = "start from the beginning with `python -m pipeline train --no-resume`"
 
 Row = dict[str, Any]
 
@@ -40,17 +41,19 @@ class Journal:
             self._file.write(_line(row).encode())
             self._file.flush()
         except OSError as error:
-            raise MachineError(f"{self.path} can't be written ({error.strerror}): make room, then the same command goes on") from error
+            raise MachineError(
+                "Q-CORE-005", f"{self.path} can't be written ({error.strerror}): make room, then run the same command again"
+            ) from error
 
     def rows(self) -> list[Row]:
-        """Every whole row, in order; a torn last line is left out. Raises `DataError` where a whole line is no JSON object."""
+        """Every whole row, in order; a torn last line is left out. Raises `DataError` if a whole line is no JSON object."""
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is a torn line, or nothing
         return [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
 
     def truncate(self, after_step: int, *, evaluated: bool = True) -> None:
-        """Keep the rows up to and including `after_step`: what a resumed run goes on from. Raises `DataError` where a step lacks.
+        """Keep the rows up to and including `after_step`: what a resumed run goes on from. Raises `DataError` if a step lacks.
 
         Without `evaluated`, the evaluation of that very step goes too: the run will do it again.
         """
@@ -59,7 +62,7 @@ class Journal:
         steps = [row["step"] for row in kept if row["kind"] == "step"]
         if steps != list(range(1, after_step + 1)):
             raise DataError(
-                f"{self.path} has {len(steps)} of the {after_step} steps that the checkpoint knows, so no account of the run can be given: {ANEW}"
+                "Q-CORE-007", f"{self.path} has {len(steps)} of the {after_step} steps that the checkpoint has: {RESTART}"
             )
         write_rows(self.path, kept)
 
@@ -76,16 +79,10 @@ class Journal:
 
     def _parsed(self, number: int, line: bytes) -> Row:
         try:
-            row = json.loads(line, parse_constant=_refuse)  # not data's strict reader: what a model answers may hold any character
-        except (ValueError, RecursionError) as reason:
-            raise DataError(f"line {number} of {self.path} is damaged ({reason}): {ANEW}") from reason
-        if not isinstance(row, dict):
-            raise DataError(f"line {number} of {self.path} is damaged (no object): {ANEW}")
+            row = parse_object(line)  # a model's answer may hold any character
+        except BadLine as reason:
+            raise DataError("Q-CORE-007", f"line {number} of {self.path} is damaged ({reason}): {RESTART}") from reason
         return {key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
-
-
-def _refuse(word: str) -> float:
-    raise ValueError(f"{word} is no JSON")
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

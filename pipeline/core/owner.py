@@ -14,6 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from pipeline.core.interruption import Interruption
+
 RUN = "QUENCH_RUN"  # MACHINE:PID of the Snakemake that started the stage (`mark_run`)
 DVC = "DVC_STAGE"  # DVC tells a stage its name in this
 LOOK_SECONDS = 0.5
@@ -45,19 +49,13 @@ def _owners() -> Iterator[tuple[int, Any]]:
     """(process id, psutil's process; None if it is gone already) of the Snakemake and the DVC that run this process."""
     where, _, pid = os.environ.get(RUN, "").rpartition(":")
     if pid and where == here():
-        import psutil
-
         yield int(pid), psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None
     if DVC in os.environ:
-        import psutil
-
         yield from [(process.pid, process) for process in psutil.Process().parents() if not _is_of_dvc(process)][:1]  # the nearest
 
 
 def _is_of_dvc(process: Any) -> bool:
     """Whether DVC started it, which tells what it starts a stage's name, and not itself."""
-    import psutil
-
     try:
         return DVC in process.environ()
     except psutil.Error:  # another user's
@@ -65,10 +63,6 @@ def _is_of_dvc(process: Any) -> bool:
 
 
 def _end_after(stage: str, pid: int, owner: Any) -> None:
-    import psutil
-
-    from pipeline.core.interruption import Interruption
-
     with suppress(psutil.Error):
         while owner is not None and owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
             time.sleep(LOOK_SECONDS)

@@ -15,14 +15,15 @@ from pipeline.core.units import size_in_words
 DISK_MARGIN = 1.2  # predicted bytes are asked for with a fifth to spare
 WRITING, OLD = ".writing", ".old"  # how the temporary siblings of an artifact end; they begin with a dot
 SCRATCH = (".curating", ".merging", ".*.merging", ".parity")  # names of scratch folders
+SCRAPS = (f".*{WRITING}", WRITING, f".?*{OLD}", *SCRATCH)
 
 
 def need_folder(root: Path) -> None:
     """Raise `ConfigError` unless `root` is a folder that can be read."""
     if not os.path.isdir(root):  # noqa: PTH112 (pathlib's raises for a name that is too long)
-        raise ConfigError(f"{root} is no folder: --root names the one that holds data/, models/ and reports/")
+        raise ConfigError("Q-CORE-003", f"{root} is not a folder: --root names the one with data/, models/ and reports/")
     if not os.access(root, os.R_OK | os.X_OK):
-        raise ConfigError(f"{root} can't be read: mend its rights, or name another folder with --root")
+        raise ConfigError("Q-CORE-003", f"{root} can't be read: correct its rights, or name another with --root")
 
 
 def need_disk(folder: Path, predicted_bytes: int) -> None:
@@ -32,7 +33,9 @@ def need_disk(folder: Path, predicted_bytes: int) -> None:
     wanted = int(predicted_bytes * DISK_MARGIN)
     if free < wanted:
         raise MachineError(
-            f"{folder} needs {size_in_words(wanted)} and its disk has {size_in_words(free)} free: make room, then run the same command again"
+            "Q-CORE-004",
+            f"{folder} needs {size_in_words(wanted)} and its disk has {size_in_words(free)} free: "
+            "make room, then run the same command again",
         )
 
 
@@ -57,8 +60,11 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
     except OSError as error:
         if not _is_about(error, target, aside):
             raise  # something that the body read
-        reason = error.strerror or error
-        raise MachineError(f"{target} could not be written ({reason}): free the disk or mend the folder's rights, then run again") from error
+        raise MachineError(
+            "Q-CORE-005",
+            f"{target} can't be written ({error.strerror or error}): free the disk or correct the folder's "
+            "rights, then run again",
+        ) from error
     finally:
         remove(aside)
 
@@ -66,8 +72,8 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
     """An empty folder of this name, one of `SCRATCH`, while the body runs; what a killed run left in it is deleted first."""
-    if not _is_scratch(folder.name):
-        raise AssertionError(f"{folder.name} is not in SCRATCH, so nobody would sweep what a kill leaves in it")
+    if not is_scrap(folder.name):
+        raise AssertionError(f"{folder.name} is not in SCRATCH, so nobody would remove what a kill leaves in it")
     remove(folder)
     folder.mkdir(parents=True)
     try:
@@ -108,19 +114,15 @@ def recover(target: Path, old: Path) -> bool:
 
 def is_scrap(name: str) -> bool:
     """Whether a file or folder of this name is half made: of use to the process that is making it, and to nobody after."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in (f".*{WRITING}", WRITING, f".?*{OLD}")) or _is_scratch(name)
-
-
-def _is_scratch(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in SCRATCH)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in SCRAPS)
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, where the file is missing or cut."""
+    """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, if the file is missing or cut."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is missing or no JSON ({type(error).__name__}): {remedy}") from error
+        raise DataError("Q-CORE-006", f"{path} is missing or no JSON ({type(error).__name__}): {remedy}") from error
 
 
 def write_json(target: Path, value: Any) -> None:

@@ -64,13 +64,15 @@ def need_plain_files(*folders: Path, recorded: bool) -> None:
     if found:
         path, why = found[0]
         more = f", nor can {plural(len(found) - 1, 'other')}" if len(found) > 1 else ""
-        remedy = "rename it" if "name is" in why else "take it away, or put a file that can be read in its place"
-        raise DataError(f"{printable(path)} can't be read ({why}){more}: {remedy}")
+        remedy = "rename it" if "name is" in why else "remove it, or replace it with a regular file"
+        raise DataError("Q-CORE-008", f"{printable(path)} can't be read ({why}){more}: {remedy}")
 
 
 def unreadable(path: Path | str, error: OSError) -> NoReturn:
     """Raise `DataError` about a file or folder that the machine can't read."""
-    raise DataError(f"{printable(Path(path))} can't be read ({error.strerror}): mend its rights or take it away") from error
+    raise DataError(
+        "Q-CORE-009", f"{printable(Path(path))} can't be read ({error.strerror}): correct its rights or move it away"
+    ) from error
 
 
 def not_listed(error: OSError) -> None:

@@ -48,9 +48,12 @@ def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
     try:
         return _Reader(_text(path)).document()
     except OSError as error:
-        raise ConfigError(f"{path} can't be read ({error.strerror}): run in the project's folder, or name the file with --params") from error
+        raise ConfigError(
+            "Q-CONFIG-001",
+            f"{path} can't be read ({error.strerror}): run in the project's folder, or name the file with --params",
+        ) from error
     except Fault as fault:
-        raise ConfigError(f"{path}: {fault}") from None
+        raise ConfigError("Q-CONFIG-002", f"{path}: {fault}") from None
 
 
 def read_fast(file: Path) -> Any:
@@ -181,7 +184,7 @@ def _faults(events: Iterator[Any]) -> Iterator[Any]:
 
 
 def _scalar(event: Any) -> Any:
-    """A scalar's value. Raises `Fault` where it is too long, or where readers disagree on it."""
+    """A scalar's value. Raises `Fault` if it is too long, or if readers disagree on it."""
     text: str = event.value
     if len(text) > MAX_TEXT:
         raise Fault(f"a text of {len(text):,} characters, more than {MAX_TEXT:,}: shorten it", event.start_mark)

@@ -78,12 +78,15 @@ def training_words(untrained: Mapping[str, int], scored: int) -> list[str]:
         found.append(f"{plural(rows, 'row')} won't be trained ({kinds}): train.method sft learns from chats and text. They are kept for later.")
     if scored:
         has = plural(scored, "row has", "rows have")
-        found.append(f"{has} a reward (or score), which training doesn't use yet: bad answers are learnt like good ones. Take those out of data/raw.")
+        found.append(
+            f"{has} a reward (or score), which training doesn't use yet: bad answers are learned like good ones. "
+            "Take those out of data/raw."
+        )
     return found
 
 
 def count(value: Any) -> str:
-    """A whole number with thousands marked: 1,770; a dash where there is none."""
+    """A whole number with thousands marked: 1,770; a dash if there is none."""
     return f"{value:,.0f}" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
 
 

@@ -244,9 +244,9 @@ def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: P
     twice = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
     assert twice.verdict == "not measured"
     assert saved_adapters(tmp_path, [adapter, tmp_path / "older"]) == (adapter, tmp_path / "older")
-    with pytest.raises(ConfigError, match="names 1 adapter, and two are switched"):
+    with pytest.raises(ConfigError, match="Q-COMMANDS-028"):
         saved_adapters(tmp_path, [adapter])
-    with pytest.raises(DataError, match="models/base is no adapter"):
+    with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*models/base "):
         saved_adapters(tmp_path, [adapter, tmp_path / "models/base"])
 
 
@@ -254,7 +254,7 @@ def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) 
     adapter = saved(base, tmp_path / "adapter", 1)
     settings = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 3}))  # the saved matrices have another shape
-    with pytest.raises(DataError, match="adapter does not fit this base"):
+    with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*adapter "):
         swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
 
 
@@ -315,7 +315,7 @@ def test_a_failed_check_ends_with_5_and_leaves_its_report(root: Path, monkeypatc
     monkeypatch.setattr("pipeline.commands.fidelity.outputs.MAX_ERROR", -1.0)
     result = quench(root, "--json")
     assert result.exit_code == 5
-    assert ", error failed" in result.stderr
+    assert "Q-COMMANDS-026: " in result.stderr and ", error failed" in result.stderr
     assert json.loads(result.stdout) == json.loads((root / "reports/fidelity.json").read_text())
     assert json.loads(result.stdout)["verdict"] == "fail"
 
@@ -337,8 +337,8 @@ def test_a_damaged_base_is_one_sentence(root: Path, tiny_qwen2: Path, name: str,
 def test_nothing_to_compare_is_one_sentence(root: Path, tiny_params: dict[str, Any]) -> None:
     tiny_params["base"]["quantization"] = "none"
     (root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
-    assert (quench(root).exit_code, "set it to nf4" in quench(root).stderr) == (2, True)
+    assert (quench(root).exit_code, "Q-COMMANDS-025: " in quench(root).stderr) == (2, True)
     tiny_params["base"]["quantization"] = "nf4"
     (root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
     (root / "models/base").unlink()
-    assert (quench(root).exit_code, "run `snakemake base`" in quench(root).stderr) == (3, True)
+    assert (quench(root).exit_code, "Q-CORE-001: " in quench(root).stderr) == (3, True)

@@ -120,7 +120,7 @@ def test_use_keeps_edits_unless_forced(tmp_path, edit):
     target = tmp_path / "params.yaml"
     mine = recipe_text("demo").encode() + edit
     target.write_bytes(mine)
-    with pytest.raises(ConfigError, match=r"(?s)has edits.*--force.*\n\+  source: hub\n") as raised:
+    with pytest.raises(ConfigError, match=r"(?s)Q-COMMANDS-003: .*\n\+  source: hub\n") as raised:
         use("qwen2.5-0.5b", tmp_path)
     assert raised.value.exit_code == 2
     assert target.read_bytes() == mine
@@ -130,20 +130,20 @@ def test_use_keeps_edits_unless_forced(tmp_path, edit):
 
 @pytest.mark.parametrize(("asked", "meant"), [("qwen2.5-7b-8GB", "qwen2.5-7b-8gb"), ("dmo", "demo"), ("qwen-0.5b", "qwen2.5-0.5b")])
 def test_an_unknown_recipe_lists_the_known_with_the_nearest(tmp_path, asked, meant):
-    with pytest.raises(ConfigError, match=re.escape(f"{asked!r}: did you mean {meant}? The recipes are {', '.join(recipe_names())}")):
+    with pytest.raises(ConfigError, match=rf"Q-COMMANDS-002: .*{re.escape(asked)}'.* {meant}\?.*{', '.join(recipe_names())}"):
         use(asked, tmp_path)
     assert not (tmp_path / "params.yaml").exists()
 
 
 @pytest.mark.parametrize("name", ["../params", "/etc/passwd", "", "demo.yaml"])
 def test_a_recipe_is_a_name_not_a_path(tmp_path, name):
-    with pytest.raises(ConfigError, match="no recipe is called"):
+    with pytest.raises(ConfigError, match="Q-COMMANDS-002"):
         use(name, tmp_path)
 
 
 def test_a_params_file_that_is_a_folder_is_one_sentence(tmp_path):
     (tmp_path / "params.yaml").mkdir()
-    with pytest.raises(MachineError, match="can't be read"):
+    with pytest.raises(MachineError, match="Q-COMMANDS-004"):
         use("demo", tmp_path, force=True)
 
 

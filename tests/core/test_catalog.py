@@ -2,10 +2,11 @@
 
 import ast
 import pickle
+import re
 from pathlib import Path
 
 from pipeline.core import errors
-from pipeline.core.catalog import catalog
+from pipeline.core.catalog import FOLDER, catalog
 
 CLASSES = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.QuenchError)}
 RAISED = [
@@ -20,6 +21,15 @@ def test_every_entry_names_a_class_and_says_what_to_do() -> None:
     for id, problem in catalog().items():
         assert problem.error in CLASSES, id
         assert problem.when.endswith(".") and problem.remedy.endswith("."), id
+
+
+def test_every_entry_is_raised_and_stands_in_one_file() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in Path("pipeline").rglob("*.py"))
+    assert not [id for id in catalog() if f'"{id}"' not in source]
+    for file in FOLDER.glob("*.yaml"):
+        ids = re.findall(r"^(Q-.*):$", file.read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(ids) == len(set(ids)), f"{file} has an id twice"
+        assert {catalog()[id].area.lower() for id in ids} == {file.stem}
 
 
 def test_an_id_names_its_class_where_it_is_raised() -> None:

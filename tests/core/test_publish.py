@@ -69,7 +69,7 @@ def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pyt
         return rename(self, to)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(MachineError, match="Input/output error"), publishing(target) as aside:
+    with pytest.raises(MachineError, match=r"Q-CORE-005: .*Input/output error"), publishing(target) as aside:
         write(aside, "new", folder=True)
     assert read(target) == "old"
     assert names(tmp_path) == ["artifact"]
@@ -108,9 +108,9 @@ def test_a_missing_input_is_not_called_a_full_disk(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(MachineError, match=r"artifact could not be written \(File exists\)"), publishing(tmp_path / "file" / "artifact"):
+    with pytest.raises(MachineError, match=r"Q-CORE-005: .*\(File exists\)"), publishing(tmp_path / "file" / "artifact"):
         pass
-    with pytest.raises(MachineError, match=r"artifact could not be written \(No such file"), publishing(tmp_path / "artifact") as aside:
+    with pytest.raises(MachineError, match=r"Q-CORE-005: .*\(No such file"), publishing(tmp_path / "artifact") as aside:
         (aside / "part").write_text("in a folder that was not made")
 
 
@@ -126,15 +126,15 @@ def test_json_is_stable_and_strict(tmp_path: Path) -> None:
 
 def test_disk_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_disk(tmp_path / "not yet there", 1)
-    with pytest.raises(MachineError, match=r"needs 1200000000.00 GB .* make room"):
+    with pytest.raises(MachineError, match=r"Q-CORE-004: .* 1200000000.00 GB "):
         need_disk(tmp_path, 10**18)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=800))
-    with pytest.raises(MachineError, match=r"needs 2.4 MB and its disk has 800 bytes free"):
+    with pytest.raises(MachineError, match=r"Q-CORE-004: .* 2.4 MB .* 800 bytes "):
         need_disk(tmp_path, 2_000_000)
 
 
 def test_a_scratch_folder_starts_empty_and_is_gone_after_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="nobody would sweep"), scratch_folder(tmp_path / ".other"):
+    with pytest.raises(AssertionError, match="SCRATCH"), scratch_folder(tmp_path / ".other"):
         pass
     left = tmp_path / "models/.merging"
     left.mkdir(parents=True)

@@ -53,33 +53,33 @@ def test_a_special_file_is_named_in_one_sentence(raw: Path, kind: str, name: str
     MADE[kind](path)
     with pytest.raises(DataError) as caught:
         need_plain_files(raw, recorded=False)
-    words = str(caught.value)
-    assert words.startswith(f"{printable(path)} can't be read (")
-    assert words.isprintable()
+    assert caught.value.id == "Q-CORE-008"
+    assert caught.value.sentence.startswith(f"{printable(path)} ")
+    assert caught.value.sentence.isprintable()
 
 
 def test_every_kind_of_file_is_told_apart(raw: Path) -> None:
     for kind, make in MADE.items():
         make(raw / kind)
     assert len({trouble(raw / kind) for kind in MADE}) == len(MADE)
-    with pytest.raises(DataError, match=f"nor can {len(MADE) - 1} others"):
+    with pytest.raises(DataError, match=f"Q-CORE-008: .* {len(MADE) - 1} others"):
         need_plain_files(raw, recorded=False)
 
 
 def test_a_file_without_rights_is_refused(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "a.jsonl")  # root may read everything
-    with pytest.raises(DataError, match=r"a\.jsonl can't be read \(Permission denied\)"):
+    with pytest.raises(DataError, match=r"Q-CORE-008: .*a\.jsonl .*\(Permission denied\)"):
         need_plain_files(raw, recorded=False)
 
 
 def test_a_name_that_is_not_utf8_is_refused_only_where_dvc_records_it(raw: Path) -> None:
     (raw / NOT_UTF8).touch()
     need_plain_files(raw, recorded=False)
-    with pytest.raises(DataError, match=r"udcff\.jsonl can't be read .*: rename it"):
+    with pytest.raises(DataError, match=r"Q-CORE-008: .*udcff\.jsonl .*: rename it"):
         need_plain_files(raw, recorded=True)
     (raw / NOT_UTF8).unlink()
     (raw / NOT_UTF8).mkdir()
-    with pytest.raises(DataError, match="rename it"):
+    with pytest.raises(DataError, match=r"Q-CORE-008: .*rename it"):
         need_plain_files(raw, recorded=True)
 
 

@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_exit_6_with_what_to_change(tmp_path: Path) -> None
     assert shown.exit_code == 6
     assert "It does not fit: 6.9" in shown.stdout and "saves GB" in shown.stdout
     sentence = shown.stderr.strip()
-    assert sentence.startswith("quench: training needs 14.9") and "\n" not in sentence
+    assert sentence.startswith("quench: Q-COMMANDS-006: training needs 14.9") and "\n" not in sentence
     assert (
         "and does not fit a card of 8 GB: set train.per_device_train_batch_size: 1 and gradient_accumulation_steps: 16, preprocess.max_length: 33"
         in sentence

@@ -88,7 +88,7 @@ def test_a_root_that_is_no_folder_is_one_sentence(tmp_path: Path, root: str, cap
     (tmp_path / "file").touch()
     for words in (["curate"], ["--resume", "train"]):
         assert main([*words, "--root", str(tmp_path / root)]) == 2
-        assert f"{root} is no folder: --root names" in capsys.readouterr().err
+        assert f"Q-CORE-003: {tmp_path / root} " in capsys.readouterr().err
 
 
 def test_only_train_goes_on_from_a_checkpoint(tiny_root: Path, capsys: pytest.CaptureFixture[str]) -> None:

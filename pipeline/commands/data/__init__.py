@@ -1,1 +1,89 @@
 """`quench data …`: look at rows before, in and between the versions of `data/final`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pipeline.commands.topics.options import ParamsFile, Root, Split, topic
+
+app = topic("Look at the data: check files, compare versions, see rows, export.")
+
+
+@app.command(epilog="example: quench data check data/raw")
+def check(
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files, or folders of files.")],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Name every rejected row, not only the first 50.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Rejected rows as JSON lines.")] = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Name the rows that can't be used, and why; exit 3 if there is any. Writes nothing."""
+    from pipeline.commands.data.check import main
+
+    raise typer.Exit(main(params, root, paths, everything=everything, as_json=as_json))
+
+
+@app.command(epilog="example: quench data diff HEAD~1 --rows 3")
+def diff(
+    first: Annotated[str, typer.Argument(metavar="REV", help="Git revision to compare from.")],
+    second: Annotated[
+        str | None,
+        typer.Argument(metavar="REV2", help="Git revision to compare to; default: the workspace."),
+    ] = None,
+    rows: Annotated[
+        int, typer.Option("--rows", metavar="N", min=0, help="Show N rows of each kind of change.")
+    ] = 0,
+    root: Root = Path(),
+) -> None:
+    """Say what changed in data/final between two versions."""
+    from pipeline.commands.data.diff import main
+
+    main(root, first, second, rows)
+
+
+@app.command(epilog="example: quench data show --split test --row 3")
+def show(
+    split: Split = "train",
+    row: Annotated[
+        str | None,
+        typer.Option("--row", metavar="ROW", help="A row's id, its source (FILE:LINE) or its number from 1."),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--count", metavar="N", min=1, help="How many rows, from that one on.")
+    ] = 3,
+    root: Root = Path(),
+) -> None:
+    """Show rows as the model will see them: the base's template, and which text is trained."""
+    from pipeline.commands.data.show import main
+
+    main(root, split, row, count)
+
+
+@app.command(epilog="example: quench data export chats.jsonl --to sharegpt")
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
+    to: Annotated[Literal["sharegpt", "alpaca", "messages"], typer.Option("--to", help="Format.")],
+    split: Split = "train",
+    skip: Annotated[
+        bool, typer.Option("--skip", help="Exit 0 even if rows were left out that the format can't say.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    root: Root = Path(),
+) -> None:
+    """Write a split as JSONL in another tool's format; exit 3 if rows had to be left out."""
+    from pipeline.commands.data.export import main
+
+    raise typer.Exit(main(root, file, to, split, skip=skip, force=force))
+
+
+@app.command(epilog="example: quench data schema > row.schema.json")
+def schema() -> None:
+    """Print the JSON Schema of a row of data/final."""
+    import json
+
+    from pipeline.chat.rows import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))

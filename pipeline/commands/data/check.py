@@ -29,8 +29,8 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
         try:
             path.stat()
         except OSError as error:
-            why = f"is not there or can't be reached ({error.strerror})"
-            raise DataError(f"{printable(path)} {why}: name a file or a folder with chat logs") from error
+            why = f"is missing or can't be reached ({error.strerror})"
+            raise DataError("Q-COMMANDS-016", f"{printable(path)} {why}: name a file or a folder with chat logs") from error
         whole = path.resolve() if path.is_dir() else path.parent.resolve() / path.name  # a link to a file is itself the file
         inside = whole.relative_to(raw.resolve()) if whole.is_relative_to(raw.resolve()) else None
         if not path.is_dir():
@@ -38,7 +38,7 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
             continue
         found = files_below(path)
         if not found:
-            raise DataError(f"{printable(path)} holds no file: name a file or a folder with chat logs")
+            raise DataError("Q-COMMANDS-016", f"{printable(path)} holds no file: name a file or a folder with chat logs")
         yield from ((one, printable((inside or Path()) / name)) for name, one in found)
 
 
@@ -71,7 +71,7 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
     curate = settings(params, root)
     for file, what in (("models/base.json", "control tokens are"), ("models/base", "lengths are")):
         if not (root / file).exists():
-            print(f"check: {file} is not there, so {what} not measured: `snakemake base` makes it", file=sys.stderr)
+            print(f"check: {file} is missing, so {what} not measured: `snakemake base` makes it", file=sys.stderr)
     reasons, found = Counter[str](), Counter[str]()
     for entry in rejects(curate, root, paths, found):
         reasons[entry["reason"]] += 1

@@ -44,14 +44,14 @@ def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str
 
 
 def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force: bool) -> int:
-    """Export and say what was left out; gives the exit code: 3 where something was and `skip` does not allow it."""
+    """Export and say what was left out; gives the exit code: 3 if something was and `skip` does not allow it."""
     source = root / "data" / "final" / f"{split}.jsonl"
     if not source.exists():
-        raise DataError(f"{source} is not there: stage curate writes it, so run `snakemake curate`")
+        raise DataError("Q-CORE-001", f"{source} is missing: run `snakemake curate`, which writes it")
     if target.exists() and not target.is_file():
-        raise ConfigError(f"{target} is a folder or no regular file: name a file to write")
+        raise ConfigError("Q-COMMANDS-017", f"{target} is a folder or no regular file: name a file to write")
     if target.exists() and not force:
-        raise DataError(f"{target} is there already: name another file, or overwrite it with --force")
+        raise DataError("Q-COMMANDS-018", f"{target} exists: name another file, or overwrite it with --force")
     written, left = export(source, target, format)
     print(f"{target}: {plural(written, 'row')} of {split} as {format}")
     for place, why in left[:NAMED]:

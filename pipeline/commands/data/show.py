@@ -19,7 +19,7 @@ from pipeline.core.jsonl import read_rows
 from pipeline.core.wording import one_line, plain, plural
 
 TRAINED, MASKED = "bold green", "dim"
-BRACKETS = "⟦⟧"  # around trained text where there are no colours
+BRACKETS = "⟦⟧"  # around trained text if there are no colours
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,16 @@ class View:
 
 
 def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, Row]]:
-    """(number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. Raises `DataError` where there is none."""
+    """(number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. Raises `DataError` if there is none."""
     rows = enumerate(read_rows(source), start=1)
     if wanted is not None:
         number = int(wanted) if re.fullmatch(r"[0-9]{1,15}", wanted) else None  # an id has 16 digits
         found = next(((at, row) for at, row in rows if at == number or wanted in (row["id"], row["source"])), None)
         if found is None:
-            raise DataError(f"{source} has no row {wanted!r}: name an id, a source (FILE:LINE) or a number from 1 to the number of its rows")
+            raise DataError(
+                "Q-COMMANDS-019",
+                f"{source} has no row {wanted!r}: name an id, a source (FILE:LINE) or a number from 1 to the number of rows",
+            )
         yield found
         count -= 1
     yield from islice(rows, count)
@@ -63,7 +66,7 @@ def main(root: Path, split: str, wanted: str | None, count: int) -> None:
 
     source = root / "data" / "final" / f"{split}.jsonl"
     if not source.exists():
-        raise DataError(f"{source} is not there: stage curate writes it, so run `snakemake curate`")
+        raise DataError("Q-CORE-001", f"{source} is missing: run `snakemake curate`, which writes it")
     rows = chosen(source, wanted, count)
     first = next(rows, None)
     if first is None:
@@ -90,7 +93,7 @@ def _tokenizer(root: Path) -> Any:
     folder = root / "models" / "base"
     if not (folder / "tokenizer.json").exists():
         print(
-            "show: models/base is not there, so the messages are shown without template and token counts: `snakemake base` makes it", file=sys.stderr
+            "show: models/base is missing, so the messages are shown without template and token counts: `snakemake base` makes it", file=sys.stderr
         )
         return None
     from pipeline.chat.tokens import load_tokenizer
@@ -172,7 +175,7 @@ def _parted(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[str, 
 
 
 def _styled(pieces: Iterable[tuple[str, bool]], colours: bool) -> Iterator[tuple[str, str]]:
-    """Pieces for Rich: coloured, or in brackets."""
+    """Pieces for Rich: colored, or in brackets."""
     for text, trained in pieces:
         shown = plain(text)
         if shown:

@@ -24,7 +24,7 @@ class Version:
     """One version of the data; `name` is what the user calls it."""
 
     name: str
-    open: Callable[[str], BinaryIO]  # raises DataError where the file can't be had
+    open: Callable[[str], BinaryIO]  # raises DataError if the file can't be had
 
     def rows(self) -> Iterator[tuple[str, Row]]:
         """(split, row) of every row, one at a time."""
@@ -34,10 +34,12 @@ class Version:
                     try:
                         yield split, orjson.loads(line)
                     except ValueError:
-                        raise DataError(f"{FINAL}/{split}.jsonl of {self.name} is no JSONL at line {number}: run stage curate again") from None
+                        raise DataError(
+                            "Q-CORE-006", f"{FINAL}/{split}.jsonl of {self.name} is no JSONL at line {number}: run stage curate again"
+                        ) from None
 
     def account(self) -> dict[str, Any]:
-        """`reports/data.json`, {} where this version has none."""
+        """`reports/data.json`, {} if this version has none."""
         try:
             with self.open("reports/data.json") as file:
                 account: dict[str, Any] = orjson.loads(file.read())
@@ -53,21 +55,31 @@ def workspace(root: Path) -> Version:
         try:
             return (root / path).open("rb")
         except OSError as error:
-            raise DataError(f"{root / path} can't be read ({error.strerror}): stage curate writes it, so run `snakemake curate`") from None
+            raise DataError(
+                "Q-CORE-001", f"{root / path} can't be read ({error.strerror}): run `snakemake curate`, which writes it"
+            ) from None
 
     return Version("the workspace", opened)
 
 
 def revision(root: Path, name: str) -> Version:
-    """The data of the git revision `name`. Raises `ConfigError` where there is no such revision, `DataError` where it has no data."""
+    """The data of the git revision `name`. Raises `ConfigError` if there is no such revision, `DataError` if it has no data."""
     commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if commit is None:
-        raise ConfigError(f"git knows no revision {name!r} in {root.resolve()}: `git log --oneline -- dvc.lock` lists those with data")
+        raise ConfigError(
+            "Q-COMMANDS-020",
+            f"git knows no revision {name!r} in {root.resolve()}: `git log --oneline -- dvc.lock` lists those with data",
+        )
     lock = _git(root, "show", f"{commit.strip()}:./dvc.lock")
     if lock is None:
-        raise DataError(f"{name} has no dvc.lock, so no data was recorded with it: `git log --oneline -- dvc.lock` lists the revisions that have one")
+        raise DataError(
+            "Q-COMMANDS-021",
+            f"{name} has no dvc.lock, so no data was recorded with it: `git log --oneline -- dvc.lock` lists those that have",
+        )
     if FINAL not in _outputs(lock):
-        raise DataError(f"dvc.lock of {name} names no {FINAL}: stage curate had not run there, so choose a later revision")
+        raise DataError(
+            "Q-COMMANDS-021", f"dvc.lock of {name} names no {FINAL}: stage curate had not run, so choose a later revision"
+        )
     from dvc.api import DVCFileSystem
     from dvc.exceptions import DvcException
     from dvc_data.index import DataIndexDirError
@@ -78,21 +90,27 @@ def revision(root: Path, name: str) -> Version:
             file: BinaryIO = DVCFileSystem(repo=str(root), rev=commit.strip()).open(path, "rb")
         except (OSError, DataIndexDirError):
             raise DataError(
-                f"{path} of {name} is neither in DVC's cache nor in a remote: `dvc push` it where it was made, then `dvc fetch -A` here"
+                "Q-COMMANDS-022",
+                f"{path} of {name} is neither in DVC's cache nor in a remote: `dvc push` it where it was made, then "
+                "`dvc fetch -A` here",
             ) from None
         except (DvcException, ImportError, AuthError, RemoteMissingDepsError) as error:
-            raise ToolError(f"DVC can't read {path} of {name} ({error}): mend that, then run the same command again") from None
+            raise ToolError(
+                "Q-COMMANDS-024", f"DVC can't read {path} of {name} ({error}): fix that, then run the same command again"
+            ) from None
         return file
 
     return Version(name, opened)
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git says, None where it fails."""
+    """What git says, None if it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise ToolError(f"git can't be run in {root} ({error.strerror}): install it, or mend --root") from None
+        raise ToolError(
+            "Q-COMMANDS-023", f"git can't be run in {root} ({error.strerror}): install it, or correct --root"
+        ) from None
     return None if done.returncode else done.stdout
 
 

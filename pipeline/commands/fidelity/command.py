@@ -1,6 +1,6 @@
 """Is the NF4 model that is trained the model that it stands for? One verdict per check, the 16-bit model and the NF4 one in memory by turns.
 
-Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` where they are there. Writes `reports/fidelity.json`,
+Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` if they exist. Writes `reports/fidelity.json`,
 which the report shows as long as it is of the same base.
 
     quench fidelity --prompts 8
@@ -77,7 +77,7 @@ def fidelity(
     figures = compare_logits(reference, candidate)
     lines = {
         "nf4_before_lora": counted("NF4 before LoRA", "linears in NF4 before the adapter was put on", quantised),
-        "dequantisation_finite": counted("Dequantised weights", "linears all of whose weights are finite", quantised),
+        "dequantisation_finite": counted("Dequantized weights", "linears all of whose weights are finite", quantised),
         "lora_finite": counted("LoRA", "matrices and outputs that are finite", matrices + outputs[0]),
         **weights,
         **output_lines(figures, where, shape.parameters if shape else None),
@@ -89,7 +89,7 @@ def fidelity(
 
 
 def counted(title: str, what: str, number: int) -> Seam:
-    """A check of which each part was proven as it was counted; not measured where there was none."""
+    """A check of which each part was proven as it was counted; not measured if there was none."""
     return (
         Seam(title, what, float(number), None, "", "pass", "each one proven") if number else Seam(title, what, None, None, "", "not measured", "none")
     )
@@ -121,13 +121,16 @@ def refuse_other_settings(adapter: Path, settings: Training) -> None:
         known = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
         found = known["r"], sorted(known["target_modules"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`") from error
+        raise DataError(
+            "Q-COMMANDS-027", f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`"
+        ) from error
     if not (adapter / "adapter_model.safetensors").is_file():
-        raise DataError(f"{adapter} has no adapter_model.safetensors: run `snakemake --force train`")
+        raise DataError("Q-COMMANDS-027", f"{adapter} has no adapter_model.safetensors: run `snakemake --force train`")
     if found != (settings.r, sorted(settings.target_modules)):
         raise DataError(
+            "Q-COMMANDS-027",
             f"{adapter} has rank {found[0]} on {', '.join(found[1])}, and params.yaml says {settings.r} on "
-            f"{', '.join(sorted(settings.target_modules))}: put that back, or train again"
+            f"{', '.join(sorted(settings.target_modules))}: put that back, or train again",
         )
 
 
@@ -140,7 +143,7 @@ def room_for(base: Path) -> str | None:
 
 
 def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
-    """Token ids of the first held-out rows, or of built-in ones where there are none, in the base's own template."""
+    """Token ids of the first held-out rows, or of built-in ones if there are none, in the base's own template."""
     tokenizer = load_tokenizer(base)
     built_in = [{"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]} for ask, answer in BUILT_IN]
     sources = (chats(read_rows(held_out)) if held_out.is_file() else iter(()), iter(built_in))
@@ -148,16 +151,22 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
         rows = [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]
         if rows:
             return rows
-    raise DataError(f"no prompt can be rendered in {LONGEST} tokens with the template of {base}: look at reports/labels.json")
+    raise DataError(
+        "Q-COMMANDS-030",
+        f"no prompt can be rendered in {LONGEST} tokens with the template of {base}: look at reports/labels.json",
+    )
 
 
 def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: Sequence[Path] = ()) -> None:
-    """Measure, write the report, print it; `GateError` where a check failed."""
+    """Measure, write the report, print it; `GateError` if a check failed."""
     if params.base.quantization != "nf4":
-        raise ConfigError(f"base.quantization is {params.base.quantization}, so nothing is in NF4 that could be compared: set it to nf4")
+        raise ConfigError(
+            "Q-COMMANDS-025",
+            f"base.quantization is {params.base.quantization}, so there is no NF4 model to compare: set it to nf4",
+        )
     base, adapter = root / "models/base", root / "models/adapter"
     if not (base / "config.json").is_file():
-        raise DataError(f"{base} holds no model: run `snakemake base`")
+        raise DataError("Q-CORE-001", f"{base} has no config.json: run `snakemake base`, which writes it")
     refuse([whole_base(base)])
     trained = adapter if (adapter / "adapter_config.json").is_file() else None
     if trained:
@@ -180,7 +189,8 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     else:
         show(report)
     if failed:
-        raise GateError("; ".join(f"{line.title} failed: {line.figure:g} against limit {line.limit:g} ({line.detail})" for line in failed))
+        lines = [f"{line.title} failed: {line.figure:g} against limit {line.limit:g} ({line.detail})" for line in failed]
+        raise GateError("Q-COMMANDS-026", "; ".join(lines))
 
 
 def show(report: dict[str, Any]) -> None:

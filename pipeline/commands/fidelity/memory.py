@@ -1,4 +1,4 @@
-"""What training keeps in memory, measured from its tensors: unquantised LoRA against NF4 QLoRA, and the same at 7B by the planner's formulas."""
+"""What training keeps in memory, measured from its tensors: unquantized LoRA against NF4 QLoRA, and the same at 7B by the planner's formulas."""
 
 from typing import Any
 

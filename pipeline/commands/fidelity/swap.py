@@ -36,16 +36,22 @@ def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
 
 
 def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Two adapter folders to switch between: the `given` ones, else the trained one and the newest other checkpoint; none where there aren't two.
+    """Two adapter folders to switch between: the `given` ones, else the trained one and the newest other checkpoint; none if there are not two.
 
-    Raises `ConfigError` for one given alone, `DataError` for a given one that is not there whole.
+    Raises `ConfigError` for one given alone, `DataError` for a given one that is missing or incomplete.
     """
     if given:
         if len(given) != 2:
-            raise ConfigError(f"--adapter names {len(given)} adapter{'s' * (len(given) != 1)}, and two are switched: give it twice")
+            raise ConfigError(
+                "Q-COMMANDS-028", f"--adapter is given {len(given)} times, and two adapters are switched: give it twice"
+            )
         for folder in given:
             if not is_whole(folder):
-                raise DataError(f"{folder} is no adapter (adapter_config.json and adapter_model.safetensors): name a folder that training wrote")
+                raise DataError(
+                    "Q-COMMANDS-029",
+                    f"{folder} is no adapter (adapter_config.json and adapter_model.safetensors): "
+                    "name a folder that training wrote",
+                )
         return tuple(given)
     checkpoints = [one for one in reversed(checkpoints_in(root / "models/checkpoints")) if defect(one) is None]
     found: dict[str, Path] = {}
@@ -62,7 +68,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def saved_adapter(model: Any, folder: Path, name: str) -> Any:
-    """`model` with the adapter of `folder` as `name`. Raises `DataError` where it does not fit."""
+    """`model` with the adapter of `folder` as `name`. Raises `DataError` if it does not fit."""
     from peft import PeftModel
 
     try:
@@ -71,11 +77,14 @@ def saved_adapter(model: Any, folder: Path, name: str) -> Any:
             return model
         return PeftModel.from_pretrained(model, str(folder), adapter_name=name)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder} does not fit this base ({str(error).splitlines()[0]}): name adapters that were trained on it") from error
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            "Q-COMMANDS-029", f"{folder} does not fit this base ({reason}): name adapters that were trained on it"
+        ) from error
 
 
 def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Seam:
-    """Proof that adapters can be switched on `model`, a quantised base without one; it is left without one.
+    """Proof that adapters can be switched on `model`, a quantized base without one; it is left without one.
 
     Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured alone on the base, then both are put on it
     and switched: first, second, first, none.

@@ -1,4 +1,4 @@
-"""What NF4 makes of the weights: every linear's dequantised numbers against the file's, all together, in scale and block by block."""
+"""What NF4 makes of the weights: every linear's dequantized numbers against the file's, all together, in scale and block by block."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +9,13 @@ from pipeline.stages.parity.check import Seam
 
 BLOCK = 64  # weights that share a scale
 # Measured with bitsandbytes 0.50.2 on 512 × 1,024 numbers (normal, Laplace, Student-t with 5 and 3 degrees of freedom, columns × 20, rows × 30, one
-# number × 300; with and without double quantisation), on every linear of SmolLM2-135M and of a random Qwen2:
+# number × 300; with and without double quantization), on every linear of SmolLM2-135M and of a random Qwen2:
 #                     numbers                                        SmolLM2   Qwen2
 #   squared error     0.0084 (normal) to 0.0149 (t3), columns 0.0277  0.0104   0.0086
 #   scale             0.27 to 0.70 % too small                        0.36 %   0.57 %
 #   worst block       0.153 by the type itself, with its scales        0.342    0.158
 #                     rounded too up to 0.33
-# A linear's scales × 1.1 are 9.5 % off in scale, and so is a double quantisation whose offset is 10 % too large; two blocks in each other's place
+# A linear's scales × 1.1 are 9.5 % off in scale, and so is a double quantization whose offset is 10 % too large; two blocks in each other's place
 # differ by 1 to 2 of their largest weight.
 MAX_WEIGHT_NMSE, MAX_SCALE_ERROR, MAX_BLOCK_ERROR = 0.03, 0.02, 0.5
 
@@ -37,7 +37,7 @@ FIGURES = {
 
 
 def weight_lines(model: Any, base: Path) -> dict[str, Seam]:
-    """The worst linear by each figure, dequantised NF4 against the file's weight; one linear in memory at a time."""
+    """The worst linear by each figure, dequantized NF4 against the file's weight; one linear in memory at a time."""
     linears, files = nf4_linears(model), stored_weights(base)
     missing = [name for name in linears if f"{name}.weight" not in files]
     if missing or not linears:

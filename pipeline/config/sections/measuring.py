@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config.levels import split_level
 from pipeline.config.sections.values import (
     NAME_PART,
     Count,
@@ -13,8 +12,8 @@ from pipeline.config.sections.values import (
     GuardFile,
     KldLimit,
     Layers,
-    Levels,
     Location,
+    PlainLevels,
     Section,
     Seed,
     Slots,
@@ -36,7 +35,7 @@ class Compare(Section):
         "seeds with which each way to ship is trained, to see which is best on your data, e.g. [42, 43, "
         "44]; []: not measured (a seed takes 1 + levels times the training)",
     )
-    levels: Levels = key(["Q4_K_M"], "levels at which the ways are compared, in llama.cpp's names")
+    levels: PlainLevels = key(["Q4_K_M"], "levels at which the ways are compared, in llama.cpp's names")
     rows: Count = key(200, "held-out rows that each way answers")
 
     @field_validator("seeds")
@@ -45,16 +44,6 @@ class Compare(Section):
         if len(set(seeds)) < len(seeds):
             raise ValueError(f"{seeds} names a seed twice, which would measure nothing new: name each once")
         return seeds
-
-    @field_validator("levels")
-    @classmethod
-    def _plain_levels(cls, levels: list[str]) -> list[str]:
-        # an importance matrix is the tuned model's, and half of the ways have no tuned model to measure it on
-        if with_imatrix := [level for level in levels if split_level(level)[1]]:
-            raise ValueError(
-                f"{', '.join(with_imatrix)}: the ways are compared without an importance matrix: leave -imatrix out"
-            )
-        return levels
 
 
 class Parity(Section):

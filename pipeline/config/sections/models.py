@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.config.levels import split_level, tensor_type_problem
-from pipeline.config.sections.values import UNTUNED, Count, Levels, ModelLevels, Section, Threads, fits, key
+from pipeline.config.levels import tensor_type_problem
+from pipeline.config.sections.values import UNTUNED, Count, ModelLevels, PlainLevels, Section, Threads, fits, key
 
 FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter or a digit first"
 LoraType = Literal["F16", "F32"]
@@ -29,7 +29,7 @@ class Merge(Section):
         "weights the adapter is added to: w16 (the base's 16 bit) | nf4 (the base as training saw it) | "
         "auto (measures both)",
     )
-    levels: Levels = key(
+    levels: PlainLevels = key(
         ["Q4_K_M"],
         "auto only: levels at which both are measured; the first is the one that ships, and decides",
     )
@@ -39,16 +39,6 @@ class Merge(Section):
     task_rows: Annotated[int, Field(ge=0, le=10**9)] = key(
         24, "auto only: rows of data/final/val.jsonl answered and scored at the deciding level; 0: none"
     )
-
-    @field_validator("levels")
-    @classmethod
-    def _plain_levels(cls, levels: list[str]) -> list[str]:
-        # the matrix is measured on the merged model, so there is none yet
-        if with_imatrix := [level for level in levels if split_level(level)[1]]:
-            raise ValueError(
-                f"{', '.join(with_imatrix)}: merge compares levels before an importance matrix is there: leave -imatrix out"
-            )
-        return levels
 
 
 class Convert(Section):

@@ -158,5 +158,14 @@ def _check_model_levels(levels: list[str]) -> list[str]:
     return levels
 
 
-Levels = Annotated[list[str], Field(min_length=1), AfterValidator(_check_levels)]
+def _check_plain_levels(levels: list[str]) -> list[str]:
+    # the matrix is measured on the merged model, which is made later or (compare) in half of the strategies never
+    if with_imatrix := [level for level in levels if split_level(level)[1]]:
+        raise ValueError(
+            f"{', '.join(with_imatrix)}: these levels are compared without an importance matrix: leave -imatrix out"
+        )
+    return _check_levels(levels)
+
+
+PlainLevels = Annotated[list[str], Field(min_length=1), AfterValidator(_check_plain_levels)]
 ModelLevels = Annotated[list[str], Field(min_length=1), AfterValidator(_check_model_levels)]

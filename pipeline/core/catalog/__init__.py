@@ -6,6 +6,9 @@ from pathlib import Path
 
 import yaml
 
+FOLDER = Path(__file__).parent
+HEAD = FOLDER / "troubleshooting.md"  # the hand-written beginning of docs/troubleshooting.md
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -16,10 +19,15 @@ class Problem:
     when: str
     remedy: str
 
+    @property
+    def area(self) -> str:
+        """The part of Quench that raises it: TRAIN of Q-TRAIN-004."""
+        return self.id.split("-")[1]
+
 
 @cache
 def catalog() -> dict[str, Problem]:
-    """Every problem by its id, sorted by file and id."""
-    files = sorted(Path(__file__).parent.glob("*.yaml"))
-    entries = {id: entry for file in files for id, entry in yaml.safe_load(file.read_text(encoding="utf-8")).items()}
-    return {id: Problem(id, **entry) for id, entry in entries.items()}
+    """Every problem by its id, sorted."""
+    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in FOLDER.glob("*.yaml")]
+    entries = {id: Problem(id, **entry) for file in files for id, entry in file.items()}
+    return dict(sorted(entries.items()))

@@ -417,7 +417,7 @@ def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pyt
         shut(errno.EACCES, ".hidden", patched)
         assert [name for name, _ in files_below(tmp_path)] == ["good/a.jsonl", "shut/b.jsonl"]
     shut(errno.EACCES, "shut", monkeypatch)
-    with pytest.raises(DataError, match=r"shut can't be read \(Permission denied\): mend its rights or take it away"):
+    with pytest.raises(DataError, match=r"Q-CORE-009: .*shut .*\(Permission denied\)"):
         raw_files(tmp_path)
 
 
@@ -441,7 +441,7 @@ def test_a_folder_without_data_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("use", [read, sha256, size])
 def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, use: Callable[[Path], object]) -> None:
-    with pytest.raises(DataError, match=r"gone\.jsonl can't be read \(No such file or directory\): mend its rights or take it away"):
+    with pytest.raises(DataError, match=r"Q-CORE-009: .*gone\.jsonl .*\(No such file or directory\)"):
         use(tmp_path / "gone.jsonl")
 
 

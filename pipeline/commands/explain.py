@@ -1,0 +1,59 @@
+"""Explain errors by their ids, and write the page that lists them all: docs/troubleshooting.md.
+
+    quench explain Q-CONFIG-001
+    quench explain --write docs/troubleshooting.md
+
+The page's beginning, what no single error covers, is `pipeline/core/catalog/troubleshooting.md`.
+"""
+
+import difflib
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from pipeline.core import errors
+from pipeline.core.catalog import HEAD, Problem, catalog
+from pipeline.core.errors import ConfigError
+from pipeline.core.publish import write_text
+
+
+def main(wanted: str | None, page: Path | None) -> None:
+    """Write `page`, or print the problem or area `wanted` (None: everything). `ConfigError` if there is none."""
+    if page:
+        write_text(page, troubleshooting())
+        return
+    name = (wanted or "").upper()
+    shown = [problem for id, problem in catalog().items() if name in ("", id, problem.area)]
+    if not shown:
+        near = difflib.get_close_matches(name, [*catalog(), *(problem.area for problem in catalog().values())], n=1)
+        hint = f"did you mean {near[0]}?" if near else "`quench explain` lists all"
+        raise ConfigError("Q-COMMANDS-033", f"no error or area is called {wanted!r}: {hint}")
+    if len(shown) == 1:
+        print(explanation(shown[0]))
+        return
+    for problem in shown:
+        print(f"{problem.id}  {problem.when}")
+
+
+def explanation(problem: Problem) -> str:
+    """When it comes, what to do and the exit code, as lines."""
+    return f"{problem.id} (exit code {exit_code(problem)})\nWhen: {problem.when}\nWhat to do: {problem.remedy}"
+
+
+def exit_code(problem: Problem) -> int:
+    """The exit code of the error's class."""
+    code: int = getattr(errors, problem.error).exit_code
+    return code
+
+
+def troubleshooting() -> str:
+    """docs/troubleshooting.md: the hand-written beginning, then a table per area."""
+    areas = groupby(catalog().values(), key=lambda problem: problem.area)
+    return "\n".join([HEAD.read_text(encoding="utf-8"), *(_table(area, list(problems)) for area, problems in areas)])
+
+
+def _table(area: str, problems: Sequence[Problem]) -> str:
+    rows = [(one.id, str(exit_code(one)), one.when, one.remedy) for one in problems]
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+    heading = f"### {area}\n\n| id | exit code | when | what to do |\n|---|---|---|---|\n"
+    return heading + "".join(f"| {line} |\n" for line in lines)

@@ -1,0 +1,34 @@
+"""Tables for a terminal: as wide as it is within limits, 100 columns if there is none."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WIDEST = 100  # columns
+
+
+def wide_console(widest: int | None = WIDEST) -> "Console":
+    """Standard output without highlighting; `widest` None: as wide as the terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDEST
+    elif widest:
+        console.width = min(widest, max(80, console.width))
+    return console
+
+
+def plain_table(*columns: str, numbers: Collection[int] = (), whole: Collection[int] = ()) -> "Table":
+    """A table with a line below its head; columns in `numbers` are aligned right, and like those in `whole` never wrapped."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for place, column in enumerate(columns):
+        justify = "right" if place in numbers else "left"
+        table.add_column(column, justify=justify, no_wrap=place in numbers or place in whole)  # type: ignore[arg-type]
+    return table

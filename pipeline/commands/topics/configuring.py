@@ -1,0 +1,125 @@
+"""Commands about the configuration and this machine: use, params, graph, doctor, plan, explain."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.topics.options import Json, ParamsFile, Root, topic
+
+app = topic()
+
+
+@app.command(epilog="example: quench use qwen2.5-7b-8gb")
+def use(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="Name of a file in recipes/, without .yaml.")
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a params.yaml that was edited.")
+    ] = False,
+    root: Root = Path(),
+) -> None:
+    """Install a recipe as params.yaml, with its graph of stages, and show what changes."""
+    from pipeline.commands import recipes
+
+    recipes.use(recipe, root, force)
+
+
+@app.command(epilog="example: quench params train")
+def params(
+    section: Annotated[
+        str | None,
+        typer.Argument(metavar="[SECTION]", help="Show this section, or this key (train.r), alone."),
+    ] = None,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Put the keys that the file leaves out into it, with their comments."),
+    ] = False,
+    as_json: Json = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Show the settings in effect and where each comes from: params.yaml, its recipe, a default."""
+    from pipeline.commands.params import main
+
+    main(params or root / "params.yaml", section, as_json=as_json, complete=write)
+
+
+@app.command(epilog="example: quench graph")
+def graph(
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a dvc.yaml with edits; a copy stays.")
+    ] = False,
+    root: Root = Path(),
+) -> None:
+    """Make dvc.yaml the graph of stages that params.yaml needs, after base.quantization was changed by hand."""
+    from pipeline.commands import recipes
+
+    recipes.graph(root, force)
+
+
+@app.command(epilog="example: quench doctor")
+def doctor(root: Root = Path()) -> None:
+    """Check compiler, packages, llama.cpp, disk, memory and GPU; exit 4 if something is missing."""
+    from pipeline.commands.doctor import main
+
+    main(root)
+
+
+@app.command(epilog="example: quench plan --recipe qwen2.5-7b-8gb --vram 8")
+def plan(
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", metavar="NAME", help="Plan this recipe instead of params.yaml."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="The base's config.json, if the base is not here."),
+    ] = None,
+    vram: Annotated[
+        float | None,
+        typer.Option(
+            "--vram",
+            metavar="GB",
+            min=0.1,
+            max=1e6,
+            help="Memory of the card as sold (8: 8 GiB); default: this machine's.",
+        ),
+    ] = None,
+    tflops: Annotated[
+        float | None,
+        typer.Option("--tflops", metavar="N", min=0.001, max=1e9, help="TFLOP/s that training reaches."),
+    ] = None,
+    serving: Annotated[
+        bool, typer.Option("--serve", help="Plan serving, level by level, instead of training.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The plan as JSON, in bytes, tokens and seconds.")
+    ] = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Plan training's memory, disk and time before downloading weights, or serving's memory; exit 6 if it does not fit."""
+    from pipeline.commands.plan import main
+
+    main(
+        params, root, recipe=recipe, config=config, vram=vram, tflops=tflops, as_json=as_json, serve=serving
+    )
+
+
+@app.command(epilog="example: quench explain Q-CONFIG-001")
+def explain(
+    id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="The id of an error, or of an area (TRAIN); default: list all."),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="FILE", help="Write docs/troubleshooting.md: all errors, by area."),
+    ] = None,
+) -> None:
+    """Explain an error: when it comes, what to do, its exit code."""
+    from pipeline.commands.explain import main
+
+    main(id, write)

@@ -1,0 +1,94 @@
+"""Commands that make files to give away, or check them: export-lora, split, ship, verify-bundle."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.topics.options import Model, ParamsFile, Root, load, topic, working
+
+app = topic()
+
+
+@app.command(epilog="example: quench export-lora --type Q8_0")
+def export_lora(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="The untuned base (default: base, or base-F16)."),
+    ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option("--adapter", metavar="FILE[=SCALE]", help="This adapter instead of the project's own."),
+    ] = None,
+    type: Annotated[
+        str, typer.Option("--type", metavar="TYPE", help="F16, or a level of llama.cpp, which rounds once more.")
+    ] = "F16",
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Add the adapter to the weights of its base, to have one file."""
+    from pipeline.commands.export_lora import main
+
+    with working(root):
+        main(load(params, root), root, model, adapter, type)
+
+
+@app.command(epilog="example: quench split F16 --max-size 4G")
+def split(
+    model: Model = None,
+    max_size: Annotated[
+        str, typer.Option("--max-size", metavar="SIZE", help="Largest part, in M or G (10⁶ or 10⁹ bytes).")
+    ] = "4G",
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Folder for the parts (default: models/split)."),
+    ] = None,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Split a GGUF into parts, for disks and hosts that take no large file; the parts are proven to hold every byte."""
+    from pipeline.commands.split import main
+
+    with working(root):
+        main(load(params, root), root, model, max_size, to)
+
+
+@app.command(epilog="example: quench ship Q4_K_M")
+def ship(
+    level: Annotated[
+        str,
+        typer.Argument(metavar="LEVEL", help="Q4_K_M, F16, … in any case; with base.quantization gguf: adapter."),
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="DIR", help="Folder in which NAME-LEVEL is made (default: models/bundle)."
+        ),
+    ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option("--sign", metavar="KEY", help="Sign with this private elliptic key (PEM)."),
+    ] = None,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Make a level a bundle to give away, or exit 5 with the reasons why not: the gate of report.gate."""
+    from pipeline.commands.ship import main
+
+    with working(root):
+        code = main(load(params, root), root, level, to, sign, file=params)
+    raise typer.Exit(code)
+
+
+@app.command(epilog="example: quench verify-bundle models/bundle/demo-Q4_K_M")
+def verify_bundle(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The bundle.")],
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="PUB", help="Public key (PEM) that must have signed it."),
+    ] = None,
+) -> None:
+    """Check a bundle: checksums, nothing missing or extra, card and bill against the GGUF, signature; exit 5 if it does not verify."""
+    from pipeline.commands.verify_bundle import main
+
+    raise typer.Exit(main(folder, key))
