@@ -38,8 +38,8 @@ def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | No
         for reason in reasons:
             print(f"  {reason}", file=sys.stderr)
         return GateError.exit_code
-    for finding in shipment.verdict.findings:
-        print(f"  {finding.verdict}: {finding.sentence}")
+    for check in shipment.verdict.checks:
+        print(f"  {check.verdict}: {check.sentence}")
     for gain in shipment.advice.gains:
         if gain.model == level and gain.beats is False:
             print(f"  Beware: {gain.sentence}")

@@ -82,9 +82,7 @@ def _level(model: str, evaluations: Evaluations) -> Comparison:
 
 def _adapter(found: Evaluation, seams: Mapping[str, Any]) -> Comparison:
     named, served = found.get("reference"), seams.get(SERVED) or {}
-    fault = (
-        f"The report of {ADAPTED} compares it with {named or 'nothing'} or names no adapter's GGUF: run `python -m pipeline evaluate@{ADAPTED}`."
-    )
+    fault = f"The report of {ADAPTED} compares it with {named or 'nothing'} or names no adapter's GGUF: run `python -m pipeline evaluate@{ADAPTED}`."
     nats, top = figure_of(served, "figure") if served.get("unit") == "nats" else None, figure_of(served.get("figures"), "same_top")
     kld = Measured(None, "how far base and adapter are from the trained model is not in parity's report")
     if nats is not None:

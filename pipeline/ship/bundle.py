@@ -11,7 +11,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.sections import Serve
@@ -20,7 +20,7 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, write_text
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs
-from pipeline.gate.rules import Verdict
+from pipeline.gate.rules import Judgment
 from pipeline.gguf.provenance import passport
 from pipeline.ship.card import claims, fill_text, serve_script, text_values
 from pipeline.ship.listing import Hostile, checksums, escaped, obeyed, plain_files, read_small
@@ -43,7 +43,7 @@ class Shipment:
     level: str
     inputs: Inputs
     advice: Recommendation
-    verdict: Verdict
+    verdict: Judgment
     serve: Serve
     jinja: str | None  # the base's chat template
     languages: tuple[str, ...]
@@ -113,7 +113,7 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
             raise DataError(f"{file} would hold {hidden}, which can hide what stands there: take it out of {source}, then run again")
         (folder / file).write_text(text, encoding="utf-8")
     (folder / SCRIPT).chmod(0o755)
-    for file, value in ((EVALUATION, evaluation), (PARITY, inputs.parity), (GATE, asdict(shipment.verdict))):
+    for file, value in ((EVALUATION, evaluation), (PARITY, inputs.parity), (GATE, shipment.verdict.record())):
         write_text(folder / file, escaped(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)) + "\n")
 
 

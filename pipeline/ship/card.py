@@ -12,9 +12,9 @@ import yaml
 
 from pipeline import __version__
 from pipeline.config.sections import ADAPTED, SOURCE, Serve
+from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.recommend import Recommendation, reference_name
 from pipeline.gate.records import Inputs
-from pipeline.gate.rules import REFERENCES
 from pipeline.llamacpp.server import server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.config.sections import ADAPTED, BARE, UNTUNED
 from pipeline.core.hashing import file_hash
-from pipeline.gate.rules import REFERENCES
+from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.shapes import Base, read_record
 from pipeline.gguf.provenance import BASE_FILE, IMATRIX, passport
 from pipeline.ship.lineage import passport_faults
