@@ -24,7 +24,7 @@ from pipeline.ship.listing import escaped
 from pipeline.ship.ollama import ollama_template
 
 CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)  # a line of the card's lineage
-KEY = "@key@"  # stands for the key file until the script knows it
+KEY = "@key@"  # replaced by the script's variable
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def text_values(
 
 
 def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[str] = ()) -> str:
-    """The Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base only where it has an address on the hub."""
+    """The Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base only if it is on the hub."""
     values: dict[str, Any] = {"license": str(base.get("license") or "unknown").lower()}
     if languages:
         values["language"] = list(languages)
@@ -69,12 +69,12 @@ def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[s
 
 
 def claims(passport: Mapping[str, Any]) -> dict[str, str]:
-    """A passport as the card prints it: JSON values without what would end the table's cell."""
+    """A passport as the card prints it: JSON values without characters that end the table's cell."""
     return {key: escaped(json.dumps(value, ensure_ascii=False)).replace("`", r"\u0060").replace("|", r"\u007c") for key, value in passport.items()}
 
 
 def claimed(card: str) -> dict[str, Any]:
-    """The passport that a card prints. Raises `ValueError` where a value is no JSON."""
+    """The passport that a card prints. Raises `ValueError` if a value is no JSON."""
     return {key: json.loads(value) for key, value in CLAIM.findall(card)}
 
 
@@ -95,7 +95,7 @@ def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
     )  # fmt: skip
     words = {file: '"$here"/' + shlex.quote(file), KEY: '"$key"'}
     if lora:
-        words[lora] = f'"\\"$csv/{lora}\\""'  # llama-server takes it as a row of CSV, so a comma in the folder's name would part it
+        words[lora] = f'"\\"$csv/{lora}\\""'  # llama-server takes it as a row of CSV, so a comma in the folder's name would split it
     arguments = " ".join(words.get(word, shlex.quote(word)) for word in command[1:])
     kept = "|".join([*sorted(KEPT), *(f"{prefix}*" for prefix in KEPT_PREFIXES)])
     return fill_text("serve.sh.jinja", arguments=arguments, kept=kept, stack_kib=STACK_BYTES // 1024, port=serve.port, csv=lora is not None)

@@ -1,8 +1,8 @@
 """The base's chat template for Ollama, which reads Go templates, not the GGUF's own Jinja one.
 
-Without a TEMPLATE Ollama guesses by likeness to templates it knows and falls back to the bare prompt
-(https://docs.ollama.com/template). So where the base renders plain ChatML, proven by rendering, the Modelfile
-says so; where it doesn't, the Modelfile says that instead.
+Without a TEMPLATE Ollama compares with templates it knows and falls back to the bare prompt
+(https://docs.ollama.com/template). So if the base renders plain ChatML, proven by rendering, the Modelfile
+has that template; else it says that there is none.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ DIALOGUE = [{"role": "system", "content": "s"}, QUESTION, {"role": "assistant", 
 
 @dataclass(frozen=True)
 class OllamaTemplate:
-    """A Go template and the system text that the base's template adds where a conversation has none ("" for none)."""
+    """A Go template and the system text that the base's template adds if a conversation has none ("" for none)."""
 
     template: str
     system: str
 
 
 def ollama_template(jinja: str | None) -> OllamaTemplate | None:
-    """The Go template that renders what `jinja` does; None where `jinja` is not ChatML (with or without a default system turn)."""
+    """The Go template that renders what `jinja` does; None if `jinja` is not ChatML (with or without a default system turn)."""
     if jinja is None:
         return None
     dialogue, single = _render(jinja, DIALOGUE), _render(jinja, [QUESTION])
@@ -50,21 +50,21 @@ def chatml(messages: list[dict[str, str]]) -> str:
 
 
 def chat_template(model: Path) -> str | None:
-    """The Jinja chat template of a Hugging Face folder; None where it has none or several. Raises `DataError` where it can't be read."""
+    """The Jinja chat template of a Hugging Face folder; None if it has none or several. Raises `DataError` if it can't be read."""
     file, config = model / "chat_template.jinja", model / "tokenizer_config.json"
     again = "run `python -m pipeline train` again"
     if file.is_file():
         try:
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{file} can't be read ({error}): {again}") from error
+            raise DataError("Q-SHIP-007", f"{file} can't be read ({error}): {again}") from error
     settings = read_json(config, again) if config.is_file() else {}
     found = settings.get("chat_template") if isinstance(settings, dict) else None
     return found if isinstance(found, str) else None
 
 
 def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:
-    """The conversation by the template, as transformers renders it; None where the template refuses it."""
+    """The conversation by the template, as transformers renders it; None if the template refuses it."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -1,7 +1,7 @@
 """The software bill of materials of a bundle: CycloneDX 1.6 JSON (https://cyclonedx.org/docs/1.6/json/) of what the model is made of.
 
-The GGUF is the subject, a machine-learning-model with its hash; the base is its ancestor; data are there by hash only; then llama.cpp and the Python
-packages of the training run. Neither dates nor places: the same model has the same bill.
+The GGUF is the subject, a machine-learning-model with its hash; the base is its ancestor; data are listed by hash only; then llama.cpp
+and the Python packages of the training run. Neither dates nor places: the same model has the same bill.
 """
 
 import json
@@ -32,7 +32,7 @@ def bill(
 ) -> str:
     """The bill as JSON text.
 
-    `beside` are further files that the model consists of, sha256 by name: the base's GGUF, where `file` is an adapter's.
+    `beside` are further files that the model consists of, sha256 by name: the base's GGUF, if `file` is an adapter's.
     `base` is models/base.json, `passport` the GGUF's own, `datasets` sha256 by name, `versions` the training run's packages (None: not installed).
     """
     from cyclonedx.model.bom import Bom, BomMetaData
@@ -44,7 +44,7 @@ def bill(
 
     ancestor = _base(base)
     model = Component(
-        name=name, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=file, version=sha256[:12], hashes=[_hash(sha256)], licenses=_licence(base),
+        name=name, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=file, version=sha256[:12], hashes=[_hash(sha256)], licenses=_license(base),
         pedigree=Pedigree(ancestors=[ancestor]), properties=_properties(passport),
         components=[Component(name=one, type=ComponentType.FILE, bom_ref=f"beside/{one}", hashes=[_hash(digest)])
                     for one, digest in sorted((beside or {}).items())],
@@ -74,7 +74,7 @@ def bill(
 
 
 def subject_hash(text: str) -> str | None:
-    """The sha256 of the model that a bill is about; None where it has none. Raises `ValueError` where the text is no such JSON."""
+    """The sha256 of the model that a bill is about; None if it has none. Raises `ValueError` if the text is no such JSON."""
     value = json.loads(text)
     try:
         hashes = value["metadata"]["component"]["hashes"]
@@ -84,7 +84,7 @@ def subject_hash(text: str) -> str | None:
 
 
 def hashes_beside(text: str) -> dict[str, str]:
-    """sha256 by name of the further files that the model of a bill consists of. Raises `ValueError` where the text is no such JSON."""
+    """sha256 by name of the further files that the model of a bill consists of. Raises `ValueError` if the text is no such JSON."""
     value = json.loads(text)
     try:
         parts = value["metadata"]["component"].get("components") or []
@@ -94,7 +94,7 @@ def hashes_beside(text: str) -> dict[str, str]:
 
 
 def schema_fault(text: str) -> str | None:
-    """What makes a text no CycloneDX 1.6 bill, in half a sentence; None where it is one. Raises `ValueError` where it is no JSON."""
+    """What makes a text no CycloneDX 1.6 bill, in half a sentence; None if it is one. Raises `ValueError` if it is no JSON."""
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -107,7 +107,7 @@ def schema_fault(text: str) -> str | None:
 
 
 def bill_faults(text: str, hashes: Mapping[str, str], passport: Mapping[str, Any]) -> Iterator[str]:
-    """Where a valid bill says otherwise than the GGUFs' `hashes` (sha256 by name) and the `passport` of the first, half a sentence each."""
+    """If a valid bill says otherwise than the GGUFs' `hashes` (sha256 by name) and the `passport` of the first, half a sentence each."""
     value = json.loads(text)
     subject = value["metadata"]["component"]
     said = {one["name"]: one.get("value") for one in subject.get("properties", [])}
@@ -141,12 +141,12 @@ def _base(base: Mapping[str, Any]) -> Any:
     ]
     return Component(
         name=short, group=owner or None, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=BASE_REF, version=_text(base.get("revision")),
-        licenses=_licence(base), purl=purl, components=parts,
+        licenses=_license(base), purl=purl, components=parts,
     )  # fmt: skip
 
 
-def _licence(base: Mapping[str, Any]) -> list[Any]:
-    """The base's licence, by SPDX id where it is one."""
+def _license(base: Mapping[str, Any]) -> list[Any]:
+    """The base's license, by SPDX id if it is one."""
     from cyclonedx.factory.license import LicenseFactory
 
     named = base.get("license")

@@ -11,41 +11,42 @@ from typing import Any
 from pipeline.core.errors import ConfigError, ToolError
 
 SIGNATURE = "model.sig"
-EXTRA = "signatures need the package model-signing: run `pip install 'quench[signing]'` (or `pip install model-signing pyopenssl`)"
 MAX_SIGNATURE_BYTES = 1 << 20
 
 
 def sign(folder: Path, key: Path) -> None:
     """Write model.sig over every file of `folder`, with the private `key` (PEM, an unencrypted elliptic key).
 
-    Raises `ToolError` where the library is missing, `ConfigError` for a key that can't sign.
+    Raises `ToolError` if the library is missing, `ConfigError` for a key that can't sign.
     """
     signing, _, hashing = _library()
     try:
         config = signing.Config().use_elliptic_key_signer(private_key=key)
     except (OSError, ValueError, TypeError, AttributeError) as error:  # the last two: an encrypted key, or a key of another kind
-        raise ConfigError(f"{key} can't sign ({error}): give an unencrypted private elliptic key as PEM, as `openssl ecparam` makes it") from error
+        remedy = "give an unencrypted private elliptic key as PEM, as `openssl ecparam` makes it"
+        raise ConfigError("Q-SHIP-008", f"{key} can't sign ({error}): {remedy}") from error
     covered = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
     config.set_hashing_config(covered).sign(folder, folder / SIGNATURE)
 
 
 def signature_fault(folder: Path, key: Path) -> str | None:
-    """Why model.sig does not vouch for `folder` by the public `key`, in half a sentence; None where it does.
+    """Why model.sig does not vouch for `folder` by the public `key`, in half a sentence; None if it does.
 
-    Raises `ToolError` where the library is missing, `ConfigError` for a key that can't verify.
+    Raises `ToolError` if the library is missing, `ConfigError` for a key that can't verify.
     """
     _, verifying, hashing = _library()
     try:
         config = verifying.Config().use_elliptic_key_verifier(public_key=key)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{key} can't verify ({error}): give the public elliptic key as PEM, as `openssl ec -pubout` makes it") from error
+        remedy = "give the public elliptic key as PEM, as `openssl ec -pubout` makes it"
+        raise ConfigError("Q-SHIP-008", f"{key} can't verify ({error}): {remedy}") from error
     if (folder / SIGNATURE).stat().st_size > MAX_SIGNATURE_BYTES:
         return "it is no signature (too large)"
     # our own way of hashing, not the one that the file asks for
     covered = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
     try:
         config.set_hashing_config(covered).verify(folder, folder / SIGNATURE)
-    except Exception as error:  # whatever the library stumbles over in a foreign file, it has not vouched for the folder
+    except Exception as error:  # whatever fails in a foreign file, the library has not vouched for the folder
         return " ".join(str(error).split())[:300] or type(error).__name__
     return None
 
@@ -54,5 +55,6 @@ def _library() -> tuple[Any, Any, Any]:
     try:
         from model_signing import hashing, signing, verifying
     except ImportError as error:
-        raise ToolError(EXTRA) from error
+        remedy = "run `pip install 'quench[signing]'` (or `pip install model-signing pyopenssl`)"
+        raise ToolError("Q-SHIP-009", f"signatures need the package model-signing: {remedy}") from error
     return signing, verifying, hashing

@@ -1,8 +1,8 @@
 """Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's passport and the card, the bill, the evidence, the signature.
 
 Of an adapter there are two GGUFs: its own, and that of the base it was trained on.
-A bundle may come from anyone: nothing is executed, followed out of the folder or waited for, and the large file is read only once everything small
-agrees.
+A bundle may come from anyone: nothing is executed, followed out of the folder or waited for, and the large file is read only after
+everything small agrees.
 """
 
 import json
@@ -24,12 +24,12 @@ NEEDED = (CARD, BILL, SCRIPT, UNIT, "Modelfile", EVALUATION, PARITY, GATE, SUMS)
 
 
 def bundle_faults(folder: Path, key: Path | None = None) -> list[str]:
-    """What is wrong with a bundle, a sentence each; none where it verifies. `key` is the public key that must have signed it.
+    """What is wrong with a bundle, a sentence each; none if it verifies. `key` is the public key that must have signed it.
 
-    Raises `DataError` where there is no such folder, `ToolError` and `ConfigError` where a signature can't be checked here.
+    Raises `DataError` if there is no such folder, `ToolError` and `ConfigError` if a signature can't be checked here.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder: give the one that `quench ship` made")
+        raise DataError("Q-SHIP-010", f"{folder} is no folder: give the one that `quench ship` made")
     try:
         return list(_faults(folder, key))
     except Hostile as error:
@@ -54,10 +54,10 @@ def _faults(folder: Path, key: Path | None) -> Iterator[str]:
         yield f"There are {len(ggufs)} GGUFs where one belongs, or an adapter's and its base's."
         return
     if foreign := sorted(set(listed) - {*NEEDED, *ggufs}):
-        yield f"These files belong into no bundle: {', '.join(foreign)}."
+        yield f"These files belong in no bundle: {', '.join(foreign)}."
         return
     if large := [name for name, size in sizes.items() if size > MAX_SMALL and name not in ggufs]:
-        yield f"These files are larger than anything that belongs into a bundle: {', '.join(large)}."
+        yield f"These files are larger than anything that belongs in a bundle: {', '.join(large)}."
         return
     texts = {name: sha256 for name, sha256 in listed.items() if name not in ggufs}
     small = list(_altered(folder, texts)) or list(_unshown(folder, texts))
@@ -81,7 +81,7 @@ def _altered(folder: Path, listed: dict[str, str]) -> Iterator[str]:
 
 
 def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
-    """Texts are there to be read: a character that hides or turns others would show what does not stand there."""
+    """Texts are to be read: a character that hides or reorders others would show something else than the text."""
     for name in texts:
         if found := obeyed(read_small(folder / name)):
             yield f"{name} holds {found}, a control character that can hide what stands there: no bundle of `quench ship` does."
@@ -127,7 +127,7 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
             check_gguf(folder / file)
         own = passport(folder / made)
     except DataError as error:
-        yield f"{made if not beside else ' or '.join(hashes)} is not a whole GGUF ({' '.join(str(error).split())[:200]})."
+        yield f"{made if not beside else ' or '.join(hashes)} is not a whole GGUF ({' '.join(error.sentence.split())[:200]})."
         return
     if beside and own.get(BASE_FILE) != hashes[gguf]:
         yield f"{made} was trained on another file than {gguf} (sha256 {str(own.get(BASE_FILE))[:12]!a}…)."
