@@ -35,21 +35,32 @@ def served_model(client: httpx.Client) -> str:
     The first request has no key: a program that listens on the port and wants none does not get it.
     """
     what, remedy = f"what listens on {client.base_url}", "stop it, or set another serve.port in params.yaml"
-    request = client.build_request("GET", "/v1/models", timeout=10)
-    without_key = client.build_request("GET", "/v1/models", timeout=10)
-    del without_key.headers["Authorization"]
     try:
-        answer = client.send(without_key)
+        answer = httpx.get(client.base_url.join("/v1/models"), timeout=10, trust_env=False)  # without the key
         if answer.status_code == 503:
-            raise ToolError("Q-SERVE-019", f"the server on {client.base_url} is still loading its model: try again in a moment")
+            raise ToolError(
+                "Q-SERVE-019",
+                f"the server on {client.base_url} is still loading its model: try again in a moment",
+            )
         if answer.status_code != 401:
-            raise ToolError("Q-SERVE-015", f"{what} asks for no key (HTTP {answer.status_code}), so `quench serve` did not start it: {remedy}")
-        answer = client.send(request)
+            raise ToolError(
+                "Q-SERVE-015",
+                f"{what} asks for no key (HTTP {answer.status_code}), so `quench serve` did not start it: "
+                f"{remedy}",
+            )
+        answer = client.get("/v1/models", timeout=10)
         if answer.status_code != 200:
-            raise ToolError("Q-SERVE-015", f"{what} does not take this project's key (HTTP {answer.status_code}): stop it, then run `quench serve`")
+            raise ToolError(
+                "Q-SERVE-015",
+                f"{what} does not take this project's key (HTTP {answer.status_code}): stop it, then run "
+                "`quench serve`",
+            )
         return printable(str(answer.json()["data"][0]["id"]))
     except (httpx.ConnectError, httpx.TimeoutException):
-        raise ToolError("Q-SERVE-013", f"nothing answers on {client.base_url}: start the server with `quench serve` in another terminal") from None
+        raise ToolError(
+            "Q-SERVE-013",
+            f"nothing answers on {client.base_url}: start the server with `quench serve` in another terminal",
+        ) from None
     except (httpx.RequestError, ValueError, KeyError, IndexError, TypeError):
         raise ToolError("Q-SERVE-015", f"{what} is no llama-server: {remedy}") from None
 
@@ -63,7 +74,9 @@ def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != 200:
-                raise ToolError("Q-SERVE-016", f"the server answered {answer.status_code}: {reason(answer.read())}")
+                raise ToolError(
+                    "Q-SERVE-016", f"the server answered {answer.status_code}: {reason(answer.read())}"
+                )
             for line in answer.iter_lines():
                 piece = parse_line(line)
                 if piece is not None and piece.error:
@@ -76,7 +89,9 @@ def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
 
 def printable(text: str) -> str:
     """A model's text without control and format characters (except joiners of scripts and emoji), so that it can't steer the terminal."""
-    return "".join(one for one in text if one in "\n\t\u200c\u200d" or unicodedata.category(one) not in ("Cc", "Cf"))
+    return "".join(
+        one for one in text if one in "\n\t\u200c\u200d" or unicodedata.category(one) not in ("Cc", "Cf")
+    )
 
 
 def whole(ask: Callable[[], str]) -> str:
@@ -131,7 +146,10 @@ def main(params: Params, root: Path, asked: str | None) -> None:
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)
         if asked and served.partition("+")[0] != f"{params.convert.name}-{choose_model(params, root, asked)}":
-            raise ConfigError("Q-SERVE-020", f"{served} is served, not {asked}: stop that server, then `quench serve {asked}`")
+            raise ConfigError(
+                "Q-SERVE-020",
+                f"{served} is served, not {asked}: stop that server, then `quench serve {asked}`",
+            )
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives input() history and line editing)
         print(f"{served}: {HELP}")
@@ -159,7 +177,11 @@ def _answer(client: httpx.Client, messages: list[Message], tell: Callable[[str],
             if dim:
                 tell(PLAIN)
     known = timings.keys() >= {"predicted_n", "predicted_per_second"}
-    tell(f"\n[{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s]\n" if known else "\n")
+    tell(
+        f"\n[{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s]\n"
+        if known
+        else "\n"
+    )
     return "".join(pieces)
 
 

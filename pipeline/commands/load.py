@@ -39,15 +39,22 @@ def main(params: Params, root: Path, *, clients: int, requests: int, seconds: fl
     key = read_key(root / KEY_FILE)
     with connect(f"http://127.0.0.1:{params.serve.port}", key) as client:
         served = served_model(client)
-    found = asyncio.run(put_under_load(params.serve.port, key, prompts(root), clients=clients, requests=requests, seconds=seconds))
+    found = asyncio.run(
+        put_under_load(
+            params.serve.port, key, prompts(root), clients=clients, requests=requests, seconds=seconds
+        )
+    )
     if as_json:
         print(json.dumps({"model": served} | asdict(found), indent=2))
     else:
         show(served, params.serve.parallel, found)
     if found.errors:
         worst = max(found.errors, key=lambda error: found.errors[error])
-        unanswered = f"{found.requests - found.answered} of {found.requests} requests were not answered"
-        raise GateError("Q-SERVE-021", f"{unanswered}, most of them so: {worst}")
+        raise GateError(
+            "Q-SERVE-021",
+            f"{found.requests - found.answered} of {found.requests} requests were not answered, most of "
+            f"them so: {worst}",
+        )
 
 
 def show(model: str, parallel: int, found: Load) -> None:
@@ -57,7 +64,10 @@ def show(model: str, parallel: int, found: Load) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    console.print(f"{model}: {found.answered} answers to {found.clients} clients at once ({parallel} slots) in {found.seconds:.1f} s", markup=False)
+    console.print(
+        f"{model}: {found.answered} answers to {found.clients} clients at once ({parallel} slots) in {found.seconds:.1f} s",
+        markup=False,
+    )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("seconds to", no_wrap=True)
     for share in SHARES:
@@ -66,6 +76,8 @@ def show(model: str, parallel: int, found: Load) -> None:
         table.add_row(what, *(f"{values[f'p{share}']:.3f}" if values else "not measured" for share in SHARES))
     console.print(table)
     each = "not measured" if found.tokens_per_second_each is None else f"{found.tokens_per_second_each:.1f}"
-    console.print(f"tokens/s: {each} for each client (median), {found.tokens_per_second:.1f} in sum", markup=False)
+    console.print(
+        f"tokens/s: {each} for each client (median), {found.tokens_per_second:.1f} in sum", markup=False
+    )
     for error, count in found.errors.items():
         console.print(f"{count} times: {error}", markup=False)

@@ -14,7 +14,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 from pipeline.config.params import Params
 from pipeline.config.sections import ADAPTED, BARE
@@ -31,7 +30,11 @@ from pipeline.serve.smoke import held_out_prompts, judge, smoke
 from pipeline.stages.evaluate.files import model_files
 from pipeline.workflow.integrity import verify_outputs
 
-STOPS = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, a service manager, a terminal that was closed
+STOPS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+)  # Ctrl-C, a service manager, a terminal that was closed
 
 
 def choose_model(params: Params, root: Path, asked: str | None) -> str:
@@ -42,16 +45,22 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
     """
     if params.graph == "adapter":
         if (asked or ADAPTED).lower() not in (ADAPTED, BARE):
-            known = f"{ADAPTED} (the base with its adapter) and {BARE}"
-            raise ConfigError("Q-SERVE-001", f"no model is called {asked!r}: with base.quantization gguf there are {known}")
+            raise ConfigError(
+                "Q-SERVE-001",
+                f"no model is called {asked!r}: with base.quantization gguf there are {ADAPTED} (the base "
+                f"with its adapter) and {BARE}",
+            )
         return (asked or ADAPTED).lower()
     untuned = [f"base-{params.convert.type}"] if params.convert.base else []
     names = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, *untuned)}
     if asked is None:
         return names.get(_recommended(root).upper(), params.quantize.tuned[0])
     if asked.upper() not in names:
-        made = f"{', '.join(names.values())} (quantize.levels in params.yaml)"
-        raise ConfigError("Q-SERVE-001", f"no model is called {asked!r}: this recipe makes {made}")
+        raise ConfigError(
+            "Q-SERVE-001",
+            f"no model is called {asked!r}: this recipe makes {', '.join(names.values())} (quantize.levels "
+            "in params.yaml)",
+        )
     return names[asked.upper()]
 
 
@@ -61,12 +70,17 @@ def model_file(params: Params, root: Path, model: str) -> Path:
     if not path.exists():
         stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
         stage = "base" if params.graph == "adapter" else stage
-        remedy = f"run `snakemake` (everything) or `python -m pipeline {stage}` (only that)"
-        raise DataError("Q-SERVE-002", f"{path} is missing: stage {stage} makes it, so {remedy}")
+        raise DataError(
+            "Q-SERVE-002",
+            f"{path} is missing: stage {stage} makes it, so run `snakemake` (everything) or `python -m "
+            f"pipeline {stage}` (only that)",
+        )
     return path
 
 
-def chosen_adapters(params: Params, root: Path, model: str, *, lora: bool, given: Sequence[str]) -> list[Adapter]:
+def chosen_adapters(
+    params: Params, root: Path, model: str, *, lora: bool, given: Sequence[str]
+) -> list[Adapter]:
     """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given` ones (FILE or FILE=SCALE)."""
     own = Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf")
     with_own = lora or (params.graph == "adapter" and model == ADAPTED)
@@ -82,13 +96,23 @@ def need_port(port: int) -> None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            remedy = "stop what listens there, or set another serve.port in params.yaml"
-            raise MachineError("Q-SERVE-003", f"port {port} of 127.0.0.1 is in use: {remedy}") from None
+            raise MachineError(
+                "Q-SERVE-003",
+                f"port {port} of 127.0.0.1 is in use: stop what listens there, or set another serve.port in "
+                "params.yaml",
+            ) from None
 
 
 @contextmanager
 def serve(
-    *, tools: Toolchain, model: Path, key_file: Path, log: Path, settings: ServeSettings, lora: Sequence[Lora] = (), alias: str | None = None
+    *,
+    tools: Toolchain,
+    model: Path,
+    key_file: Path,
+    log: Path,
+    settings: ServeSettings,
+    lora: Sequence[Lora] = (),
+    alias: str | None = None,
 ) -> Iterator[Server]:
     """A healthy server while the body runs, stopped after it; `lora` are adapters to apply, `alias` is what the server calls the model.
 
@@ -107,7 +131,14 @@ def serve(
 
 
 def main(
-    params: Params, root: Path, asked: str | None, smoke_count: int, *, lora: bool = False, adapters: Sequence[str] = (), file: Path | None = None
+    params: Params,
+    root: Path,
+    asked: str | None,
+    smoke_count: int,
+    *,
+    lora: bool = False,
+    adapters: Sequence[str] = (),
+    file: Path | None = None,
 ) -> None:
     """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes; with `smoke_count` ask that many test prompts, then stop.
 
@@ -119,7 +150,9 @@ def main(
     chosen = chosen_adapters(params, root, model, lora=lora, given=adapters)
     verify_outputs([path, *(adapter.file for adapter in chosen)], root, params=file)
     applied = matching_adapters(path, chosen)
-    named = applied[1:] if params.graph == "adapter" and model == ADAPTED else applied  # the model's name says its own already
+    named = (
+        applied[1:] if params.graph == "adapter" and model == ADAPTED else applied
+    )  # the model's name says its own already
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
     key_file, log = ensure_key(root), root / "logs" / f"serve-{model}.log"
@@ -127,11 +160,23 @@ def main(
     need_port(params.serve.port)  # before the log is deleted: it may be that of a running server
     with suppress(OSError):  # anything else than a file is refused when the log is opened
         log.unlink()
-    title = f"{model} with {', '.join(one.file.name + ('' if one.scale == 1 else f' × {one.scale:g}') for one in applied)}" if applied else model
+    title = (
+        f"{model} with {', '.join(one.file.name + ('' if one.scale == 1 else f' × {one.scale:g}') for one in applied)}"
+        if applied
+        else model
+    )
 
     def server() -> AbstractContextManager[Server]:
         pairs = [(adapter.file, adapter.scale) for adapter in applied]
-        return serve(tools=tools, model=path, key_file=key_file, log=log, settings=params.serve, lora=pairs, alias=alias)
+        return serve(
+            tools=tools,
+            model=path,
+            key_file=key_file,
+            log=log,
+            settings=params.serve,
+            lora=pairs,
+            alias=alias,
+        )
 
     def ready(running: Server) -> None:
         _tell(how_to_call(title, running.url, key_file, log, [adapter.name for adapter in applied]))
@@ -150,10 +195,10 @@ def main(
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt` in the body; one that is ignored (`nohup`) stays ignored."""
-    previous = {number: signal.getsignal(number) for name in STOPS if (number := getattr(signal, name, None)) is not None}
+    previous = {number: signal.getsignal(number) for number in STOPS}
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:
-            signal.signal(number, _stop)
+            signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
@@ -172,7 +217,3 @@ def _recommended(root: Path) -> str:
 def _tell(line: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         print(line, flush=True)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -24,7 +24,9 @@ from pipeline.stages.evaluate.files import model_files
 from pipeline.workflow.integrity import verify_outputs
 
 
-def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | None, *, file: Path | None = None) -> int:
+def main(
+    params: Params, root: Path, asked: str, to: Path | None, key: Path | None, *, file: Path | None = None
+) -> int:
     """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason if it may not be shipped, else 0.
 
     `file` is what `params` were read from, if that was named.
@@ -52,27 +54,41 @@ def shippable(params: Params, asked: str) -> str:
     """The level as spelled in params.yaml. Raises `ConfigError` for one that is not made, not tuned or not evaluated."""
     if params.graph == "adapter":
         if asked.lower() != ADAPTED:
-            made = f"{ADAPTED}, the base's GGUF with the adapter's beside it"
-            raise ConfigError("Q-SHIP-011", f"{asked} can't be shipped: with base.quantization gguf there is {made}")
+            raise ConfigError(
+                "Q-SHIP-011",
+                f"{asked} can't be shipped: with base.quantization gguf there is {ADAPTED}, the base's GGUF "
+                "with the adapter's beside it",
+            )
         return ADAPTED
     if asked.lower().startswith(UNTUNED):
         tuned = ", ".join(params.quantize.tuned)
-        raise ConfigError("Q-SHIP-011", f"{asked} is the untuned base: ship a level of the tuned model ({tuned})")
+        raise ConfigError(
+            "Q-SHIP-011", f"{asked} is the untuned base: ship a level of the tuned model ({tuned})"
+        )
     known = {name.upper(): name for name in (*params.quantize.tuned, params.convert.type)}
     if asked.upper() not in known:
-        made = f"{', '.join(known.values())} (quantize.levels in params.yaml)"
-        raise ConfigError("Q-SHIP-011", f"no level is called {asked!r}: this recipe makes {made}")
+        raise ConfigError(
+            "Q-SHIP-011",
+            f"no level is called {asked!r}: this recipe makes {', '.join(known.values())} (quantize.levels "
+            "in params.yaml)",
+        )
     level = known[asked.upper()]
     if level not in params.evaluate.models:
-        why = "so nothing is known about it"
-        raise ConfigError("Q-SHIP-012", f"{level} is not in evaluate.models, {why}: add it there and run `snakemake`")
+        raise ConfigError(
+            "Q-SHIP-012",
+            f"{level} is not in evaluate.models, so nothing is known about it: add it there and run "
+            "`snakemake`",
+        )
     return level
 
 
 def _need_recorded(params: Params, root: Path, level: str, params_file: Path | None) -> None:
     """Raise `DataError` unless what leaves, and what the bundle says about it, is what the stages recorded."""
     verify_outputs([file for file in model_files(params, root, level) if file], root, params=params_file)
-    places = [root / place for place in ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")]
+    places = [
+        root / place
+        for place in ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
+    ]
     verify_outputs(places, root, anew=False, params=params_file)
 
 

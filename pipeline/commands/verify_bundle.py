@@ -20,10 +20,16 @@ def main(folder: Path, key: Path | None) -> int:
         for fault in faults:
             print(f"  {printable(fault)}", file=sys.stderr)
         return GateError.exit_code
-    unchecked = "it is signed, but no --key tells by whom" if (folder / SIGNATURE).exists() else "it is not signed"
-    print(f"{folder} verifies: checksums, card, bill of materials and evidence agree with the GGUF{', and so does the signature' if key else ''}")
+    unchecked = (
+        "it is signed, but no --key tells by whom" if (folder / SIGNATURE).exists() else "it is not signed"
+    )
+    print(
+        f"{folder} verifies: checksums, card, bill of materials and evidence agree with the GGUF{', and so does the signature' if key else ''}"
+    )
     if not key:
-        print(f"  But {unchecked}: whoever made it may have written {SCRIPT}, {UNIT} and Modelfile. Read them before you run them.")
+        print(
+            f"  But {unchecked}: whoever made it may have written {SCRIPT}, {UNIT} and Modelfile. Read them before you run them."
+        )
     return 0
 
 

@@ -11,8 +11,13 @@ def advise(
 ) -> tuple[Recommendation, dict[str, Judgment]]:
     """Judge and recommend for `memory_gb` (2³⁰ bytes each; default: report.memory_gb); `seed` draws the bootstrap's samples."""
     tuned = [model for model in inputs.evaluations if not is_base(model)]
-    judged = {model: judge(model, inputs.evaluations, inputs.answers, inputs.parity, settings.gate, seed) for model in tuned}
-    refused = {model: " ".join(judgment.reasons) for model, judgment in judged.items() if judgment.verdict == "fail"}
+    judged = {
+        model: judge(model, inputs.evaluations, inputs.answers, inputs.parity, settings.gate, seed)
+        for model in tuned
+    }
+    refused = {
+        model: " ".join(judgment.reasons) for model, judgment in judged.items() if judgment.verdict == "fail"
+    }
     advice = recommend(
         inputs.evaluations, memory_gb=memory_gb or settings.memory_gb, max_task_drop=settings.max_task_drop, serve=serve,
         refused=refused, answers=inputs.answers, seed=seed,

@@ -60,7 +60,10 @@ def comparison(model: str, evaluations: Evaluations, parity: Mapping[str, Any]) 
 def _level(model: str, evaluations: Evaluations) -> Comparison:
     found, stage = evaluations[model], f"evaluate@{model}"
     named = found.get("reference")
-    sixteen = next((name for name in REFERENCES if name in evaluations), str(named or REFERENCES[0]).removeprefix(UNTUNED))
+    sixteen = next(
+        (name for name in REFERENCES if name in evaluations),
+        str(named or REFERENCES[0]).removeprefix(UNTUNED),
+    )
     against = reference_of(model, sixteen)
     own = "weights_gguf" if model == sixteen else level_key("weights", model)
     fault = f"{model}'s report compares it with {named or 'nothing'}, not with {against}: run `python -m pipeline {stage}` again."
@@ -69,11 +72,19 @@ def _level(model: str, evaluations: Evaluations) -> Comparison:
     kld = Measured(None, f"{model}'s divergence from {against} is not in its report")
     if klds:
         where = f" over all tokens, {klds[0]:.4f} at the assistant's" if klds[1] > klds[0] else ""
-        kld = Measured(max(klds), f"{model}'s mean KL divergence from {against} is {max(klds):.4f} nats{where}")
+        kld = Measured(
+            max(klds), f"{model}'s mean KL divergence from {against} is {max(klds):.4f} nats{where}"
+        )
     same_top = Measured(None, f"how often {model} ranks {against}'s token first is not in its report")
     if tops and max(tops) <= 1:
-        where = f"all positions, {share_text(tops[0])} of the assistant's" if tops[1] < tops[0] else "the positions"
-        same_top = Measured(min(tops), f"{model} ranks {against}'s token first at {share_text(min(tops))} of {where}")
+        where = (
+            f"all positions, {share_text(tops[0])} of the assistant's"
+            if tops[1] < tops[0]
+            else "the positions"
+        )
+        same_top = Measured(
+            min(tops), f"{model} ranks {against}'s token first at {share_text(min(tops))} of {where}"
+        )
     return Comparison(
         against, UNTUNED + sixteen, {} if model.startswith(UNTUNED) else {own: f"the weights of {model}"},
         "" if named == against else fault, stage, level_limit(model.removeprefix(UNTUNED), figure_of(found, "parameters")), kld, same_top,
@@ -83,13 +94,24 @@ def _level(model: str, evaluations: Evaluations) -> Comparison:
 def _adapter(found: Evaluation, seams: Mapping[str, Any]) -> Comparison:
     named, served = found.get("reference"), seams.get(SERVED) or {}
     fault = f"The report of {ADAPTED} compares it with {named or 'nothing'} or names no adapter's GGUF: run `python -m pipeline evaluate@{ADAPTED}`."
-    nats, top = figure_of(served, "figure") if served.get("unit") == "nats" else None, figure_of(served.get("figures"), "same_top")
+    nats, top = (
+        figure_of(served, "figure") if served.get("unit") == "nats" else None,
+        figure_of(served.get("figures"), "same_top"),
+    )
     kld = Measured(None, "how far base and adapter are from the trained model is not in parity's report")
     if nats is not None:
-        kld = Measured(nats, f"Base and adapter in llama.cpp are {nats:.2g} nats (mean KL divergence) from the trained model")
-    same_top = Measured(None, "how often llama.cpp ranks the trained model's token first is not in parity's report")
+        kld = Measured(
+            nats,
+            f"Base and adapter in llama.cpp are {nats:.2g} nats (mean KL divergence) from the trained model",
+        )
+    same_top = Measured(
+        None, "how often llama.cpp ranks the trained model's token first is not in parity's report"
+    )
     if top is not None and top <= 1:
-        same_top = Measured(top, f"Base and adapter in llama.cpp rank the trained model's token first at {share_text(top)} of the positions")
+        same_top = Measured(
+            top,
+            f"Base and adapter in llama.cpp rank the trained model's token first at {share_text(top)} of the positions",
+        )
     return Comparison(
         BARE, BARE, OF_ADAPTER, "" if named in (BARE, SOURCE) and found.get("lora") else fault, "parity", served_limit(), kld, same_top,
         ends=seams.get("behaviour_answers_end") or {},
@@ -99,7 +121,14 @@ def _adapter(found: Evaluation, seams: Mapping[str, Any]) -> Comparison:
 def figure_of(of: Mapping[str, Any] | None, key: str) -> float | None:
     """A figure that measures something: finite and not negative; None if it is missing."""
     value = (of or {}).get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0 else None
+    return (
+        float(value)
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+        else None
+    )
 
 
 def figures_of(records: tuple[Mapping[str, Any] | None, ...], key: str) -> list[float]:

@@ -44,7 +44,11 @@ class Healed:
     @property
     def words(self) -> str:
         """The verdict in a few words."""
-        found = {"better": "healed, more than noise", "worse": "made worse, more than noise", "noise": "within the noise"}
+        found = {
+            "better": "healed, more than noise",
+            "worse": "made worse, more than noise",
+            "noise": "within the noise",
+        }
         return found.get(self.verdict, f"no interval, which needs {FEWEST} rows")
 
 
@@ -65,11 +69,24 @@ def healing(evaluations: Evaluations, seed: int) -> list[Healed]:
             continue
         by_row = [(of.get("by_row") or {}).get(name) for of in (before, after)]
         rows, low, high = interval_of(by_row[0], by_row[1], seed)
-        found.append(Healed(words, one["kld_mean"], other["kld_mean"], one.get("same_top"), other.get("same_top"), rows, low, high))
+        found.append(
+            Healed(
+                words,
+                one["kld_mean"],
+                other["kld_mean"],
+                one.get("same_top"),
+                other.get("same_top"),
+                rows,
+                low,
+                high,
+            )
+        )
     return found
 
 
-def interval_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, seed: int) -> tuple[int, float | None, float | None]:
+def interval_of(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, seed: int
+) -> tuple[int, float | None, float | None]:
     """How many rows both were measured on, and the 95 % interval of the share healed; None without rows enough, or where they are other rows."""
     if not before or not after or before["tokens"] != after["tokens"]:
         return 0, None, None
@@ -80,7 +97,9 @@ def interval_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | Non
 
     from pipeline.metrics.intervals import resampled_means
 
-    damage, left = (resampled_means(of["kld"], seed) for of in (before, after))  # one seed and as many rows: the same draws
+    damage, left = (
+        resampled_means(of["kld"], seed) for of in (before, after)
+    )  # one seed and as many rows: the same draws
     shares = 1 - left[damage > 0] / damage[damage > 0]
     if not shares.size:
         return rows, None, None
@@ -94,7 +113,11 @@ def sentence(found: Healed) -> str:
     if found.share is None:
         return f"Nothing was lost {found.where}, so there is nothing to heal."
     spans = found.low is not None and found.high is not None
-    interval = f", 95 % interval {percent(found.low, 0)} to {percent(found.high, 0)} on {found.rows} rows" if spans else ""
+    interval = (
+        f", 95 % interval {percent(found.low, 0)} to {percent(found.high, 0)} on {found.rows} rows"
+        if spans
+        else ""
+    )
     done = "heals {} of" if found.share >= 0 else "adds {} to"
     done = f"The adapter {done.format(percent(abs(found.share), 0))} the damage"
     return f"{done} {found.where} ({figures}{interval}): {found.words}."

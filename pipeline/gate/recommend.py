@@ -9,8 +9,8 @@ How scores are compared: `pipeline.gate.task_scores`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from pipeline.config.sections import ADAPTED, BARE, SOURCE, UNTUNED, Serve
 from pipeline.gate.comparison import REFERENCES, Evaluation, Evaluations
@@ -34,34 +34,9 @@ class Recommendation:
     model: str | None
     reason: str
     warnings: tuple[str, ...]
-    arithmetic: Mapping[str, str]
-    gains: tuple[Gain, ...]
+    arithmetic: Mapping[str, str] = field(default_factory=dict)
+    gains: tuple[Gain, ...] = ()
     below_standard: bool = False
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What is chosen of the models that may be served; `warnings` are those of the choice alone."""
-
-    model: str
-    reason: str
-    warnings: Sequence[str]
-    below_standard: bool
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The models that fit in `room` and that the gate passes, with the memory of each; `tuned` counts the others too."""
-
-    evidence: Evidence
-    memory: Mapping[str, ServingMemory]
-    tuned: int
-    room: str
-    max_task_drop: float
-
-    def fits(self, name: str) -> str:
-        """How sure it is that `name` fits."""
-        return "fits" if self.memory[name].known else "may fit"
 
 
 def recommend(
@@ -83,55 +58,85 @@ def recommend(
     fitting = [name for name in memory if memory[name].total <= memory_gb * GB]
     if not fitting:
         least = min(memory, key=lambda name: memory[name].total)
-        needs, more = f"needs {memory[least].total / GB:.2f} GB.", f"or raise report.memory_gb ({memory_gb:g})."
-        reason = f"{WHAT} does not fit in {room}: it {needs}" if unmerged else f"No level fits in {room}: {least}, the smallest, {needs}"
+        needs, more = (
+            f"needs {memory[least].total / GB:.2f} GB.",
+            f"or raise report.memory_gb ({memory_gb:g}).",
+        )
+        reason = (
+            f"{WHAT} does not fit in {room}: it {needs}"
+            if unmerged
+            else f"No level fits in {room}: {least}, the smallest, {needs}"
+        )
         remedy = f"{'Take a smaller base' if unmerged else 'Make a smaller level'}, {more}"
         return Recommendation(None, reason, (remedy, *refusals), arithmetic, gains)
     allowed = {name: memory[name] for name in fitting if name not in refused}
     if not allowed and unmerged:
-        return Recommendation(None, f"The gate refuses {WHAT.removesuffix(',')}.", (refused[ADAPTED],), arithmetic, gains)
+        return Recommendation(
+            None, f"The gate refuses {WHAT.removesuffix(',')}.", (refused[ADAPTED],), arithmetic, gains
+        )
     if not allowed:
         reason = f"The gate refuses every level that fits in {room}: {', '.join(fitting)}."
         return Recommendation(None, reason, tuple(refusals), arithmetic, gains)
-    candidates = Candidates(evidence, allowed, len(memory), room, max_task_drop)
-    chosen = _adapter(candidates, gains[0]) if unmerged else _level(candidates)
-    warnings = [gain.sentence for gain in gains if gain.model == chosen.model and gain.beats is False] + refusals
-    if not allowed[chosen.model].known:
+    if unmerged:
+        chosen = _adapter(evidence, f"{_fits(memory[ADAPTED])} in {room}", max_task_drop, gains[0])
+    else:
+        chosen = _level(evidence, allowed, room, max_task_drop)
+    warnings = [
+        gain.sentence for gain in gains if gain.model == chosen.model and gain.beats is False
+    ] + refusals
+    if not memory[str(chosen.model)].known:
         warnings.append(f"Whether {chosen.model} fits is not known: its KV cache was not measured.")
-    return Recommendation(chosen.model, chosen.reason, (*warnings, *chosen.warnings), arithmetic, gains, chosen.below_standard)
+    return replace(chosen, warnings=(*warnings, *chosen.warnings), arithmetic=arithmetic, gains=gains)
 
 
-def _level(candidates: Candidates) -> Choice:
-    """The smallest level that is near enough to the 16-bit model, else the best."""
-    evidence, room, max_task_drop = candidates.evidence, candidates.room, candidates.max_task_drop
+def _level(
+    evidence: Evidence, memory: Mapping[str, ServingMemory], room: str, max_task_drop: float
+) -> Recommendation:
+    """Of the models in `memory`, the smallest that is near enough to the 16-bit model, else the best."""
     evaluations, name_16 = evidence.evaluations, reference_name(evidence.evaluations)
     by_task = task_score(evaluations[name_16]) is not None
-    compared = {name: evidence.compare(name, name_16) for name in candidates.memory}
+    compared = {name: evidence.compare(name, name_16) for name in memory}
     warnings = _resolution(evaluations[name_16], max_task_drop)
     if by_task:
         standard = f"stays within {max_task_drop:g} points of {name_16}"
-        good = [name for name, found in compared.items() if found and -found.points <= max_task_drop + TOLERANCE]
+        good = [
+            name for name, found in compared.items() if found and -found.points <= max_task_drop + TOLERANCE
+        ]
     else:
         standard = f"ranks the same token first as {name_16} at {MIN_SAME_TOP:.0%} of the positions"
-        good = [name for name in compared if name in REFERENCES or (evaluations[name].get("same_top") or 0.0) >= MIN_SAME_TOP]
+        tops = {name: evaluations[name].get("same_top") or 0.0 for name in compared}
+        good = [name for name in compared if name in REFERENCES or tops[name] >= MIN_SAME_TOP]
     if good:
-        chosen = min(good, key=lambda name: (evaluations[name]["bytes"], name))
-        fits = f"{candidates.fits(chosen)} in {room}"
-        reason = f"Of {candidates.tuned} tuned models, {chosen} is the smallest that {fits} and {standard}"
+        chosen, tuned = (
+            min(good, key=lambda name: (evaluations[name]["bytes"], name)),
+            sum(not is_base(name) for name in evaluations),
+        )
+        fits = f"{_fits(memory[chosen])} in {room}"
+        reason = f"Of {tuned} tuned models, {chosen} is the smallest that {fits} and {standard}"
         if chosen in REFERENCES:
-            reason = f"{chosen} {fits}, and no smaller level {standard if candidates.tuned > 1 else 'was measured'}"
+            reason = f"{chosen} {fits}, and no smaller level {standard if tuned > 1 else 'was measured'}"
     else:
-        chosen = max(compared, key=lambda name: (_quality(evaluations[name], compared[name], by_task), -evaluations[name]["bytes"]))
-        fits, virtue = candidates.fits(chosen), "score" if by_task else f"likeness to {name_16}"
-        reason = f"{chosen} has the best {virtue} of what {fits} in {room}, though nothing that {fits} {standard}"
-        warnings.insert(0, f"Nothing that {fits} in {room} {standard}: read the answers before you serve {chosen}.")
-    return Choice(chosen, f"{reason}{_figures(chosen, evaluations[chosen], compared[chosen], by_task)}.", warnings, not good)
+        chosen = max(
+            compared,
+            key=lambda name: (
+                _quality(evaluations[name], compared[name], by_task),
+                -evaluations[name]["bytes"],
+            ),
+        )
+        fits, virtue = _fits(memory[chosen]), "score" if by_task else f"likeness to {name_16}"
+        reason = (
+            f"{chosen} has the best {virtue} of what {fits} in {room}, though nothing that {fits} {standard}"
+        )
+        warnings.insert(
+            0, f"Nothing that {fits} in {room} {standard}: read the answers before you serve {chosen}."
+        )
+    reason += f"{_figures(chosen, evaluations[chosen], compared[chosen], by_task)}."
+    return Recommendation(chosen, reason, tuple(warnings), below_standard=not good)
 
 
-def _adapter(candidates: Candidates, gain: Gain) -> Choice:
+def _adapter(evidence: Evidence, fits: str, max_task_drop: float, gain: Gain) -> Recommendation:
     """The adapter on its base, and whether it is worth serving."""
-    evidence = candidates.evidence
-    below = gain.points is not None and -gain.points > candidates.max_task_drop + TOLERANCE
+    below = gain.points is not None and -gain.points > max_task_drop + TOLERANCE
     compared, warnings = evidence.compare(ADAPTED, BARE), []
     if compared:
         score = f"; on the task it has {compared.mine:.1f} points, {BARE} alone {compared.theirs:.1f} ({compared.words})"
@@ -139,13 +144,18 @@ def _adapter(candidates: Candidates, gain: Gain) -> Choice:
         score = "; there is no task score to judge by"
     else:
         score = f"; its score can't be compared, since no question has one of {BARE} too"
-    reason = f"{WHAT} {candidates.fits(ADAPTED)} in {candidates.room}, and the gate lets it pass{score}."
+    reason = f"{WHAT} {fits}, and the gate lets it pass{score}."
     if is_healing(evidence.evaluations):
         healed = healing(evidence.evaluations, evidence.seed)
         below = below or any(one.verdict in ("worse", "noise") for one in healed[:1])
         warnings = [sentence(one) for one in healed if one.verdict in ("worse", "noise")]
-        reason += f" {sentence(healed[0])}" if healed else f" How much it heals was not measured: evaluate.models does not name {BARE}."
-    return Choice(ADAPTED, reason, warnings, below)
+        unknown = f"How much it heals was not measured: evaluate.models does not name {BARE}."
+        reason += f" {sentence(healed[0]) if healed else unknown}"
+    return Recommendation(ADAPTED, reason, tuple(warnings), below_standard=below)
+
+
+def _fits(memory: ServingMemory) -> str:
+    return "fits" if memory.known else "may fit"
 
 
 def reference_name(evaluations: Evaluations) -> str:
@@ -168,11 +178,25 @@ def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
 
     It has the server's own peak (the GPU's with layers on it) if that was measured at this context with the same layers on the GPU.
     """
-    context, cache, measured = serve.ctx_size * serve.parallel, evaluation.get("kv_cache_bytes"), evaluation.get("serving") or {}
-    scaled = round(cache * context / evaluation["ctx_size"]) if cache is not None and "ctx_size" in evaluation else None
-    at_this = all(measured.get(key) == getattr(serve, key) for key in ("ctx_size", "parallel", "n_gpu_layers"))
-    peak = measured.get("gpu_memory_bytes" if serve.n_gpu_layers else "peak_memory_bytes") if at_this else None
-    kept = 0 if evaluation.get("lora") else prompt_cache(serve)  # llama-server keeps nothing of an adapter's (`cache_arguments`)
+    context, cache, measured = (
+        serve.ctx_size * serve.parallel,
+        evaluation.get("kv_cache_bytes"),
+        evaluation.get("serving") or {},
+    )
+    scaled = (
+        round(cache * context / evaluation["ctx_size"])
+        if cache is not None and "ctx_size" in evaluation
+        else None
+    )
+    at_this = all(
+        measured.get(key) == getattr(serve, key) for key in ("ctx_size", "parallel", "n_gpu_layers")
+    )
+    peak = (
+        measured.get("gpu_memory_bytes" if serve.n_gpu_layers else "peak_memory_bytes") if at_this else None
+    )
+    kept = (
+        0 if evaluation.get("lora") else prompt_cache(serve)
+    )  # llama-server keeps nothing of an adapter's (`cache_arguments`)
     return ServingMemory(evaluation["bytes"], scaled, context, peak, kept)
 
 
@@ -192,7 +216,11 @@ def _figures(chosen: str, found: Evaluation, compared: Standing | None, by_task:
 
 def _resolution(reference: Evaluation, max_task_drop: float) -> list[str]:
     task = reference.get("task")
-    half = (task["score_high"] - task["score_low"]) / 2 * 100 if task and task_score(reference) is not None else 0.0
+    half = (
+        (task["score_high"] - task["score_low"]) / 2 * 100
+        if task and task_score(reference) is not None
+        else 0.0
+    )
     if not task or half <= max_task_drop:
         return []
     coarse = f"{scored_rows(task)} rows measure a score to ± {half:.0f} points, coarser than the {max_task_drop:g} allowed"

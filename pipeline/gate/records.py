@@ -48,21 +48,35 @@ class Inputs:
     base: Mapping[str, Any]
     evaluations: Mapping[str, Mapping[str, Any]]
     answers: Mapping[str, Sequence[Mapping[str, Any]]]
-    fidelity: Mapping[str, Any] | None = None  # what `quench fidelity`, which is not a stage, measured of this very base
+    fidelity: Mapping[str, Any] | None = (
+        None  # what `quench fidelity`, which is not a stage, measured of this very base
+    )
 
 
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
     """Every input below `root`. Raises `DataError` with the file and the stage that makes it if one is missing or damaged."""
-    needed = {file: what for file, what in NEEDED.items() if what[0] not in ONLY_MERGED or ADAPTED not in models}
-    found = {Path(file).stem: read_record(root, file, shape, stage) for file, (stage, shape) in needed.items()}
+    needed = {
+        file: what for file, what in NEEDED.items() if what[0] not in ONLY_MERGED or ADAPTED not in models
+    }
+    found = {
+        Path(file).stem: read_record(root, file, shape, stage) for file, (stage, shape) in needed.items()
+    }
     evaluations = {model: read_evaluation(root, model) for model in models}
     scored = [model for model, result in evaluations.items() if result.get("task")]
-    answers = {model: read_answers(root, f"reports/eval/{model}.answers.jsonl", f"evaluate@{model}") for model in scored}
+    answers = {
+        model: read_answers(root, f"reports/eval/{model}.answers.jsonl", f"evaluate@{model}")
+        for model in scored
+    }
     for model in scored:
         if [row["id"] for row in answers[model]] != [row["id"] for row in answers[scored[0]]]:
-            remedy = f"run `python -m pipeline evaluate@{model}` again"
-            raise DataError("Q-GATE-002", f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: {remedy}")
-    journal = Journal(root / "reports" / "train.jsonl").rows()  # runs of older versions have none: what it holds is then not measured
+            raise DataError(
+                "Q-GATE-002",
+                f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: run "
+                f"`python -m pipeline evaluate@{model}` again",
+            )
+    journal = Journal(
+        root / "reports" / "train.jsonl"
+    ).rows()  # runs of older versions have none: what it holds is then not measured
     fidelity = read_fidelity(root / "reports" / "fidelity.json", found["base"]["files"])
     return Inputs(
         merge=found.pop("merge", None), ways=found.pop("ways", None), log=read_curve(root), journal=journal, evaluations=evaluations,
@@ -78,22 +92,34 @@ def read_record(root: Path, file: str, shape: type[shapes.Shape], stage: str) ->
     except FileNotFoundError:
         raise absent(path, root, stage) from None
     except (OSError, BadLine) as error:
-        raise DataError("Q-GATE-001", f"{path} can't be read ({error}): run `python -m pipeline {stage}` again") from error
+        raise DataError(
+            "Q-GATE-001", f"{path} can't be read ({error}): run `python -m pipeline {stage}` again"
+        ) from error
     try:
         shape.model_validate(value)
     except ValidationError as error:
-        raise DataError("Q-GATE-001", f"{path} {faults(error)}: run `python -m pipeline {stage}` again") from None
+        raise DataError(
+            "Q-GATE-001", f"{path} {faults(error)}: run `python -m pipeline {stage}` again"
+        ) from None
     return value
 
 
 def faults(error: ValidationError, skip: int = 0) -> str:
     """The first faults, half a sentence: which keys are missing, and what is wrong with others. `skip` drops the first parts of each place."""
     listed = error.errors(include_url=False, include_input=False, include_context=False)
-    found = [(ascii(".".join(map(str, one["loc"][skip:])))[1:-1][:80] or "it", one) for one in listed]  # keys may hold what a terminal would obey
+    found = [
+        (ascii(".".join(map(str, one["loc"][skip:])))[1:-1][:80] or "it", one) for one in listed
+    ]  # keys may hold what a terminal would obey
     lacking = [place for place, one in found if one["type"] == "missing"]
-    wrong = [f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}" for place, one in found if one["type"] != "missing"]
+    wrong = [
+        f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}"
+        for place, one in found
+        if one["type"] != "missing"
+    ]
     more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-    parts = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [f"is damaged ({'; '.join(wrong[:SHOWN])}{more})"] * bool(wrong)
+    parts = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [
+        f"is damaged ({'; '.join(wrong[:SHOWN])}{more})"
+    ] * bool(wrong)
     return " and ".join(parts)
 
 
@@ -102,7 +128,11 @@ def read_evaluation(root: Path, model: str) -> dict[str, Any]:
     file, stage = f"reports/eval/{model}.json", f"evaluate@{model}"
     found = read_record(root, file, shapes.Evaluation, stage)
     if found.get("model", model) != model:
-        raise DataError("Q-GATE-002", f"{root / file} holds the figures of {str(found['model'])[:80]!a}: run `python -m pipeline {stage}` again")
+        raise DataError(
+            "Q-GATE-002",
+            f"{root / file} holds the figures of {str(found['model'])[:80]!a}: run `python -m pipeline "
+            f"{stage}` again",
+        )
     return found
 
 
@@ -116,7 +146,10 @@ def read_answers(root: Path, file: str, stage: str) -> list[dict[str, Any]]:
         shapes.ANSWERS.validate_python(rows)
     except ValidationError as error:
         number = int(error.errors()[0]["loc"][0]) + 1
-        raise DataError("Q-GATE-001", f"{path}, row {number} {faults(error, skip=1)}: run `python -m pipeline {stage}` again") from None
+        raise DataError(
+            "Q-GATE-001",
+            f"{path}, row {number} {faults(error, skip=1)}: run `python -m pipeline {stage}` again",
+        ) from None
     return rows
 
 
@@ -129,7 +162,9 @@ def read_curve(root: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         raise absent(path, root, "train") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError("Q-GATE-001", f"{path} can't be read ({error}): run `python -m pipeline train` again") from error
+        raise DataError(
+            "Q-GATE-001", f"{path} can't be read ({error}): run `python -m pipeline train` again"
+        ) from error
 
 
 def read_fidelity(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
@@ -139,10 +174,14 @@ def read_fidelity(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] |
     try:
         found = parse_record(path.read_bytes())
         lines = found["lines"].values()
-        whole = all({"title", "what", "figure", "limit", "verdict", "detail"} <= line.keys() for line in lines)
+        whole = all(
+            {"title", "what", "figure", "limit", "verdict", "detail"} <= line.keys() for line in lines
+        )
     except (OSError, BadLine, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
-        raise DataError("Q-GATE-003", f"{path} is not what `quench fidelity` wrote: run that again, or delete the file")
+        raise DataError(
+            "Q-GATE-003", f"{path} is not what `quench fidelity` wrote: run that again, or delete the file"
+        )
     weights = {name: digest for name, digest in base_files.items() if name.endswith(".safetensors")}
     return dict(found) if found.get("base_weights_sha256") == json_hash(weights) else None

@@ -24,7 +24,14 @@ TITLES = {
     "parity": "Seams", "reference": "Reference", "kld": "Divergence", "same_top": "Same first choice", "task_drop": "Task",
     "stopped": "Ends its answers", "forgetting": "General ability",
 }  # fmt: skip
-RECORD = {"rule": "key", "title": "name", "figure": "figure", "limit": "limit", "verdict": "verdict", "sentence": "sentence"}
+RECORD = {
+    "rule": "key",
+    "title": "name",
+    "figure": "figure",
+    "limit": "limit",
+    "verdict": "verdict",
+    "sentence": "sentence",
+}
 Answers = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
@@ -47,29 +54,39 @@ class Judgment:
 
     def record(self) -> dict[str, Any]:
         """As JSON: a bundle's evidence/gate.json."""
-        return {"model": self.model, "verdict": self.verdict, "findings": [check.record(RECORD) for check in self.checks]}
+        return {
+            "model": self.model,
+            "verdict": self.verdict,
+            "findings": [check.record(RECORD) for check in self.checks],
+        }
 
 
-def judge(model: str, evaluations: Evaluations, answers: Answers, parity: Mapping[str, Any], limits: Gate, seed: int) -> Judgment:
+def judge(
+    model: str, evaluations: Evaluations, answers: Answers, parity: Mapping[str, Any], limits: Gate, seed: int
+) -> Judgment:
     """Judge a model of `evaluations` (reports/eval/MODEL.json by model) with its answers and reports/parity.json.
 
     `seed` draws the bootstrap's samples.
     """
     found, compared = evaluations[model], comparison(model, evaluations, parity)
-    checks = [_parity(parity, compared.needed)]
-    if compared.fault:
-        checks.append(_check("reference", "fail", compared.fault))
-    if limits.max_kld is not None:
-        checks.append(_divergence("kld", compared.kld, limits.max_kld, compared.allowed.kld, compared))
-    if limits.min_same_top is not None:
-        checks.append(_divergence("same_top", compared.same_top, limits.min_same_top, compared.allowed.same_top, compared))
-    if limits.max_task_drop is not None:
-        checks.append(_task_drop(model, compared.against, evaluations, answers, limits.max_task_drop, seed))
-    if limits.min_stopped is not None:
-        checks.append(_stopped(model, found, evaluations.get(compared.against, found), limits.min_stopped, compared.ends))
-    if limits.max_forgetting is not None:
-        checks.append(_forgetting(model, found, compared.untuned, evaluations, limits.max_forgetting, seed))
-    return Judgment(model, tuple(checks))
+    kld, same_top, drop, stopped, forgotten = (
+        limits.max_kld, limits.min_same_top, limits.max_task_drop, limits.min_stopped, limits.max_forgetting,
+    )  # fmt: skip
+    reference = evaluations.get(compared.against, found)
+    checks = (
+        _parity(parity, compared.needed),
+        _check("reference", "fail", compared.fault) if compared.fault else None,
+        None if kld is None else _divergence("kld", compared.kld, kld, compared.allowed.kld, compared),
+        None
+        if same_top is None
+        else _divergence("same_top", compared.same_top, same_top, compared.allowed.same_top, compared),
+        None if drop is None else _task_drop(model, compared.against, evaluations, answers, drop, seed),
+        None if stopped is None else _stopped(model, found, reference, stopped, compared.ends),
+        None
+        if forgotten is None
+        else _forgetting(model, found, compared.untuned, evaluations, forgotten, seed),
+    )
+    return Judgment(model, tuple(check for check in checks if check))
 
 
 def _parity(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Check:
@@ -80,66 +97,126 @@ def _parity(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Check:
         sentence = f"{len(failed)} of {len(seams)} seams failed, none may: {', '.join(failed)} (`quench parity` names the cause)."
         return _check("parity", "fail", sentence, float(len(failed)), 0.0)
     if parity["verdict"] != "pass":
-        return _check("parity", "fail", f"Parity's verdict is {parity['verdict']!r}, not pass: run `snakemake --force parity`.", None, 0.0)
+        return _check(
+            "parity",
+            "fail",
+            f"Parity's verdict is {parity['verdict']!r}, not pass: run `snakemake --force parity`.",
+            None,
+            0.0,
+        )
     lacking = [what for key, what in needed.items() if seams.get(key, {}).get("verdict") != "pass"]
     if lacking:
-        tried = [seams[key]["detail"] for key in needed if seams.get(key, {}).get("verdict") == "not measured" and seams[key].get("detail")]
+        tried = [
+            seams[key]["detail"]
+            for key in needed
+            if seams.get(key, {}).get("verdict") == "not measured" and seams[key].get("detail")
+        ]
         remedy = f"{'; '.join(tried)}." if tried else "run `snakemake parity`."
-        return _check("parity", "fail", f"Parity has not measured {' and '.join(lacking)}: {remedy}", None, 0.0)
+        return _check(
+            "parity", "fail", f"Parity has not measured {' and '.join(lacking)}: {remedy}", None, 0.0
+        )
     measured = sum(seam["verdict"] == "pass" for seam in seams.values())
-    return _check("parity", "pass", f"{measured} of {len(seams)} seams were measured, and none failed.", 0.0, 0.0)
+    return _check(
+        "parity", "pass", f"{measured} of {len(seams)} seams were measured, and none failed.", 0.0, 0.0
+    )
 
 
-def _divergence(rule: str, measured: Measured, given: float | Literal["auto"], automatic: float, compared: Comparison) -> Check:
+def _divergence(
+    rule: str, measured: Measured, given: float | Literal["auto"], automatic: float, compared: Comparison
+) -> Check:
     limit, why = (automatic, f" (auto: {compared.allowed.source})") if given == AUTO else (given, "")
-    figure = measured.figure
-    if figure is None:
+    if (figure := measured.figure) is None:
         return _missing(rule, limit, measured.words, compared.stage)
     if rule == "kld":
-        return _check(rule, figure <= limit, f"{measured.words}; at most {limit:g} are allowed{why}.", figure, limit)
-    return _check(rule, figure >= limit, f"{measured.words}; at least {share_text(limit)} are wanted{why}.", figure, limit)
+        return _check(
+            rule, figure <= limit, f"{measured.words}; at most {limit:g} are allowed{why}.", figure, limit
+        )
+    return _check(
+        rule,
+        figure >= limit,
+        f"{measured.words}; at least {share_text(limit)} are wanted{why}.",
+        figure,
+        limit,
+    )
 
 
-def _task_drop(model: str, against: str, evaluations: Evaluations, answers: Answers, limit: float, seed: int) -> Check:
+def _task_drop(
+    model: str, against: str, evaluations: Evaluations, answers: Answers, limit: float, seed: int
+) -> Check:
     rule, again = "task_drop", f"evaluate@{model}"
     if model == against:
         return _check(rule, "pass", f"{model} is the model that the levels are compared with.", 0.0, limit)
     mine, theirs = ((evaluations.get(name) or {}).get("task") for name in (model, against))
     if bool(mine) != bool(theirs):
-        return _missing(rule, limit, f"only one of {model} and {against} has a task score", f"evaluate@{against}" if mine else again)
+        return _missing(
+            rule,
+            limit,
+            f"only one of {model} and {against} has a task score",
+            f"evaluate@{against}" if mine else again,
+        )
     if not mine or not theirs:
-        return _check(rule, "not measured", f"The task drop of {model} was not measured: evaluate.scorers is empty.", None, limit)
+        return _check(
+            rule,
+            "not measured",
+            f"The task drop of {model} was not measured: evaluate.scorers is empty.",
+            None,
+            limit,
+        )
     if (scorer := mine.get("scorer")) != (other := theirs.get("scorer")):
         return _missing(rule, limit, f"{model} is scored by {scorer} and {against} by {other}", again)
     if not (answers.get(against) and _ids(answers, model) == _ids(answers, against)):
-        return _missing(rule, limit, f"{model} and {against} answered other questions, so they can't be compared", again)
+        return _missing(
+            rule, limit, f"{model} and {against} answered other questions, so they can't be compared", again
+        )
     scores = paired_scores(answers, against, model)
     scored = sum(row["score"] is not None for row in answers[against])
     if scores is None or len(scores[0]) < (1 - UNSCORED) * scored:
         compared = len(scores[0]) if scores else 0
-        return _missing(rule, limit, f"only {compared} of {model}'s answers have a score where {scored} of {against}'s have one", again)
+        return _missing(
+            rule,
+            limit,
+            f"only {compared} of {model}'s answers have a score where {scored} of {against}'s have one",
+            again,
+        )
     return _drop(rule, f"{model} scores", *scores, against, limit, seed)
 
 
-def _stopped(model: str, found: Evaluation, reference: Evaluation, limit: float, ends: Mapping[str, Any] | None) -> Check:
+def _stopped(
+    model: str, found: Evaluation, reference: Evaluation, limit: float, ends: Mapping[str, Any] | None
+) -> Check:
     rule, task = "stopped", found.get("task") or {}
-    if not task and ends is not None:  # parity's few questions: an adapter that never ends a turn must not pass
+    if (
+        not task and ends is not None
+    ):  # parity's few questions: an adapter that never ends a turn must not pass
         detail = ends.get("detail") or "parity has not measured it"
         if ends.get("verdict") == "pass":
             return _check(rule, "pass", f"Parity's questions: {detail}.")
-        return _check(rule, "fail", f"Nothing says that {model} ends its answers ({detail}): set evaluate.scorers, or train longer.")
+        return _check(
+            rule,
+            "fail",
+            f"Nothing says that {model} ends its answers ({detail}): set evaluate.scorers, or train longer.",
+        )
     figure = task.get("stopped")
     if figure is None and (reference.get("task") or task):
-        return _missing(rule, limit, f"how many answers {model} ends by itself is not in its report", f"evaluate@{model}")
+        return _missing(
+            rule, limit, f"how many answers {model} ends by itself is not in its report", f"evaluate@{model}"
+        )
     if figure is None:
-        return _check(rule, "not measured", f"Whether {model} ends its answers was not measured: evaluate.scorers is empty.", None, limit)
+        return _check(
+            rule,
+            "not measured",
+            f"Whether {model} ends its answers was not measured: evaluate.scorers is empty.",
+            None,
+            limit,
+        )
+    remedy = " Where right answers are longer than evaluate.max_new_tokens, raise that; else the end of turn was not learnt."
     sentence = f"{model} ends {share_text(figure)} of its {task['rows']} answers by itself; at least {share_text(limit)} are wanted."
-    if figure < limit:
-        sentence += " Where right answers are longer than evaluate.max_new_tokens, raise that; else the end of turn was not learnt."
-    return _check(rule, figure >= limit, sentence, figure, limit)
+    return _check(rule, figure >= limit, sentence + (remedy if figure < limit else ""), figure, limit)
 
 
-def _forgetting(model: str, found: Evaluation, base: str, evaluations: Evaluations, limit: float, seed: int) -> Check:
+def _forgetting(
+    model: str, found: Evaluation, base: str, evaluations: Evaluations, limit: float, seed: int
+) -> Check:
     rule, unknown = "forgetting", f"What {model} forgot was not measured"
     if base not in evaluations:
         return _check(rule, "not measured", f"{unknown}: evaluate.models does not name {base}.", None, limit)
@@ -147,11 +224,22 @@ def _forgetting(model: str, found: Evaluation, base: str, evaluations: Evaluatio
     if not before and not after:
         return _check(rule, "not measured", f"{unknown}: evaluate.general is none.", None, limit)
     if not before or not after:
-        return _missing(rule, limit, f"only one of {model} and {base} has a general ability", f"evaluate@{base if after else model}")
-    if (before["file"], before.get("sha256"), len(before["right"])) != (after["file"], after.get("sha256"), len(after["right"])):
+        return _missing(
+            rule,
+            limit,
+            f"only one of {model} and {base} has a general ability",
+            f"evaluate@{base if after else model}",
+        )
+    if (before["file"], before.get("sha256"), len(before["right"])) != (
+        after["file"],
+        after.get("sha256"),
+        len(after["right"]),
+    ):
         what = f"{model} and {base} answered other general questions, so they can't be compared"
         return _missing(rule, limit, what, f"evaluate@{model}")
-    return _drop(rule, f"{model} answers general questions", before["right"], after["right"], base, limit, seed)
+    return _drop(
+        rule, f"{model} answers general questions", before["right"], after["right"], base, limit, seed
+    )
 
 
 def paired_scores(answers: Answers, first: str, second: str) -> tuple[list[float], list[float]] | None:
@@ -159,7 +247,11 @@ def paired_scores(answers: Answers, first: str, second: str) -> tuple[list[float
     if _ids(answers, first) != _ids(answers, second):
         return None
     both = zip(answers.get(first) or (), answers.get(second) or (), strict=True)
-    pairs = [(one["score"], two["score"]) for one, two in both if one["score"] is not None and two["score"] is not None]
+    pairs = [
+        (one["score"], two["score"])
+        for one, two in both
+        if one["score"] is not None and two["score"] is not None
+    ]
     return ([one for one, _ in pairs], [two for _, two in pairs]) if pairs else None
 
 
@@ -167,7 +259,15 @@ def _ids(answers: Answers, model: str) -> list[str]:
     return [row["id"] for row in answers.get(model) or ()]
 
 
-def _drop(rule: str, subject: str, before: Sequence[float], after: Sequence[float], against: str, limit: float, seed: int) -> Check:
+def _drop(
+    rule: str,
+    subject: str,
+    before: Sequence[float],
+    after: Sequence[float],
+    against: str,
+    limit: float,
+    seed: int,
+) -> Check:
     """A paired comparison in points of 100: refused if the entire 95 % interval of the drop is above `limit`, and p below `CHANCE`.
 
     A drop above the limit that differs from 0 is not enough: of ten random halves of a good level's 64 answers, one would be refused.
@@ -186,13 +286,22 @@ def _drop(rule: str, subject: str, before: Sequence[float], after: Sequence[floa
 
 def _missing(rule: str, limit: float, what: str, stage: str) -> Check:
     """What should have been measured and was not refuses."""
-    return _check(rule, "fail", f"{what[0].upper()}{what[1:]}, which refuses: run `python -m pipeline {stage}` again.", None, limit)
+    return _check(
+        rule,
+        "fail",
+        f"{what[0].upper()}{what[1:]}, which refuses: run `python -m pipeline {stage}` again.",
+        None,
+        limit,
+    )
 
 
 def _check(
-    rule: str, verdict: bool | Literal["pass", "fail", "not measured"], sentence: str, figure: float | None = None, limit: float | None = None
+    rule: str,
+    verdict: bool | Literal["pass", "fail", "not measured"],
+    sentence: str,
+    figure: float | None = None,
+    limit: float | None = None,
 ) -> Check:
     """A rule's check; a `verdict` of True passes."""
-    if isinstance(verdict, bool):
-        verdict = "pass" if verdict else "fail"
+    verdict = ("pass" if verdict else "fail") if isinstance(verdict, bool) else verdict
     return Check(TITLES[rule], verdict, sentence, figure=figure, limit=limit, key=rule)

@@ -51,7 +51,11 @@ class Evidence:
             return None
         if one not in self.answers or other not in self.answers:
             apart = not intervals_overlap(found, base)
-            words = "the intervals lie apart, so it is more than noise" if apart else noise(scored_rows(found["task"]))
+            words = (
+                "the intervals lie apart, so it is more than noise"
+                if apart
+                else noise(scored_rows(found["task"]))
+            )
             return Standing(mine * 100, theirs * 100, apart, words)
         scores = paired_scores(self.answers, one, other)
         if scores is None:
@@ -87,7 +91,12 @@ def gain_over(name: str, evidence: Evidence, untuned: str) -> Gain:
             return Gain(name, None, None, "Not measured: there is neither a task score nor a perplexity.")
         better = found["perplexity"] < base["perplexity"]
         figures = f"{found['perplexity']:.2f} against {base['perplexity']:.2f}"
-        return Gain(name, None, better, f"{name}'s held-out perplexity is {'' if better else 'not '}below the untuned base's ({figures}).")
+        return Gain(
+            name,
+            None,
+            better,
+            f"{name}'s held-out perplexity is {'' if better else 'not '}below the untuned base's ({figures}).",
+        )
     points, figures = round(compared.points, 1), str(compared)
     if not compared.apart:
         gain = Gain(name, points, False, f"{name} does not measurably beat the untuned base ({figures}).")

@@ -38,7 +38,11 @@ def parse_scale(text: str, what: str) -> float:
     except ValueError:
         scale = math.nan
     if not abs(scale) <= LARGEST_SCALE:  # true of nan
-        raise ConfigError("Q-SERVE-007", f"{what} has the scale {text!r}: give a number from -100 to 100 (1 is what was trained, 0 is off)")
+        raise ConfigError(
+            "Q-SERVE-007",
+            f"{what} has the scale {text!r}: give a number from -100 to 100 (1 is what was trained, 0 is "
+            "off)",
+        )
     return scale
 
 
@@ -53,13 +57,22 @@ def parse_adapter(word: str) -> Adapter:
 def matching_adapters(model: Path, adapters: Sequence[Adapter]) -> list[Adapter]:
     """`adapters`, each proven by `matching_adapter`. Raises `ConfigError` if one is given twice, and as `matching_adapter`."""
     seen: dict[object, Adapter] = {}
-    model_hash = functools.cache(lambda: file_hash(model))  # of gigabytes: once, and only if an adapter asks for it
+    model_hash = functools.cache(
+        lambda: file_hash(model)
+    )  # of gigabytes: once, and only if an adapter asks for it
     for adapter in adapters:
         matching_adapter(model, adapter.file, model_hash)
-        for mark in {adapter.file.resolve(), adapter.name, check_gguf(adapter.file).fields.get(ADAPTER, adapter.name)}:
+        for mark in {
+            adapter.file.resolve(),
+            adapter.name,
+            check_gguf(adapter.file).fields.get(ADAPTER, adapter.name),
+        }:
             if mark in seen:
-                remedy = "give each adapter once, under a name of its own"
-                raise ConfigError("Q-SERVE-008", f"{adapter.file} is {seen[mark].file} again, or has its name: {remedy}")
+                raise ConfigError(
+                    "Q-SERVE-008",
+                    f"{adapter.file} is {seen[mark].file} again, or has its name: give each adapter once, "
+                    "under a name of its own",
+                )
             seen[mark] = adapter
     return list(adapters)
 
@@ -71,17 +84,30 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
     or of other shapes.
     """
     if not adapter.exists():
-        makers = "stage convert (lora, with base.quantization gguf) makes it, or name another with --adapter"
-        raise DataError("Q-SERVE-009", f"{adapter} is missing: {makers}")
+        raise DataError(
+            "Q-SERVE-009",
+            f"{adapter} is missing: stage convert (lora, with base.quantization gguf) makes it, or name "
+            "another with --adapter",
+        )
     served, given = check_gguf(model), check_gguf(adapter)
-    if ADAPTER in served.fields and BASE_FILE not in given.fields:  # one trained on that very file is a second round
-        remedy = "--lora is for a level of the untuned base, base-Q4_K_M for example"
-        raise ConfigError("Q-SERVE-010", f"{model.name} holds its adapter already: {remedy}")
+    if (
+        ADAPTER in served.fields and BASE_FILE not in given.fields
+    ):  # one trained on that very file is a second round
+        raise ConfigError(
+            "Q-SERVE-010",
+            f"{model.name} holds its adapter already: --lora is for a level of the untuned base, "
+            "base-Q4_K_M for example",
+        )
     kind = given.fields.get("general.type")
     if (kind, given.fields.get("adapter.type")) != ("adapter", "lora"):
-        raise DataError("Q-SERVE-011", f"{adapter} is no LoRA adapter (general.type is {kind!r}): give the one that stage convert made")
+        raise DataError(
+            "Q-SERVE-011",
+            f"{adapter} is no LoRA adapter (general.type is {kind!r}): give the one that stage convert made",
+        )
     if BASE_FILE in given.fields:
-        need_same_file(model, adapter, str(given.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model))
+        need_same_file(
+            model, adapter, str(given.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model)
+        )
     else:
         need_same_base(model, adapter, served, given)
     need_fit(model, adapter, served, given)
@@ -91,48 +117,75 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
 def need_same_file(model: Path, adapter: Path, wanted: str, found: str) -> None:
     """Raise `DataError` if `model` (of sha256 `found`) is not the very file that `adapter` was trained on (`wanted`)."""
     if wanted != found:
-        files = f"another file ({wanted[:12]}…) than {model.name} ({found[:12]}…), byte for byte"
-        remedy = "serve the file that it was trained on, or train again on this one"
-        raise DataError("Q-SERVE-012", f"{adapter.name} was trained on {files}: {remedy}")
+        raise DataError(
+            "Q-SERVE-012",
+            f"{adapter.name} was trained on another file ({wanted[:12]}…) than {model.name} "
+            f"({found[:12]}…), byte for byte: serve the file that it was trained on, or train again on this "
+            "one",
+        )
 
 
 def need_same_base(model: Path, adapter: Path, served: Header, given: Header) -> None:
     """Raise `DataError` unless both files name their base, and it is the same."""
     for file, header in ((adapter, given), (model, served)):
         if BASE not in header.fields:
-            why = "so nothing proves that the two belong together"
-            raise DataError("Q-SERVE-012", f"{file.name} doesn't name its base ({BASE}), {why}: run stage convert again")
+            raise DataError(
+                "Q-SERVE-012",
+                f"{file.name} doesn't name its base ({BASE}), so nothing proves that the two belong "
+                "together: run stage convert again",
+            )
     wanted, found = given.fields[BASE], served.fields[BASE]
     if wanted != found:
-        bases = f"another base ({wanted[:12]}…) than that of {model.name} ({found[:12]}…)"
-        raise DataError("Q-SERVE-012", f"{adapter.name} was trained on {bases}: {OTHER_BASE}")
+        raise DataError(
+            "Q-SERVE-012",
+            f"{adapter.name} was trained on another base ({wanted[:12]}…) than that of {model.name} "
+            f"({found[:12]}…): {OTHER_BASE}",
+        )
 
 
 def adapted_tensors(adapter: Header) -> list[str]:
     """The base's tensors that an adapter changes, in order."""
-    return sorted({name.removesuffix(part) for name in adapter.tensors for part in PARTS if name.endswith(part)})
+    return sorted(
+        {name.removesuffix(part) for name in adapter.tensors for part in PARTS if name.endswith(part)}
+    )
 
 
 def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
     """Raise `DataError` unless every pair of the adapter's matrices fits a tensor of the model, by llama.cpp's rules (src/llama-adapter.cpp)."""
     kinds = [header.fields.get("general.architecture") for header in (given, served)]
     if kinds[0] != kinds[1]:
-        raise DataError("Q-SERVE-012", f"{adapter.name} is an adapter of a {kinds[0]} model, {model.name} is a {kinds[1]}: {OTHER_BASE}")
+        raise DataError(
+            "Q-SERVE-012",
+            f"{adapter.name} is an adapter of a {kinds[0]} model, {model.name} is a {kinds[1]}: {OTHER_BASE}",
+        )
     names = adapted_tensors(given)
-    if strange := sorted(name for name in given.tensors if not name.endswith((*PARTS, "_norm.weight"))):  # llama.cpp leaves norms out
-        raise DataError("Q-SERVE-011", f"{adapter.name} holds {strange[0]}, which is no part of a LoRA: convert the adapter again")
+    if strange := sorted(
+        name for name in given.tensors if not name.endswith((*PARTS, "_norm.weight"))
+    ):  # llama.cpp leaves norms out
+        raise DataError(
+            "Q-SERVE-011",
+            f"{adapter.name} holds {strange[0]}, which is no part of a LoRA: convert the adapter again",
+        )
     if not names:
         raise DataError("Q-SERVE-011", f"{adapter.name} changes no tensor: convert the adapter again")
     for name in names:
         places = ((given, name + ".lora_a"), (given, name + ".lora_b"), (served, name))
         a, b, base = (header.tensors.get(key, ((), 0))[0] for header, key in places)
         if not a or not b:
-            raise DataError("Q-SERVE-011", f"{adapter.name} holds one half of the pair for {name}: convert the adapter again")
+            raise DataError(
+                "Q-SERVE-011",
+                f"{adapter.name} holds one half of the pair for {name}: convert the adapter again",
+            )
         if not base:
-            raise DataError("Q-SERVE-012", f"{adapter.name} changes {name}, which {model.name} doesn't have: {OTHER_BASE}")
+            raise DataError(
+                "Q-SERVE-012", f"{adapter.name} changes {name}, which {model.name} doesn't have: {OTHER_BASE}"
+            )
         if not _fits(name, a, b, base):
-            shapes = f"by {_shape(a)} and {_shape(b)}, which doesn't fit {_shape(base)} of {model.name}"
-            raise DataError("Q-SERVE-012", f"{adapter.name} changes {name} {shapes}: {OTHER_BASE}")
+            raise DataError(
+                "Q-SERVE-012",
+                f"{adapter.name} changes {name} by {_shape(a)} and {_shape(b)}, which doesn't fit "
+                f"{_shape(base)} of {model.name}: {OTHER_BASE}",
+            )
 
 
 def _fits(name: str, a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ...]) -> bool:

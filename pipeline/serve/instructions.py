@@ -24,8 +24,12 @@ def how_to_switch(adapters: Sequence[str]) -> str:
     if not adapters:
         return ""
     off, strong = (shlex.quote(f"{name}={scale}") for name, scale in ((adapters[0], 0), (adapters[-1], 0.5)))
-    lines = f"  adapters:          quench adapters (shows them); quench adapters {off} (off), {strong} (half)\n"
-    if len(adapters) > 1:  # of one alone prompts are kept, which a request's own scales don't clear (llamacpp.server.cache_arguments)
+    lines = (
+        f"  adapters:          quench adapters (shows them); quench adapters {off} (off), {strong} (half)\n"
+    )
+    if (
+        len(adapters) > 1
+    ):  # of one alone prompts are kept, which a request's own scales don't clear (llamacpp.server.cache_arguments)
         ids = ", ".join(f"{number} {name}" for number, name in enumerate(adapters))
         lines += f'  one request only:  "lora": [{{"id": 0, "scale": 0.5}}] in its JSON, the others are off in it ({ids})\n'
     return lines

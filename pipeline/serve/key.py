@@ -33,8 +33,11 @@ def read_key(path: Path) -> str:
     try:
         text = path.read_text(encoding="ascii")
     except FileNotFoundError:
-        remedy = "start the server with `quench serve` in another terminal"
-        raise ToolError("Q-SERVE-013", f"{path} is missing, so nothing was served yet: {remedy}") from None
+        raise ToolError(
+            "Q-SERVE-013",
+            f"{path} is missing, so nothing was served yet: start the server with `quench serve` in another "
+            "terminal",
+        ) from None
     except OSError as error:
         raise _unusable(path, error.strerror) from None
     except UnicodeError:
@@ -45,4 +48,7 @@ def read_key(path: Path) -> str:
 
 
 def _unusable(path: Path, why: str | None) -> ConfigError:
-    return ConfigError("Q-SERVE-014", f"the key can't be taken from {path} ({why}): delete it, and `quench serve` makes a new one")
+    return ConfigError(
+        "Q-SERVE-014",
+        f"the key can't be taken from {path} ({why}): delete it, and `quench serve` makes a new one",
+    )

@@ -72,19 +72,29 @@ def summarise(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
     )  # fmt: skip
 
 
-async def put_under_load(port: int, key: str, prompts: Sequence[dict[str, Any]], *, clients: int, requests: int, seconds: float) -> Load:
+async def put_under_load(
+    port: int, key: str, prompts: Sequence[dict[str, Any]], *, clients: int, requests: int, seconds: float
+) -> Load:
     """Ask the server on `port` of 127.0.0.1 `requests` times, `clients` at once, `prompts` in turn; after `seconds` the rest is broken off."""
     queue = iter(itertools.islice(itertools.cycle(prompts), requests))
     timed: list[Timed] = []
-    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)  # llama-server closes a connection after a stream
+    limits = httpx.Limits(
+        max_connections=clients, max_keepalive_connections=0
+    )  # llama-server closes a connection after a stream
     headers = {"Authorization": f"Bearer {key}"}
     started = time.perf_counter()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, limits=limits, timeout=seconds, trust_env=False) as client:
-        await asyncio.gather(*(_one_client(client, queue, timed, started + seconds) for _ in range(min(clients, requests))))
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", headers=headers, limits=limits, timeout=seconds, trust_env=False
+    ) as client:
+        await asyncio.gather(
+            *(_one_client(client, queue, timed, started + seconds) for _ in range(min(clients, requests)))
+        )
     return summarise(timed, clients, time.perf_counter() - started)
 
 
-async def _one_client(client: httpx.AsyncClient, queue: Iterator[dict[str, Any]], timed: list[Timed], end: float) -> None:
+async def _one_client(
+    client: httpx.AsyncClient, queue: Iterator[dict[str, Any]], timed: list[Timed], end: float
+) -> None:
     for prompt in queue:
         left = end - time.perf_counter()
         if left <= 0:
@@ -94,7 +104,9 @@ async def _one_client(client: httpx.AsyncClient, queue: Iterator[dict[str, Any]]
             async with asyncio.timeout(left):
                 timed.append(await _ask(client, prompt))
         except TimeoutError:
-            timed.append(Timed(None, time.perf_counter() - began, 0, "not answered when the test's time was over"))
+            timed.append(
+                Timed(None, time.perf_counter() - began, 0, "not answered when the test's time was over")
+            )
 
 
 async def _ask(client: httpx.AsyncClient, prompt: dict[str, Any]) -> Timed:
@@ -105,7 +117,12 @@ async def _ask(client: httpx.AsyncClient, prompt: dict[str, Any]) -> Timed:
     try:
         async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != 200:
-                return Timed(None, time.perf_counter() - began, 0, f"HTTP {answer.status_code}: {reason(await answer.aread())}")
+                return Timed(
+                    None,
+                    time.perf_counter() - began,
+                    0,
+                    f"HTTP {answer.status_code}: {reason(await answer.aread())}",
+                )
             async for line in answer.aiter_lines():
                 piece = parse_line(line)
                 if piece is None:

@@ -67,9 +67,14 @@ def keep_serving(
             end = log or end
         pause = restarts.after_crash(time.monotonic())
         if pause is None:
-            often = f"more than {limit} times within an hour (serve.max_restarts)"
-            raise ToolError("Q-SERVE-004", f"{why}, {often}: it is not started again; the log ends with\n{end}")
-        tell(f"{why}: starting it again in {pause:.0f} s (restart {len(restarts.crashes)} of at most {limit} within an hour)")
+            raise ToolError(
+                "Q-SERVE-004",
+                f"{why}, more than {limit} times within an hour (serve.max_restarts): it is not started "
+                f"again; the log ends with\n{end}",
+            )
+        tell(
+            f"{why}: starting it again in {pause:.0f} s (restart {len(restarts.crashes)} of at most {limit} within an hour)"
+        )
         time.sleep(pause)
 
 

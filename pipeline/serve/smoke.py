@@ -54,12 +54,19 @@ def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
     stopped = len(replies) - len(cut)
     figures = f"{stopped} of {len(replies)} answers stopped by themselves, {sum(reply.tokens for reply in replies)} tokens"
     if cut and (not stopped or _too_few(stopped, len(replies), min_stopped)):
-        why = "the model has not learned to end its turn, or serve.n_predict is too small"
-        raise GateError("Q-SERVE-005", f"{figures}; cut off: answer {_numbers(cut)}: {why}")
+        raise GateError(
+            "Q-SERVE-005",
+            f"{figures}; cut off: answer {_numbers(cut)}: the model has not learned to end its turn, or "
+            "serve.n_predict is too small",
+        )
     if empty:
-        raise GateError("Q-SERVE-005", f"{figures}; empty: answer {_numbers(empty)}: train it longer on rows like these")
+        raise GateError(
+            "Q-SERVE-005", f"{figures}; empty: answer {_numbers(empty)}: train it longer on rows like these"
+        )
     speed = f"{sum(reply.tokens_per_second for reply in replies) / len(replies):.1f} tokens/s on average"
-    return f"{figures}, {speed}" + (f"; cut off: answer {_numbers(cut)}, as report.gate.min_stopped allows" if cut else "")
+    return f"{figures}, {speed}" + (
+        f"; cut off: answer {_numbers(cut)}, as report.gate.min_stopped allows" if cut else ""
+    )
 
 
 def _too_few(stopped: int, asked: int, min_stopped: float | None) -> bool:
@@ -72,14 +79,23 @@ def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:
     """The first `count` chats of the test split, each up to its last assistant turn, as requests. Raises `DataError` if there are none."""
     if not path.exists():
         raise DataError("Q-SERVE-006", f"{path} is missing: stage curate makes it, so run `snakemake curate`")
-    prompts = [prompt for row in itertools.islice(chats(read_rows(path)), count) if (prompt := _before_answer(row))["messages"]]
+    prompts = [
+        prompt
+        for row in itertools.islice(chats(read_rows(path)), count)
+        if (prompt := _before_answer(row))["messages"]
+    ]
     if not prompts:
-        raise DataError("Q-SERVE-006", f"{path} has no conversation to ask: raise curate.test_fraction and run `snakemake` again")
+        raise DataError(
+            "Q-SERVE-006",
+            f"{path} has no conversation to ask: raise curate.test_fraction and run `snakemake` again",
+        )
     return prompts
 
 
 def _before_answer(row: Row) -> dict[str, Any]:
-    last = max((turn for turn, message in enumerate(row["messages"]) if message["role"] == "assistant"), default=0)
+    last = max(
+        (turn for turn, message in enumerate(row["messages"]) if message["role"] == "assistant"), default=0
+    )
     return chat_request(row["messages"][:last], row.get("tools"))
 
 

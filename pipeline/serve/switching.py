@@ -23,10 +23,16 @@ class Loaded:
 def loaded_adapters(client: httpx.Client) -> list[Loaded]:
     """The adapters of the server behind `client`, in its order. Raises `ToolError` if it doesn't list them."""
     try:
-        return [Loaded(int(one["id"]), PurePath(one["path"]).stem, float(one["scale"])) for one in _ask(client, "GET", "/lora-adapters")]
+        return [
+            Loaded(int(one["id"]), PurePath(one["path"]).stem, float(one["scale"]))
+            for one in _ask(client, "GET", "/lora-adapters")
+        ]
     except (TypeError, KeyError, ValueError):
-        what = f"what listens on {client.base_url} does not say which adapters it has"
-        raise ToolError("Q-SERVE-015", f"{what}: stop it, then run `quench serve`") from None
+        raise ToolError(
+            "Q-SERVE-015",
+            f"what listens on {client.base_url} does not say which adapters it has: stop it, then run "
+            "`quench serve`",
+        ) from None
 
 
 def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded]:
@@ -37,7 +43,11 @@ def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded
     adapters = loaded_adapters(client)
     names = [adapter.name for adapter in adapters]
     if unknown := [name for name in wanted if name not in names]:
-        there = f"it has {', '.join(names)}" if names else "it has none, start it with `quench serve --adapter FILE`"
+        there = (
+            f"it has {', '.join(names)}"
+            if names
+            else "it has none, start it with `quench serve --adapter FILE`"
+        )
         raise ConfigError("Q-SERVE-018", f"the server has no adapter {unknown[0]}: {there}")
     # all of them: llama-server turns those off that are not named
     scales = [{"id": adapter.id, "scale": wanted.get(adapter.name, adapter.scale)} for adapter in adapters]
@@ -55,14 +65,22 @@ def forget_prompts(client: httpx.Client) -> None:
     """
     slots = _ask(client, "GET", "/props")["total_slots"]
     for slot in range(int(slots)):
-        _ask(client, "POST", "/completion", {"prompt": [0], "n_predict": 0, "cache_prompt": False, "id_slot": slot})
+        _ask(
+            client,
+            "POST",
+            "/completion",
+            {"prompt": [0], "n_predict": 0, "cache_prompt": False, "id_slot": slot},
+        )
 
 
 def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
     try:
         answer = client.request(method, path, json=body)
         if answer.status_code != 200:
-            raise ToolError("Q-SERVE-016", f"llama-server answered {answer.status_code} to {path}: {reason(answer.content)}")
+            raise ToolError(
+                "Q-SERVE-016",
+                f"llama-server answered {answer.status_code} to {path}: {reason(answer.content)}",
+            )
         return answer.json()
     except (httpx.RequestError, ValueError) as error:
         raise ToolError("Q-SERVE-017", f"the server broke off ({error}): {BROKEN_OFF}") from None

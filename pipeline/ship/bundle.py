@@ -24,7 +24,6 @@ from pipeline.gate.rules import Judgment
 from pipeline.gguf.provenance import passport
 from pipeline.ship.card import claims, fill_text, serve_script, text_values
 from pipeline.ship.listing import Hostile, checksums, escaped, obeyed, plain_files, read_small
-from pipeline.ship.sbom import bill
 from pipeline.ship.signature import SIGNATURE, sign
 
 SUMS = "SHA256SUMS"
@@ -71,15 +70,22 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
     with publishing(target, check=check_sums) as aside:
         aside.mkdir()
         measured = shipment.inputs.evaluations[shipment.level]
-        for file, sha256 in zip(files, (measured["sha256"], (measured.get("lora") or {}).get("sha256")), strict=False):
+        for file, sha256 in zip(
+            files, (measured["sha256"], (measured.get("lora") or {}).get("sha256")), strict=False
+        ):
             copy = aside / file.name
             shutil.copyfile(file, copy)
             if file_hash(copy) != sha256:
-                remedy = "check the disk, then run again"
-                raise MachineError("Q-SHIP-002", f"the copy of {file} has other bytes than what was measured: {remedy}")
+                raise MachineError(
+                    "Q-SHIP-002",
+                    f"the copy of {file} has other bytes than what was measured: check the disk, then run "
+                    "again",
+                )
         write_texts(shipment, aside)
         names = sorted(plain_files(aside))
-        (aside / SUMS).write_text("".join(f"{file_hash(aside / name)}  {name}\n" for name in names), encoding="utf-8")
+        (aside / SUMS).write_text(
+            "".join(f"{file_hash(aside / name)}  {name}\n" for name in names), encoding="utf-8"
+        )
         if key:
             sign(aside, key)
     return target
@@ -87,6 +93,8 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
 
 def write_texts(shipment: Shipment, folder: Path) -> None:
     """Everything but the GGUFs, the checksums and the signature."""
+    from pipeline.ship.sbom import bill  # a second of imports
+
     inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
     gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
     own = lora or gguf  # what was made here, and names its sources
@@ -99,7 +107,13 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
             "llama_version": evaluation.get("llama_cpp", "llama.cpp of unknown version"),
         },
     }  # fmt: skip
-    unit = {"name": shipment.name, "level": level, "serve": serve, "folder": f"{INSTALLED}/{shipment.title}", "server": SERVER}
+    unit = {
+        "name": shipment.name,
+        "level": level,
+        "serve": serve,
+        "folder": f"{INSTALLED}/{shipment.title}",
+        "server": SERVER,
+    }
     texts = {
         CARD: fill_text("card.md.jinja", **values),
         "Modelfile": fill_text("Modelfile.jinja", **values),
@@ -112,11 +126,17 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
     for file, text in texts.items():
         if hidden := obeyed(text):
             source = "models/base.json, the chat template or params.yaml"
-            raise DataError("Q-SHIP-003", f"{file} would hold {hidden}, which can hide text: take it out of {source}, then run again")
+            raise DataError(
+                "Q-SHIP-003",
+                f"{file} would hold {hidden}, which can hide text: take it out of {source}, then run again",
+            )
         (folder / file).write_text(text, encoding="utf-8")
     (folder / SCRIPT).chmod(0o755)
     for file, value in ((EVALUATION, evaluation), (PARITY, inputs.parity), (GATE, shipment.verdict.record())):
-        write_text(folder / file, escaped(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)) + "\n")
+        write_text(
+            folder / file,
+            escaped(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)) + "\n",
+        )
 
 
 def need_untouched(folder: Path) -> None:
@@ -126,9 +146,15 @@ def need_untouched(folder: Path) -> None:
     try:
         listed, found = checksums(read_small(folder / SUMS)), set(plain_files(folder)) - {SUMS, SIGNATURE}
     except Hostile as error:
-        raise DataError("Q-SHIP-001", f"{folder} is not as `quench ship` left it ({error}): {MOVE}") from error
-    texts = {name for name in found & set(listed) if not name.endswith(".gguf")}  # no GGUF: nobody writes one by hand
-    if own := sorted(found - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}):
+        raise DataError(
+            "Q-SHIP-001", f"{folder} is not as `quench ship` left it ({error}): {MOVE}"
+        ) from error
+    texts = {
+        name for name in found & set(listed) if not name.endswith(".gguf")
+    }  # no GGUF: nobody writes one by hand
+    if own := sorted(
+        found - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}
+    ):
         raise DataError("Q-SHIP-001", f"{folder} holds what is yours ({', '.join(own[:10])}): {MOVE}")
 
 
@@ -136,9 +162,15 @@ def check_sums(folder: Path) -> None:
     """Read a bundle back: every file is listed, with its hash. Raises `MachineError`."""
     listed = checksums((folder / SUMS).read_text(encoding="utf-8"))
     found = set(plain_files(folder)) - {SUMS, SIGNATURE}
-    wrong = sorted(found ^ set(listed)) or [name for name, sha256 in listed.items() if file_hash(folder / name) != sha256]
+    wrong = sorted(found ^ set(listed)) or [
+        name for name, sha256 in listed.items() if file_hash(folder / name) != sha256
+    ]
     if wrong:
-        raise MachineError("Q-SHIP-002", f"{folder} holds other bytes than were written ({', '.join(wrong)}): check the disk, then run again")
+        raise MachineError(
+            "Q-SHIP-002",
+            f"{folder} holds other bytes than were written ({', '.join(wrong)}): check the disk, then run "
+            "again",
+        )
 
 
 def how_to_use(folder: Path) -> str:

@@ -23,7 +23,9 @@ from pipeline.pages.templating import fill
 from pipeline.ship.listing import escaped
 from pipeline.ship.ollama import ollama_template
 
-CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)  # a line of the card's lineage
+CLAIM = re.compile(
+    r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE
+)  # a line of the card's lineage
 KEY = "@key@"  # replaced by the script's variable
 
 
@@ -42,7 +44,14 @@ def fill_text(template: str, **values: Any) -> str:
 
 
 def text_values(
-    inputs: Inputs, advice: Recommendation, *, name: str, level: str, serve: Serve, jinja: str | None, languages: Sequence[str] = ()
+    inputs: Inputs,
+    advice: Recommendation,
+    *,
+    name: str,
+    level: str,
+    serve: Serve,
+    jinja: str | None,
+    languages: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat template."""
     seams = [{"name": key, **seam} for key, seam in inputs.parity["seams"].items()]
@@ -63,14 +72,24 @@ def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[s
     if base["source"] == "hub":
         values |= {
             "base_model": base["model"],
-            "base_model_relation": "adapter" if level == ADAPTED else "finetune" if level in REFERENCES else "quantized",
+            "base_model_relation": "adapter"
+            if level == ADAPTED
+            else "finetune"
+            if level in REFERENCES
+            else "quantized",
         }
-    return yaml.safe_dump(values | {"pipeline_tag": "text-generation", "tags": ["gguf", "llama.cpp", "lora", "quench"]}, sort_keys=False).rstrip()
+    return yaml.safe_dump(
+        values | {"pipeline_tag": "text-generation", "tags": ["gguf", "llama.cpp", "lora", "quench"]},
+        sort_keys=False,
+    ).rstrip()
 
 
 def claims(passport: Mapping[str, Any]) -> dict[str, str]:
     """A passport as the card prints it: JSON values without characters that end the table's cell."""
-    return {key: escaped(json.dumps(value, ensure_ascii=False)).replace("`", r"\u0060").replace("|", r"\u007c") for key, value in passport.items()}
+    return {
+        key: escaped(json.dumps(value, ensure_ascii=False)).replace("`", r"\u0060").replace("|", r"\u007c")
+        for key, value in passport.items()
+    }
 
 
 def claimed(card: str) -> dict[str, Any]:
@@ -95,7 +114,16 @@ def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
     )  # fmt: skip
     words = {file: '"$here"/' + shlex.quote(file), KEY: '"$key"'}
     if lora:
-        words[lora] = f'"\\"$csv/{lora}\\""'  # llama-server takes it as a row of CSV, so a comma in the folder's name would split it
+        words[lora] = (
+            f'"\\"$csv/{lora}\\""'  # llama-server takes it as a row of CSV, so a comma in the folder's name would split it
+        )
     arguments = " ".join(words.get(word, shlex.quote(word)) for word in command[1:])
     kept = "|".join([*sorted(KEPT), *(f"{prefix}*" for prefix in KEPT_PREFIXES)])
-    return fill_text("serve.sh.jinja", arguments=arguments, kept=kept, stack_kib=STACK_BYTES // 1024, port=serve.port, csv=lora is not None)
+    return fill_text(
+        "serve.sh.jinja",
+        arguments=arguments,
+        kept=kept,
+        stack_kib=STACK_BYTES // 1024,
+        port=serve.port,
+        csv=lora is not None,
+    )

@@ -30,13 +30,21 @@ def mismatches(
         made_of = {ADAPTED: [gguf, lora], BARE: [gguf]}
     else:
         name = gguf.name.removesuffix(f"-{model}.gguf")
-        made_of = {one: [gguf.with_name(f"{name}-{one}.gguf")] for one in (model, sixteen, f"{UNTUNED}{sixteen}") if one}
+        made_of = {
+            one: [gguf.with_name(f"{name}-{one}.gguf")]
+            for one in (model, sixteen, f"{UNTUNED}{sixteen}")
+            if one
+        }
     made_of = {one: files for one, files in made_of.items() if one in evaluations}
     paths = {file for files in made_of.values() for file in files}
     hashes = {file: file_hash(file) for file in paths if file.is_file()}
     for one, files in made_of.items():
         yield from _report_faults(one, files, hashes, root, evaluations[one])
-    yield from _parity_faults([file for one, files in made_of.items() if not one.startswith(UNTUNED) for file in files], hashes, parity)
+    yield from _parity_faults(
+        [file for one, files in made_of.items() if not one.startswith(UNTUNED) for file in files],
+        hashes,
+        parity,
+    )
     own = lora or gguf
     if not {gguf, own} <= hashes.keys():
         return
@@ -49,14 +57,19 @@ def mismatches(
         yield f"{own.name} comes from another model than {beside.name} (their passports differ): run `snakemake --force quantize`."
 
 
-def _report_faults(model: str, files: list[Path], hashes: Mapping[Path, str], root: Path, found: Mapping[str, Any]) -> Iterator[str]:
+def _report_faults(
+    model: str, files: list[Path], hashes: Mapping[Path, str], root: Path, found: Mapping[str, Any]
+) -> Iterator[str]:
     """If a model's evaluation is of other files (a GGUF, and perhaps an adapter's on it), or sums up other answers."""
     report, again = f"reports/eval/{model}.json", f"run `python -m pipeline evaluate@{model}` again"
     if lacking := [file.name for file in files if file not in hashes]:
         remedy = "run `snakemake`, or pull it (`dvc pull`)"
         yield f"{' and '.join(lacking)} is missing, so nothing says that {report} is about it: {remedy}."
         return
-    measured = [found.get("sha256") if found.get("file") == files[0].name else None, (found.get("lora") or {}).get("sha256")]
+    measured = [
+        found.get("sha256") if found.get("file") == files[0].name else None,
+        (found.get("lora") or {}).get("sha256"),
+    ]
     if other := [file.name for file, sha256 in zip(files, measured, strict=False) if sha256 != hashes[file]]:
         yield f"{report} is about another file than {' and '.join(other)}: {again}."
     answers = root / f"reports/eval/{model}.answers.jsonl"
@@ -68,7 +81,11 @@ def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Mappin
     again, measured = "run `snakemake --force parity`", parity.get("files")
     if measured is None:
         yield f"reports/parity.json does not say which files it measured: {again}."
-    elif other := [file.name for file in dict.fromkeys(files) if file in hashes and measured.get(file.name) != hashes[file]]:
+    elif other := [
+        file.name
+        for file in dict.fromkeys(files)
+        if file in hashes and measured.get(file.name) != hashes[file]
+    ]:
         yield f"reports/parity.json is about another file than {' and '.join(other)}: {again}."
 
 

@@ -58,9 +58,18 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
     """sha256 of the rows by title. Raises `DataError` unless adapter, tokens and rows below `root` are what training and evaluating `model` saw."""
     adapter = root / ADAPTER
     if not (adapter / "adapter_model.safetensors").is_file():
-        raise DataError("Q-SHIP-004", f"{adapter} has no adapter_model.safetensors: {_back(ADAPTER, 'train')}")
+        raise DataError(
+            "Q-SHIP-004", f"{adapter} has no adapter_model.safetensors: {_back(ADAPTER, 'train')}"
+        )
     run = read_record(root, f"{ADAPTER}/run.json", Run, "train")
-    _need(root, ADAPTER, "train", inputs.train.get("run", {}).get("hashes", {}).get("adapter"), tree_hash(adapter), "reports/train.json")
+    _need(
+        root,
+        ADAPTER,
+        "train",
+        inputs.train.get("run", {}).get("hashes", {}).get("adapter"),
+        tree_hash(adapter),
+        "reports/train.json",
+    )
     if inputs.merge is not None:
         read_record(root, f"{MERGED}/merge.json", MergeRecord, "merge")
     manifest = read_record(root, f"{TOKENS}/{NAME}", TokensManifest, "preprocess")
@@ -71,10 +80,20 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
             raise DataError("Q-SHIP-004", f"{root / place} is missing: {_back(place, 'curate')}")
         found[split] = file_hash(root / place)
     for split in ("train", "val"):
-        _need(root, ROWS[split], "curate", manifest["rows"].get(f"{split}.jsonl"), found[split], f"{TOKENS}/{NAME}")
+        _need(
+            root,
+            ROWS[split],
+            "curate",
+            manifest["rows"].get(f"{split}.jsonl"),
+            found[split],
+            f"{TOKENS}/{NAME}",
+        )
     measured = inputs.evaluations[model].get("rows_sha256")
     if measured is None:
-        report, remedy = root / f"reports/eval/{model}.json", f"run `python -m pipeline evaluate@{model}` again"
+        report, remedy = (
+            root / f"reports/eval/{model}.json",
+            f"run `python -m pipeline evaluate@{model}` again",
+        )
         raise DataError("Q-SHIP-005", f"{report} does not say which rows it measured: {remedy}")
     _need(root, ROWS["test"], "curate", measured, found["test"], f"reports/eval/{model}.json")
     return {f"{split} rows": sha256 for split, sha256 in found.items()}
@@ -86,10 +105,14 @@ def passport_faults(found: Mapping[str, Any], name: str, root: Path, *, merged: 
     if merged:
         parts.append((MERGED, folder_fields(root / MERGED)))
     known = {key for _, fields in parts for key in fields}
-    differ = {place: [key for key, value in fields.items() if found.get(key) != value] for place, fields in parts}
+    differ = {
+        place: [key for key, value in fields.items() if found.get(key) != value] for place, fields in parts
+    }
     differ[""] = [key for key in found if key.startswith(OWN) and key not in known]
     if any(differ.values()):
-        places = " and ".join(place for place, keys in differ.items() if place and keys) or " and ".join(place for place, _ in parts)
+        places = " and ".join(place for place, keys in differ.items() if place and keys) or " and ".join(
+            place for place, _ in parts
+        )
         keys = dict.fromkeys(key for keys in differ.values() for key in keys)
         yield f"{name}'s passport differs from {places} ({', '.join(keys)}): run `snakemake` again."
 
@@ -97,12 +120,18 @@ def passport_faults(found: Mapping[str, Any], name: str, root: Path, *, merged: 
 def _need(root: Path, place: str, stage: str, recorded: str | None, found: str, where: str) -> None:
     """Raise `DataError` unless `place` is what `where` names."""
     if recorded is None:
-        remedy = "run the stage that writes it again, then `snakemake`"
-        raise DataError("Q-SHIP-005", f"{root / where} does not say which {place} it is about: {remedy}")
+        raise DataError(
+            "Q-SHIP-005",
+            f"{root / where} does not say which {place} it is about: run the stage that writes it again, "
+            "then `snakemake`",
+        )
     if recorded != found:
-        why = f"(sha256 {found[:12]}… and {recorded[:12]!a}…), so {stage} wrote it since, or it was changed"
-        remedy = f"run `snakemake`, which runs what follows {stage}; if that finds nothing to do, `snakemake --forcerun {stage}`"
-        raise DataError("Q-SHIP-006", f"{root / place} is not what {where} names {why}: {remedy}")
+        raise DataError(
+            "Q-SHIP-006",
+            f"{root / place} is not what {where} names (sha256 {found[:12]}… and {recorded[:12]!a}…), so "
+            f"{stage} wrote it since, or it was changed: run `snakemake`, which runs what follows {stage}; "
+            f"if that finds nothing to do, `snakemake --forcerun {stage}`",
+        )
 
 
 def _back(place: str, stage: str) -> str:

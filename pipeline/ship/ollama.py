@@ -14,7 +14,12 @@ from pipeline.core.publish import read_json
 
 CHATML = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
 QUESTION = {"role": "user", "content": "q1"}
-DIALOGUE = [{"role": "system", "content": "s"}, QUESTION, {"role": "assistant", "content": "a1"}, {"role": "user", "content": "q2"}]
+DIALOGUE = [
+    {"role": "system", "content": "s"},
+    QUESTION,
+    {"role": "assistant", "content": "a1"},
+    {"role": "user", "content": "q2"},
+]
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,9 @@ def ollama_template(jinja: str | None) -> OllamaTemplate | None:
 
 def chatml(messages: list[dict[str, str]]) -> str:
     """Plain ChatML with the opening of the assistant's turn: what `CHATML` renders."""
-    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    turns = "".join(
+        f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages
+    )
     return turns + "<|im_start|>assistant\n"
 
 
@@ -71,10 +78,22 @@ def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:
     def refuse(message: str) -> Any:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.globals["raise_exception"] = refuse
     tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     try:
-        return environment.from_string(jinja).render(messages=messages, add_generation_prompt=True, tools=None, **tokens)
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):  # a foreign template may do anything
+        return environment.from_string(jinja).render(
+            messages=messages, add_generation_prompt=True, tools=None, **tokens
+        )
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ):  # a foreign template may do anything
         return None

@@ -22,9 +22,17 @@ def sign(folder: Path, key: Path) -> None:
     signing, _, hashing = _library()
     try:
         config = signing.Config().use_elliptic_key_signer(private_key=key)
-    except (OSError, ValueError, TypeError, AttributeError) as error:  # the last two: an encrypted key, or a key of another kind
-        remedy = "give an unencrypted private elliptic key as PEM, as `openssl ecparam` makes it"
-        raise ConfigError("Q-SHIP-008", f"{key} can't sign ({error}): {remedy}") from error
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # the last two: an encrypted key, or a key of another kind
+        raise ConfigError(
+            "Q-SHIP-008",
+            f"{key} can't sign ({error}): give an unencrypted private elliptic key as PEM, as `openssl "
+            "ecparam` makes it",
+        ) from error
     covered = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
     config.set_hashing_config(covered).sign(folder, folder / SIGNATURE)
 
@@ -38,8 +46,11 @@ def signature_fault(folder: Path, key: Path) -> str | None:
     try:
         config = verifying.Config().use_elliptic_key_verifier(public_key=key)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        remedy = "give the public elliptic key as PEM, as `openssl ec -pubout` makes it"
-        raise ConfigError("Q-SHIP-008", f"{key} can't verify ({error}): {remedy}") from error
+        raise ConfigError(
+            "Q-SHIP-008",
+            f"{key} can't verify ({error}): give the public elliptic key as PEM, as `openssl ec -pubout` "
+            "makes it",
+        ) from error
     if (folder / SIGNATURE).stat().st_size > MAX_SIGNATURE_BYTES:
         return "it is no signature (too large)"
     # our own way of hashing, not the one that the file asks for
@@ -55,6 +66,9 @@ def _library() -> tuple[Any, Any, Any]:
     try:
         from model_signing import hashing, signing, verifying
     except ImportError as error:
-        remedy = "run `pip install 'quench[signing]'` (or `pip install model-signing pyopenssl`)"
-        raise ToolError("Q-SHIP-009", f"signatures need the package model-signing: {remedy}") from error
+        raise ToolError(
+            "Q-SHIP-009",
+            "signatures need the package model-signing: run `pip install 'quench[signing]'` (or `pip "
+            "install model-signing pyopenssl`)",
+        ) from error
     return signing, verifying, hashing

@@ -6,7 +6,7 @@ everything small agrees.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from pipeline.gguf.provenance import BASE_FILE, passport
 from pipeline.ship.bundle import BILL, CARD, EVALUATION, GATE, PARITY, SCRIPT, SUMS, UNIT
 from pipeline.ship.card import claimed
 from pipeline.ship.listing import MAX_SMALL, Hostile, checksums, hash_plain, obeyed, plain_files, read_small
-from pipeline.ship.sbom import bill_faults, hashes_beside, schema_fault, subject_hash
 from pipeline.ship.signature import SIGNATURE, signature_fault
 
+VERSION = "1.6"  # of CycloneDX
+MOST_VALUES = 5000  # of a bill: a validator compares each value of a list with each other
 ADAPTER = "-lora.gguf"  # how the name of an adapter's GGUF ends; the base's file is beside it
 NEEDED = (CARD, BILL, SCRIPT, UNIT, "Modelfile", EVALUATION, PARITY, GATE, SUMS)
 
@@ -45,8 +46,14 @@ def _faults(folder: Path, key: Path | None) -> Iterator[str]:
         yield f"It is not signed, though a key was given: there is no {SIGNATURE}."
         return
     listed = checksums(read_small(folder / SUMS))
-    if (missing := sorted(set(listed) - set(sizes))) or (extra := sorted(set(sizes) - set(listed) - {SUMS, SIGNATURE})):
-        yield f"Listed in {SUMS} and not there: {', '.join(missing)}." if missing else f"Not listed in {SUMS}: {', '.join(extra)}."
+    if (missing := sorted(set(listed) - set(sizes))) or (
+        extra := sorted(set(sizes) - set(listed) - {SUMS, SIGNATURE})
+    ):
+        yield (
+            f"Listed in {SUMS} and not there: {', '.join(missing)}."
+            if missing
+            else f"Not listed in {SUMS}: {', '.join(extra)}."
+        )
         return
     ggufs = [name for name in listed if name.endswith(".gguf")]
     ggufs.sort(key=lambda name: not name.endswith(ADAPTER))
@@ -64,7 +71,9 @@ def _faults(folder: Path, key: Path | None) -> Iterator[str]:
     yield from small
     if small:
         return
-    about = list(_claims(folder, {name: sizes[name] for name in ggufs}, {name: listed[name] for name in ggufs}))
+    about = list(
+        _claims(folder, {name: sizes[name] for name in ggufs}, {name: listed[name] for name in ggufs})
+    )
     yield from about
     if about:
         return
@@ -92,26 +101,32 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
     card, (made, *beside) = read_small(folder / CARD), hashes
     gguf = beside[0] if beside else made  # the one that `evaluation.json` calls its file
     try:
-        evaluation, parity, gate = (_object(folder / name) for name in (EVALUATION, PARITY, GATE))
-        bill = read_small(folder / BILL)
-        subject, parts, said = subject_hash(bill), hashes_beside(bill), claimed(card)
-        invalid = schema_fault(bill)
-    except (ValueError, RecursionError) as error:  # deep brackets end the decoder
-        yield f"The bundle's JSON can't be read ({error})."
+        evaluation, parity, gate, bill = (_object(folder / name) for name in (EVALUATION, PARITY, GATE, BILL))
+        subject, own_sha256 = bill["metadata"]["component"], _sha256(bill["metadata"]["component"])
+        parts = {part["name"]: part["hashes"][0]["content"] for part in subject.get("components") or []}
+        on_card, invalid = claimed(card), schema_fault(read_small(folder / BILL), bill)
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # deep brackets end the decoder
+        yield f"The bundle's JSON can't be read ({type(error).__name__}: {error})."
         return
     if invalid:
-        yield f"{BILL} is no CycloneDX 1.6 bill of materials ({invalid})."
+        yield f"{BILL} is no CycloneDX {VERSION} bill of materials ({invalid})."
         return
-    lora = evaluation.get("lora") if isinstance(evaluation.get("lora"), dict) else {}
-    told = [(BILL, made, subject), (EVALUATION, gguf, evaluation.get("sha256"))]
-    told += [(BILL, gguf, parts.get(gguf)), (EVALUATION, made, (lora or {}).get("sha256"))] if beside else []
-    for name, file, found in told:
+    lora = evaluation["lora"] if isinstance(evaluation.get("lora"), dict) else {}
+    claims = [(BILL, made, own_sha256), (EVALUATION, gguf, evaluation.get("sha256"))]
+    claims += [(BILL, gguf, parts.get(gguf)), (EVALUATION, made, lora.get("sha256"))] if beside else []
+    for name, file, found in claims:
         if found != hashes[file]:
             yield f"{name} is about another file than {file} (sha256 {str(found)[:12]!a}…)."
     if not beside and (lora or parts):
-        yield f"{EVALUATION} or {BILL} speaks of a second GGUF, which is not there."
+        yield f"{EVALUATION} or {BILL} names a second GGUF, which is missing."
     if evaluation.get("bytes") != sum(sizes.values()):
-        yield f"{' and '.join(hashes)} has {sum(sizes.values()):,} bytes, {EVALUATION} speaks of {str(evaluation.get('bytes'))[:20]!a}."
+        yield f"{' and '.join(hashes)} has {sum(sizes.values()):,} bytes, {EVALUATION} says {str(evaluation.get('bytes'))[:20]!a}."
         return
     for file, sha256 in hashes.items():
         if f"| {file} | `{sha256}` |" not in card:
@@ -132,15 +147,66 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
     if beside and own.get(BASE_FILE) != hashes[gguf]:
         yield f"{made} was trained on another file than {gguf} (sha256 {str(own.get(BASE_FILE))[:12]!a}…)."
     yield from (f"{BILL} {fault}." for fault in bill_faults(bill, hashes, own))
-    if differ := sorted(key for key in own.keys() | said.keys() if own.get(key) != said.get(key)):
+    if differ := sorted(key for key in own.keys() | on_card.keys() if own.get(key) != on_card.get(key)):
         yield f"{CARD} says otherwise than the passport in {made}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}."
 
 
+def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
+    """What makes `bill`, read from `text`, no CycloneDX 1.6 bill, in half a sentence; None if it is one."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    if text.count(",") + text.count("{") + text.count("[") > MOST_VALUES:
+        return f"it has more than {MOST_VALUES:,} values"
+    if (found := bill.get("specVersion")) != VERSION:
+        return f"specVersion is {str(found)[:20]!a}, not {VERSION}"
+    fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    return None if fault is None else f"{fault.data.json_path[:80]}: {fault.data.message[:160]}"
+
+
+def bill_faults(
+    bill: Mapping[str, Any], hashes: Mapping[str, str], fields: Mapping[str, Any]
+) -> Iterator[str]:
+    """Where a valid bill differs from the GGUFs' `hashes` (sha256 by name) and the passport of the first, half a sentence each."""
+    from pipeline.ship.sbom import BASE_REF
+
+    subject, components = bill["metadata"]["component"], bill.get("components", [])
+    listed = {one["name"]: one.get("value") for one in subject.get("properties", [])}
+    passport_text = {key: None if value is None else str(value) for key, value in fields.items()}
+    if differ := sorted(
+        key for key in listed.keys() | fields.keys() if listed.get(key) != passport_text.get(key)
+    ):
+        yield f"says otherwise than the passport in {next(iter(hashes))}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}"
+    parts = [
+        *subject.get("components", []),
+        *(part for one in components for part in one.get("components", [])),
+    ]
+    if other := sorted(
+        {part["name"] for part in parts if part["name"] in hashes and _sha256(part) != hashes[part["name"]]}
+    ):
+        yield f"has another sha256 for {', '.join(other)}"
+    if not any(
+        _sha256(part)
+        for one in components
+        if one.get("bom-ref") == BASE_REF
+        for part in one.get("components", [])
+    ):
+        yield "does not say which files the base is"
+    if not any(one["type"] == "data" and _sha256(one) for one in components):
+        yield "does not say which rows the model was trained on"
+
+
+def _sha256(component: Mapping[str, Any]) -> str | None:
+    return next((str(one["content"]) for one in component.get("hashes", []) if one["alg"] == "SHA-256"), None)
+
+
 def _passed(gate: dict[str, Any]) -> bool:
-    """Whether the verdict and every finding behind it say so."""
-    findings = gate.get("findings")
-    told = [one.get("verdict") for one in findings if isinstance(one, dict)] if isinstance(findings, list) else []
-    return gate.get("verdict") == "pass" and bool(told) and "fail" not in told
+    """Whether the verdict and every check behind it say so."""
+    checks = gate.get("findings")
+    verdicts = (
+        [one.get("verdict") for one in checks if isinstance(one, dict)] if isinstance(checks, list) else []
+    )
+    return gate.get("verdict") == "pass" and bool(verdicts) and "fail" not in verdicts
 
 
 def _object(path: Path) -> dict[str, Any]:
