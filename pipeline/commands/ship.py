@@ -7,6 +7,7 @@ If base.quantization is gguf, the one thing to ship is `adapter`: the base's GGU
     quench ship Q4_K_M --to /mnt/share --sign quench.key
 """
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pipeline.config.sections import ADAPTED, UNTUNED
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.gate.advice import advise
 from pipeline.gate.records import load_inputs
-from pipeline.ship.bundle import Shipment, how_to_use, make_bundle
+from pipeline.ship.bundle import Shipment, make_bundle
 from pipeline.ship.evidence import mismatches
 from pipeline.ship.lineage import need_records
 from pipeline.ship.ollama import chat_template
@@ -46,7 +47,11 @@ def main(
         if gain.model == level and gain.beats is False:
             print(f"  Beware: {gain.sentence}")
     folder = make_bundle(shipment, to or root / "models" / "bundle", key)
-    print(f"{level} is in {folder}{', signed' if key else ''}\n{how_to_use(folder)}")
+    place = shlex.quote(str(folder))
+    print(f"{level} is in {folder}{', signed' if key else ''}")
+    print(f"  serve:   {place}/serve.sh")
+    print(f"  check:   quench verify-bundle {place}")
+    print(f"  publish: everything in {place} (README.md is the model card)")
     return 0
 
 

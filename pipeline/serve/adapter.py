@@ -105,24 +105,18 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
             f"{adapter} is no LoRA adapter (general.type is {kind!r}): give the one that stage convert made",
         )
     if BASE_FILE in given.fields:
-        need_same_file(
-            model, adapter, str(given.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model)
-        )
+        wanted, found = str(given.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model)
+        if wanted != found:
+            raise DataError(
+                "Q-SERVE-012",
+                f"{adapter.name} was trained on another file ({wanted[:12]}…) than {model.name} "
+                f"({found[:12]}…), byte for byte: serve the file that it was trained on, or train again on this "
+                "one",
+            )
     else:
         need_same_base(model, adapter, served, given)
     need_fit(model, adapter, served, given)
     return adapter
-
-
-def need_same_file(model: Path, adapter: Path, wanted: str, found: str) -> None:
-    """Raise `DataError` if `model` (of sha256 `found`) is not the very file that `adapter` was trained on (`wanted`)."""
-    if wanted != found:
-        raise DataError(
-            "Q-SERVE-012",
-            f"{adapter.name} was trained on another file ({wanted[:12]}…) than {model.name} "
-            f"({found[:12]}…), byte for byte: serve the file that it was trained on, or train again on this "
-            "one",
-        )
 
 
 def need_same_base(model: Path, adapter: Path, served: Header, given: Header) -> None:

@@ -8,7 +8,6 @@ appears complete or not at all.
 """
 
 import json
-import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -171,9 +170,3 @@ def check_sums(folder: Path) -> None:
             f"{folder} holds other bytes than were written ({', '.join(wrong)}): check the disk, then run "
             "again",
         )
-
-
-def how_to_use(folder: Path) -> str:
-    """What `quench ship` prints at the end."""
-    place = shlex.quote(str(folder))
-    return f"  serve:   {place}/serve.sh\n  check:   quench verify-bundle {place}\n  publish: everything in {place} (README.md is the model card)"

@@ -32,54 +32,47 @@ def bundle_faults(folder: Path, key: Path | None = None) -> list[str]:
     if not folder.is_dir():
         raise DataError("Q-SHIP-010", f"{folder} is no folder: give the one that `quench ship` made")
     try:
-        return list(_faults(folder, key))
+        return _faults(folder, key)
     except Hostile as error:
         return [str(error)]
 
 
-def _faults(folder: Path, key: Path | None) -> Iterator[str]:
+def _faults(folder: Path, key: Path | None) -> list[str]:
+    """The faults of the first step that finds any: what is there, texts, what they claim, the large files, the signature."""
     sizes = plain_files(folder)
     if lacking := [name for name in NEEDED if name not in sizes]:
-        yield f"These files are missing: {', '.join(lacking)}."
-        return
+        raise Hostile(f"These files are missing: {', '.join(lacking)}.")
     if key and SIGNATURE not in sizes:
-        yield f"It is not signed, though a key was given: there is no {SIGNATURE}."
-        return
+        raise Hostile(f"It is not signed, though a key was given: there is no {SIGNATURE}.")
     listed = checksums(read_small(folder / SUMS))
-    if (missing := sorted(set(listed) - set(sizes))) or (
-        extra := sorted(set(sizes) - set(listed) - {SUMS, SIGNATURE})
-    ):
-        yield (
-            f"Listed in {SUMS} and not there: {', '.join(missing)}."
-            if missing
-            else f"Not listed in {SUMS}: {', '.join(extra)}."
-        )
-        return
-    ggufs = [name for name in listed if name.endswith(".gguf")]
-    ggufs.sort(key=lambda name: not name.endswith(ADAPTER))
-    if len(ggufs) != 1 and [name.endswith(ADAPTER) for name in ggufs] != [True, False]:
-        yield f"There are {len(ggufs)} GGUFs where one belongs, or an adapter's and its base's."
-        return
-    if foreign := sorted(set(listed) - {*NEEDED, *ggufs}):
-        yield f"These files belong in no bundle: {', '.join(foreign)}."
-        return
-    if large := [name for name, size in sizes.items() if size > MAX_SMALL and name not in ggufs]:
-        yield f"These files are larger than anything that belongs in a bundle: {', '.join(large)}."
-        return
-    texts = {name: sha256 for name, sha256 in listed.items() if name not in ggufs}
-    small = list(_altered(folder, texts)) or list(_unshown(folder, texts))
-    yield from small
-    if small:
-        return
-    about = list(
-        _claims(folder, {name: sizes[name] for name in ggufs}, {name: listed[name] for name in ggufs})
+    if missing := sorted(set(listed) - set(sizes)):
+        raise Hostile(f"Listed in {SUMS} and missing: {', '.join(missing)}.")
+    if extra := sorted(set(sizes) - set(listed) - {SUMS, SIGNATURE}):
+        raise Hostile(f"Not listed in {SUMS}: {', '.join(extra)}.")
+    ggufs = sorted(
+        (name for name in listed if name.endswith(".gguf")), key=lambda name: not name.endswith(ADAPTER)
     )
-    yield from about
-    if about:
-        return
-    large_files = list(_altered(folder, {name: listed[name] for name in ggufs}))
-    yield from large_files
-    if key and not large_files and (fault := signature_fault(folder, key)):
+    if len(ggufs) != 1 and [name.endswith(ADAPTER) for name in ggufs] != [True, False]:
+        raise Hostile(f"There are {len(ggufs)} GGUFs where one belongs, or an adapter's and its base's.")
+    if foreign := sorted(set(listed) - {*NEEDED, *ggufs}):
+        raise Hostile(f"These files belong in no bundle: {', '.join(foreign)}.")
+    if large := [name for name, size in sizes.items() if size > MAX_SMALL and name not in ggufs]:
+        raise Hostile(f"These files are larger than anything that belongs in a bundle: {', '.join(large)}.")
+    texts, hashes = (
+        {name: listed[name] for name in listed if name not in ggufs},
+        {name: listed[name] for name in ggufs},
+    )
+    return (
+        list(_altered(folder, texts))
+        or list(_unshown(folder, texts))
+        or list(_claims(folder, {name: sizes[name] for name in ggufs}, hashes))
+        or list(_altered(folder, hashes))
+        or list(_unsigned(folder, key))
+    )
+
+
+def _unsigned(folder: Path, key: Path | None) -> Iterator[str]:
+    if key and (fault := signature_fault(folder, key)):
         yield f"The signature does not vouch for it: {fault.rstrip('.')}."
 
 
@@ -112,11 +105,9 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
         AttributeError,
         RecursionError,
     ) as error:  # deep brackets end the decoder
-        yield f"The bundle's JSON can't be read ({type(error).__name__}: {error})."
-        return
+        raise Hostile(f"The bundle's JSON can't be read ({type(error).__name__}: {error}).") from error
     if invalid:
-        yield f"{BILL} is no CycloneDX {VERSION} bill of materials ({invalid})."
-        return
+        raise Hostile(f"{BILL} is no CycloneDX {VERSION} bill of materials ({invalid}).")
     lora = evaluation["lora"] if isinstance(evaluation.get("lora"), dict) else {}
     claims = [(BILL, made, own_sha256), (EVALUATION, gguf, evaluation.get("sha256"))]
     claims += [(BILL, gguf, parts.get(gguf)), (EVALUATION, made, lora.get("sha256"))] if beside else []

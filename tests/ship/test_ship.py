@@ -425,7 +425,7 @@ def test_missing_extra_and_oversized_files_are_named(bundle: Path) -> None:
     assert "larger than anything that belongs into a bundle: serve.sh" in refused(bundle)
     (bundle / SCRIPT).write_text("")
     (bundle / SUMS).write_text(sums + f"{'0' * 64}  extra.bin\n")
-    assert refused(bundle) == "Listed in SHA256SUMS and not there: extra.bin."
+    assert refused(bundle) == "Listed in SHA256SUMS and missing: extra.bin."
     (bundle / CARD).unlink()
     assert refused(bundle) == "These files are missing: README.md."
 
