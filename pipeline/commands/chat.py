@@ -1,6 +1,8 @@
-"""Talk to the model that `quench serve` serves: streamed answers, reasoning dimmed, and their speed, in the terminal.
+"""Talk to the model that `quench serve` serves: streamed answers, reasoning dimmed, and their speed, in the
+terminal.
 
-A line that ends in a backslash continues on the next one; between two lines of three double quotes, text is taken unchanged (to paste).
+A line that ends in a backslash continues on the next one; between two lines of three double quotes, text is
+taken unchanged (to paste).
 
 Reads `.quench/api-key` and section `serve`; the conversation is kept in memory only.
 
@@ -66,7 +68,8 @@ def served_model(client: httpx.Client) -> str:
 
 
 def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
-    """Yield the answer's pieces; the last ones carry usage and timings. Raises `ToolError` if the server refuses.
+    """Yield the answer's pieces; the last ones carry usage and timings. Raises `ToolError` if the server
+    refuses.
 
     A caller that stops asking for pieces closes the connection; the server then frees the answer's slot.
     """
@@ -88,14 +91,16 @@ def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
 
 
 def printable(text: str) -> str:
-    """A model's text without control and format characters (except joiners of scripts and emoji), so that it can't steer the terminal."""
+    """A model's text without control and format characters (except joiners of scripts and emoji), so that it
+    can't steer the terminal."""
     return "".join(
         one for one in text if one in "\n\t\u200c\u200d" or unicodedata.category(one) not in ("Cc", "Cf")
     )
 
 
 def whole(ask: Callable[[], str]) -> str:
-    """One message of one or more lines: after a backslash the next line belongs to it, after three quotes all up to three quotes."""
+    """One message of one or more lines: after a backslash the next line belongs to it, after three quotes all
+    up to three quotes."""
     line = ask()
     if line.strip() == FENCE:
         return "\n".join(iter(ask, FENCE))
@@ -107,7 +112,8 @@ def whole(ask: Callable[[], str]) -> str:
 
 
 def converse(client: httpx.Client, ask: Callable[[], str], tell: Callable[[str], None]) -> None:
-    """Ask and stream answers until `/quit`, the end of input or Ctrl-C twice. `ask` gives a line, `tell` prints text."""
+    """Ask and stream answers until `/quit`, the end of input or Ctrl-C twice. `ask` gives a line, `tell`
+    prints text."""
     messages: list[Message] = []
     interrupted = False
     while True:

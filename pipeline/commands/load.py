@@ -1,6 +1,8 @@
-"""Put the running server (`quench serve` in another terminal) under load and print latencies, speed and errors.
+"""Put the running server (`quench serve` in another terminal) under load and print latencies, speed and
+errors.
 
-Reads `.quench/api-key`, section `serve` and, for its prompts, `data/final/test.jsonl` if it exists. Asks 127.0.0.1 only.
+Reads `.quench/api-key`, section `serve` and, for its prompts, `data/final/test.jsonl` if it exists. Asks
+127.0.0.1 only.
 
     quench load [--clients N] [--requests N] [--seconds S] [--json]
 """
@@ -35,7 +37,8 @@ def prompts(root: Path) -> list[dict[str, Any]]:
 
 
 def main(params: Params, root: Path, *, clients: int, requests: int, seconds: float, as_json: bool) -> None:
-    """Run the test and print its figures; `ToolError` if no server of this project answers, `GateError` if a request was not answered."""
+    """Run the test and print its figures; `ToolError` if no server of this project answers, `GateError` if a
+    request was not answered."""
     key = read_key(root / KEY_FILE)
     with connect(f"http://127.0.0.1:{params.serve.port}", key) as client:
         served = served_model(client)

@@ -1,8 +1,8 @@
 """Serve one model with the pinned llama-server on 127.0.0.1, behind a key, with the recipe's flags.
 
-Reads one GGUF of `models/gguf/` (or `models/base/model.gguf`, if base.quantization is gguf) and its adapters, `reports/quants.json`
-(which level to take), section `serve` and, for the smoke test, `data/final/test.jsonl`. Writes `.quench/api-key` (once, readable by its
-owner only) and a new `logs/serve-MODEL.log`.
+Reads one GGUF of `models/gguf/` (or `models/base/model.gguf`, if base.quantization is gguf) and its adapters,
+`reports/quants.json` (which level to take), section `serve` and, for the smoke test, `data/final/test.jsonl`.
+Writes `.quench/api-key` (once, readable by its owner only) and a new `logs/serve-MODEL.log`.
 
     quench serve [MODEL] [--lora] [--adapter FILE[=SCALE] ...] [--smoke K]
 """
@@ -38,10 +38,11 @@ STOPS = (
 
 
 def choose_model(params: Params, root: Path, asked: str | None) -> str:
-    """The model to serve, spelled as in `params.yaml`: what was asked for (any case), else the recommended one, else the first level.
+    """The model to serve, spelled as in `params.yaml`: what was asked for (any case), else the recommended
+    one, else the first level.
 
-    If base.quantization is gguf there are two: "adapter" (the base's file with its adapter beside it) and "base" (the file alone).
-    Raises `ConfigError` for a name that the recipe doesn't make.
+    If base.quantization is gguf there are two: "adapter" (the base's file with its adapter beside it) and
+    "base" (the file alone). Raises `ConfigError` for a name that the recipe doesn't make.
     """
     if params.graph == "adapter":
         if (asked or ADAPTED).lower() not in (ADAPTED, BARE):
@@ -65,7 +66,8 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
 
 
 def model_file(params: Params, root: Path, model: str) -> Path:
-    """The GGUF of a model (without its adapter). If it is missing, the `DataError` names the stage that makes it."""
+    """The GGUF of a model (without its adapter). If it is missing, the `DataError` names the stage that makes
+    it."""
     path = model_files(params, root, model).gguf
     if not path.exists():
         stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
@@ -81,14 +83,16 @@ def model_file(params: Params, root: Path, model: str) -> Path:
 def chosen_adapters(
     params: Params, root: Path, model: str, *, lora: bool, given: Sequence[str]
 ) -> list[Adapter]:
-    """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given` ones (FILE or FILE=SCALE)."""
+    """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given`
+    ones (FILE or FILE=SCALE)."""
     own = Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf")
     with_own = lora or (params.graph == "adapter" and model == ADAPTED)
     return [*([own] if with_own else []), *map(parse_adapter, given)]
 
 
 def need_port(port: int) -> None:
-    """Raise `MachineError` if something listens on `port` of 127.0.0.1: checked first, since that must not pass for our server."""
+    """Raise `MachineError` if something listens on `port` of 127.0.0.1: checked first, since that must not
+    pass for our server."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -114,9 +118,11 @@ def serve(
     lora: Sequence[Lora] = (),
     alias: str | None = None,
 ) -> Iterator[Server]:
-    """A healthy server while the body runs, stopped after it; `lora` are adapters to apply, `alias` is what the server calls the model.
+    """A healthy server while the body runs, stopped after it; `lora` are adapters to apply, `alias` is what
+    the server calls the model.
 
-    Raises `MachineError` if the port is taken or `log` can't be written, `ToolError` if the server doesn't start.
+    Raises `MachineError` if the port is taken or `log` can't be written, `ToolError` if the server doesn't
+    start.
     """
     need_port(settings.port)
     command = server_command(
@@ -140,10 +146,11 @@ def main(
     adapters: Sequence[str] = (),
     file: Path | None = None,
 ) -> None:
-    """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes; with `smoke_count` ask that many test prompts, then stop.
+    """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes; with `smoke_count` ask that
+    many test prompts, then stop.
 
-    `lora` applies the project's own adapter to a level of the untuned base, `adapters` (FILE or FILE=SCALE) further ones. `file` is what
-    `params` were read from, if that was named.
+    `lora` applies the project's own adapter to a level of the untuned base, `adapters` (FILE or FILE=SCALE)
+    further ones. `file` is what `params` were read from, if that was named.
     """
     model = choose_model(params, root, asked)
     path = model_file(params, root, model)
@@ -194,7 +201,8 @@ def main(
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt` in the body; one that is ignored (`nohup`) stays ignored."""
+    """SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt` in the body; one that is ignored (`nohup`) stays
+    ignored."""
     previous = {number: signal.getsignal(number) for number in STOPS}
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:

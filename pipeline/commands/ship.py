@@ -1,7 +1,9 @@
-"""Ship a level: check that the reports are about these files and that the gate passes it, then make the bundle.
+"""Ship a level: check that the reports are about these files and that the gate passes it, then make the
+bundle.
 
-Reads `models/gguf/NAME-LEVEL.gguf`, the adapter, the merged model and every report. Writes `models/bundle/NAME-LEVEL/`.
-If base.quantization is gguf, the one thing to ship is `adapter`: the base's GGUF and the adapter's.
+Reads `models/gguf/NAME-LEVEL.gguf`, the adapter, the merged model and every report. Writes
+`models/bundle/NAME-LEVEL/`. If base.quantization is gguf, the one thing to ship is `adapter`: the base's GGUF
+and the adapter's.
 
     quench ship Q4_K_M
     quench ship Q4_K_M --to /mnt/share --sign quench.key
@@ -28,7 +30,8 @@ from pipeline.workflow.integrity import verify_outputs
 def main(
     params: Params, root: Path, asked: str, to: Path | None, key: Path | None, *, file: Path | None = None
 ) -> int:
-    """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason if it may not be shipped, else 0.
+    """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason if it may not
+    be shipped, else 0.
 
     `file` is what `params` were read from, if that was named.
     """
@@ -56,7 +59,8 @@ def main(
 
 
 def shippable(params: Params, asked: str) -> str:
-    """The level as spelled in params.yaml. Raises `ConfigError` for one that is not made, not tuned or not evaluated."""
+    """The level as spelled in params.yaml. Raises `ConfigError` for one that is not made, not tuned or not
+    evaluated."""
     if params.graph == "adapter":
         if asked.lower() != ADAPTED:
             raise ConfigError(
@@ -88,7 +92,8 @@ def shippable(params: Params, asked: str) -> str:
 
 
 def _need_recorded(params: Params, root: Path, level: str, params_file: Path | None) -> None:
-    """Raise `DataError` unless what leaves, and what the bundle says about it, is what the stages recorded."""
+    """Raise `DataError` unless what leaves, and what the bundle says about it, is what the stages
+    recorded."""
     verify_outputs([file for file in model_files(params, root, level) if file], root, params=params_file)
     places = [
         root / place

@@ -1,8 +1,10 @@
-"""What a model of either graph is compared with, and the figures of that: the data that `pipeline.gate.rules` judges.
+"""What a model of either graph is compared with, and the figures of that: the data that `pipeline.gate.rules`
+judges.
 
-A level of a merged model is compared with the 16-bit model. It may lose by rounding, so its divergence is what `evaluate` measured.
-An adapter beside the GGUF that it was trained on loses nothing by rounding. Its divergence is that of llama.cpp's arithmetic from
-training's own, which parity measures; its task score and general ability are compared with the base's file alone.
+A level of a merged model is compared with the 16-bit model. It may lose by rounding, so its divergence is
+what `evaluate` measured. An adapter beside the GGUF that it was trained on loses nothing by rounding. Its
+divergence is that of llama.cpp's arithmetic from training's own, which parity measures; its task score and
+general ability are compared with the base's file alone.
 """
 
 import math
@@ -27,7 +29,8 @@ Evaluations = Mapping[str, Evaluation]
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure and its sentence, up to the limit; without a figure half a sentence that says what is missing."""
+    """A figure and its sentence, up to the limit; without a figure half a sentence that says what is
+    missing."""
 
     figure: float | None
     words: str
@@ -35,10 +38,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one model is compared with. `stage` measures how far it is from it, `allowed` is the limit of that for "auto".
+    """What one model is compared with. `stage` measures how far it is from it, `allowed` is the limit of that
+    for "auto".
 
-    `needed` has the parity checks that must have passed, by key, with what each measures. `fault` is a sentence if the model's
-    report compares it with something else. `ends` is parity's check of how answers end, for a model whose task is not scored.
+    `needed` has the parity checks that must have passed, by key, with what each measures. `fault` is a
+    sentence if the model's report compares it with something else. `ends` is parity's check of how answers
+    end, for a model whose task is not scored.
     """
 
     against: str
@@ -67,7 +72,8 @@ def _level(model: str, evaluations: Evaluations) -> Comparison:
     against = reference_of(model, sixteen)
     own = "weights_gguf" if model == sixteen else level_key("weights", model)
     fault = f"{model}'s report compares it with {named or 'nothing'}, not with {against}: run `python -m pipeline {stage}` again."
-    # the worse of the assistant's tokens and all: answers known by heart survive damage that the rest of the text shows
+    # the worse of the assistant's tokens and all: answers known by heart survive damage that the rest of the
+    # text shows
     klds, tops = (figures_of((found, found.get("all_tokens")), key) for key in ("kld_mean", "same_top"))
     kld = Measured(None, f"{model}'s divergence from {against} is not in its report")
     if klds:

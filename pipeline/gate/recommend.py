@@ -1,10 +1,11 @@
 """Which tuned model to serve, and why: pure arithmetic on what `evaluate` measured.
 
 Of the tuned models that fit in memory and that the gate does not refuse:
-- levels of a merged model: the smallest whose task score is at most `max_task_drop` points below that of the 16-bit model (F16 or
-  BF16); without a task score, the smallest that ranks the same token first as that model at `MIN_SAME_TOP` of the positions.
-- an adapter beside its base is the only one. It is below the standard if it scores more than `max_task_drop` points below the base
-  alone, or if it was trained to heal the base and heals nothing.
+- levels of a merged model: the smallest whose task score is at most `max_task_drop` points below that of the
+  16-bit model (F16 or BF16); without a task score, the smallest that ranks the same token first as that model
+  at `MIN_SAME_TOP` of the positions.
+- an adapter beside its base is the only one. It is below the standard if it scores more than `max_task_drop`
+  points below the base alone, or if it was trained to heal the base and heals nothing.
 How scores are compared: `pipeline.gate.task_scores`.
 """
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.config.sections import ADAPTED, BARE, SOURCE, UNTUNED, Serve
 from pipeline.gate.comparison import REFERENCES, Evaluation, Evaluations
 from pipeline.gate.distillation import healing, is_healing, sentence
-from pipeline.gate.rules import Answers
+from pipeline.gate.drops import Answers
 from pipeline.gate.task_scores import Evidence, Gain, Standing, gain_over, scored_rows, task_score
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 
@@ -26,7 +27,8 @@ WHAT = f"{ADAPTED}, the base GGUF with the adapter's GGUF on it,"
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The model to serve (None: nothing fits), the sentence that says why, what to beware of, and the memory arithmetic per model.
+    """The model to serve (None: nothing fits), the sentence that says why, what to beware of, and the memory
+    arithmetic per model.
 
     `below_standard`: nothing that fits met the standard, and `model` is only the best of it.
     """
@@ -45,9 +47,9 @@ def recommend(
 ) -> Recommendation:  # fmt: skip
     """Choose among the tuned models; of a merged graph one of `REFERENCES` must be among them.
 
-    `memory_gb` is in GB as cards are sold (2³⁰ bytes), `max_task_drop` in points of 100; `serve` says the context and how many are
-    served at once. `refused` has the gate's reason for each model that it refuses. `answers` (rows of MODEL.answers.jsonl by model)
-    let scores be compared on the same questions.
+    `memory_gb` is in GB as cards are sold (2³⁰ bytes), `max_task_drop` in points of 100; `serve` says the
+    context and how many are served at once. `refused` has the gate's reason for each model that it refuses.
+    `answers` (rows of MODEL.answers.jsonl by model) let scores be compared on the same questions.
     """
     refused, unmerged, room = refused or {}, ADAPTED in evaluations, f"{memory_gb:g} GB"
     evidence = Evidence(evaluations, answers or {}, seed)
@@ -159,7 +161,8 @@ def _fits(memory: ServingMemory) -> str:
 
 
 def reference_name(evaluations: Evaluations) -> str:
-    """The model that the tuned ones are compared with: which of `REFERENCES` was evaluated, without a merge the base's file alone."""
+    """The model that the tuned ones are compared with: which of `REFERENCES` was evaluated, without a merge
+    the base's file alone."""
     return BARE if ADAPTED in evaluations else next(name for name in REFERENCES if name in evaluations)
 
 
@@ -176,7 +179,8 @@ def is_base(model: str) -> bool:
 def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     """What serving a model takes at the context served, `serve.ctx_size` × `serve.parallel` tokens.
 
-    It has the server's own peak (the GPU's with layers on it) if that was measured at this context with the same layers on the GPU.
+    It has the server's own peak (the GPU's with layers on it) if that was measured at this context with the
+    same layers on the GPU.
     """
     context, cache, measured = (
         serve.ctx_size * serve.parallel,

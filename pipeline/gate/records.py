@@ -1,4 +1,5 @@
-"""What the report is made from: the other stages' reports, read and checked. Each error names the stage to run again."""
+"""What the report is made from: the other stages' reports, read and checked. Each error names the stage to
+run again."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,11 @@ ONLY_MERGED = ("merge", "compare")  # stages of the graph of merged models
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `journal` as those of train.jsonl.
+    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `journal` as
+    those of train.jsonl.
 
-    Evaluations and answers are by model. Without a merge there is no report of it, nor of the ways to ship: `merge` and `ways` are None.
+    Evaluations and answers are by model. Without a merge there is no report of it, nor of the ways to ship:
+    `merge` and `ways` are None.
     """
 
     data: Mapping[str, Any]
@@ -54,7 +57,8 @@ class Inputs:
 
 
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
-    """Every input below `root`. Raises `DataError` with the file and the stage that makes it if one is missing or damaged."""
+    """Every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
+    missing or damaged."""
     needed = {
         file: what for file, what in NEEDED.items() if what[0] not in ONLY_MERGED or ADAPTED not in models
     }
@@ -85,7 +89,8 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
 
 
 def read_record(root: Path, file: str, shape: type[shapes.Shape], stage: str) -> dict[str, Any]:
-    """One JSON object of this shape. Raises `DataError` that names `stage`, which makes it, and what `absent` gives if it is missing."""
+    """One JSON object of this shape. Raises `DataError` that names `stage`, which makes it, and what `absent`
+    gives if it is missing."""
     path = root / file
     try:
         value = parse_record(path.read_bytes())
@@ -105,7 +110,8 @@ def read_record(root: Path, file: str, shape: type[shapes.Shape], stage: str) ->
 
 
 def faults(error: ValidationError, skip: int = 0) -> str:
-    """The first faults, half a sentence: which keys are missing, and what is wrong with others. `skip` drops the first parts of each place."""
+    """The first faults, half a sentence: which keys are missing, and what is wrong with others. `skip` drops
+    the first parts of each place."""
     listed = error.errors(include_url=False, include_input=False, include_context=False)
     found = [
         (ascii(".".join(map(str, one["loc"][skip:])))[1:-1][:80] or "it", one) for one in listed
@@ -137,7 +143,8 @@ def read_evaluation(root: Path, model: str) -> dict[str, Any]:
 
 
 def read_answers(root: Path, file: str, stage: str) -> list[dict[str, Any]]:
-    """One model's answers. Raises `DataError` that names `stage`, which makes them, and what `absent` gives if they are missing."""
+    """One model's answers. Raises `DataError` that names `stage`, which makes them, and what `absent` gives
+    if they are missing."""
     path = root / file
     if not path.is_file():
         raise absent(path, root, stage)
@@ -168,7 +175,8 @@ def read_curve(root: Path) -> list[dict[str, Any]]:
 
 
 def read_fidelity(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `quench fidelity` measured, if it is there and of the base's weights; None for another base's, or an older version's."""
+    """What `quench fidelity` measured, if it is there and of the base's weights; None for another base's, or
+    an older version's."""
     if not path.is_file():
         return None
     try:

@@ -1,6 +1,8 @@
-"""The records that report, card, gate and bundle are made from, by shape: the keys that something relies on and their kinds.
+"""The records that report, card, gate and bundle are made from, by shape: the keys that something relies on
+and their kinds.
 
-Further keys pass, since records grow. `pipeline.gate.records` reads them, and refuses a value that its stage does not write.
+Further keys pass, since records grow. `pipeline.gate.records` reads them, and refuses a value that its stage
+does not write.
 """
 
 from typing import Annotated, Any, Literal

@@ -1,8 +1,8 @@
 """The task scores of two models against each other, and whether the rows support a difference.
 
-With answers, scores are means over the questions that both models have a score for: one that a judge could not mark, or that took
-too long, counts for neither. A difference is only called one if the rows support it: by the paired test, without answers if the 95 %
-intervals of both scores do not overlap.
+With answers, scores are means over the questions that both models have a score for: one that a judge could
+not mark, or that took too long, counts for neither. A difference is only called one if the rows support it:
+by the paired test, without answers if the 95 % intervals of both scores do not overlap.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,14 @@ from typing import Any
 from pipeline.config.sections import ADAPTED
 from pipeline.gate.comparison import Evaluation, Evaluations
 from pipeline.gate.distillation import is_healing
-from pipeline.gate.rules import CHANCE, Answers, paired_scores
+from pipeline.gate.drops import CHANCE, Answers, paired_scores
 from pipeline.pages.formats import p_value
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One model's mean score and another's, in points of 100; whether they differ beyond noise, and the words for that."""
+    """One model's mean score and another's, in points of 100; whether they differ beyond noise, and the words
+    for that."""
 
     mine: float
     theirs: float
@@ -44,7 +45,8 @@ class Evidence:
     seed: int
 
     def compare(self, one: str, other: str) -> Standing | None:
-        """`one` against `other`; None if one has no score or was not evaluated, or no question has a score of both."""
+        """`one` against `other`; None if one has no score or was not evaluated, or no question has a score of
+        both."""
         found, base = self.evaluations[one], self.evaluations.get(other, {})
         mine, theirs = task_score(found), task_score(base)
         if mine is None or theirs is None:
@@ -69,7 +71,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Gain:
-    """A tuned model against the untuned base. `points` (of 100) is None without a task score, `beats` None if nothing tells."""
+    """A tuned model against the untuned base. `points` (of 100) is None without a task score, `beats` None if
+    nothing tells."""
 
     model: str
     points: float | None
@@ -114,7 +117,8 @@ def task_score(evaluation: Evaluation) -> float | None:
 
 
 def intervals_overlap(one: Evaluation, other: Evaluation) -> bool:
-    """Whether the 95 % intervals of two task scores share a point: then the rows can't tell the models apart."""
+    """Whether the 95 % intervals of two task scores share a point: then the rows can't tell the models
+    apart."""
     first, second = one["task"], other["task"]
     return bool(first["score_low"] <= second["score_high"] and second["score_low"] <= first["score_high"])
 

@@ -1,4 +1,5 @@
-"""Which LoRA adapters may be served on which GGUF: those that were trained on it or on its base, by what all the files say of themselves."""
+"""Which LoRA adapters may be served on which GGUF: those that were trained on it or on its base, by what all
+the files say of themselves."""
 
 import functools
 import math
@@ -32,7 +33,8 @@ class Adapter:
 
 
 def parse_scale(text: str, what: str) -> float:
-    """A scale from the command line. Raises `ConfigError`, about `what`, unless it is a number between -100 and 100."""
+    """A scale from the command line. Raises `ConfigError`, about `what`, unless it is a number between -100
+    and 100."""
     try:
         scale = float(text)
     except ValueError:
@@ -47,7 +49,8 @@ def parse_scale(text: str, what: str) -> float:
 
 
 def parse_adapter(word: str) -> Adapter:
-    """FILE or FILE=SCALE (a file with a = in its name needs no scale). Raises `ConfigError` if the scale is not a number."""
+    """FILE or FILE=SCALE (a file with a = in its name needs no scale). Raises `ConfigError` if the scale is
+    not a number."""
     file, equals, scale = word.rpartition("=")
     if not equals or Path(word).is_file():
         return Adapter(Path(word))
@@ -55,7 +58,8 @@ def parse_adapter(word: str) -> Adapter:
 
 
 def matching_adapters(model: Path, adapters: Sequence[Adapter]) -> list[Adapter]:
-    """`adapters`, each proven by `matching_adapter`. Raises `ConfigError` if one is given twice, and as `matching_adapter`."""
+    """`adapters`, each proven by `matching_adapter`. Raises `ConfigError` if one is given twice, and as
+    `matching_adapter`."""
     seen: dict[object, Adapter] = {}
     model_hash = functools.cache(
         lambda: file_hash(model)
@@ -78,10 +82,11 @@ def matching_adapters(model: Path, adapters: Sequence[Adapter]) -> list[Adapter]
 
 
 def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] | None = None) -> Path:
-    """`adapter`, proven to belong to the file `model`, or to the base that `model` is a level of. `model_hash` gives the file's sha256.
+    """`adapter`, proven to belong to the file `model`, or to the base that `model` is a level of.
+    `model_hash` gives the file's sha256.
 
-    Raises `ConfigError` if `model` holds an adapter already, `DataError` if a file is damaged, or `adapter` is no LoRA, of another base
-    or of other shapes.
+    Raises `ConfigError` if `model` holds an adapter already, `DataError` if a file is damaged, or `adapter`
+    is no LoRA, of another base or of other shapes.
     """
     if not adapter.exists():
         raise DataError(
@@ -145,7 +150,8 @@ def adapted_tensors(adapter: Header) -> list[str]:
 
 
 def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
-    """Raise `DataError` unless every pair of the adapter's matrices fits a tensor of the model, by llama.cpp's rules (src/llama-adapter.cpp)."""
+    """Raise `DataError` unless every pair of the adapter's matrices fits a tensor of the model, by
+    llama.cpp's rules (src/llama-adapter.cpp)."""
     kinds = [header.fields.get("general.architecture") for header in (given, served)]
     if kinds[0] != kinds[1]:
         raise DataError(
@@ -183,7 +189,8 @@ def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
 
 
 def _fits(name: str, a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ...]) -> bool:
-    """Whether the shapes (fastest dimension first) fit; of the embedding, `a` is looked up like the table itself."""
+    """Whether the shapes (fastest dimension first) fit; of the embedding, `a` is looked up like the table
+    itself."""
     if any(len(shape) < 2 for shape in (a, b, base)):
         return False
     if name.endswith("token_embd.weight"):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Sequence[str] = ()) -> str:
-    """What `quench serve` prints once the model is loaded; `adapters` are the names of those on it. The key itself is never printed."""
+    """What `quench serve` prints once the model is loaded; `adapters` are the names of those on it. The key
+    itself is never printed."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
     header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"  # by a pipe: everybody can read a command's arguments
     return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})

@@ -1,4 +1,5 @@
-"""The key of a project's server: one line of `.quench/api-key`, made by `quench serve`, sent by whoever asks it."""
+"""The key of a project's server: one line of `.quench/api-key`, made by `quench serve`, sent by whoever asks
+it."""
 
 import re
 import secrets
@@ -29,7 +30,8 @@ def ensure_key(root: Path) -> Path:
 
 
 def read_key(path: Path) -> str:
-    """The key in a key file. Raises `ToolError` if there is no file yet, `ConfigError` if it can't be read or holds no key."""
+    """The key in a key file. Raises `ToolError` if there is no file yet, `ConfigError` if it can't be read or
+    holds no key."""
     try:
         text = path.read_text(encoding="ascii")
     except FileNotFoundError:

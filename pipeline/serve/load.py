@@ -1,7 +1,8 @@
-"""A load test: many clients at once, each with one streamed answer at a time; latency and speed as they see them.
+"""A load test: many clients at once, each with one streamed answer at a time; latency and speed as they see
+them.
 
-Bounded in requests, clients and time, and on 127.0.0.1 only. A client sends its next request at once ("closed loop"), so latencies are
-those of a server that is always busy.
+Bounded in requests, clients and time, and on 127.0.0.1 only. A client sends its next request at once ("closed
+loop"), so latencies are those of a server that is always busy.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ SHARES = (50, 90, 99)  # percentiles
 
 @dataclass(frozen=True)
 class Timed:
-    """One request: seconds to its first token and to its end, tokens of the answer; `error` if there was none."""
+    """One request: seconds to its first token and to its end, tokens of the answer; `error` if there was
+    none."""
 
     first_token: float | None
     whole: float
@@ -33,7 +35,8 @@ class Timed:
 
 @dataclass(frozen=True)
 class Load:
-    """What a load test measured. Latencies in seconds by percentile ("p50" …), None if nothing was answered; speeds in tokens per second."""
+    """What a load test measured. Latencies in seconds by percentile ("p50" …), None if nothing was answered;
+    speeds in tokens per second."""
 
     clients: int
     requests: int
@@ -75,7 +78,8 @@ def summarise(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
 async def put_under_load(
     port: int, key: str, prompts: Sequence[dict[str, Any]], *, clients: int, requests: int, seconds: float
 ) -> Load:
-    """Ask the server on `port` of 127.0.0.1 `requests` times, `clients` at once, `prompts` in turn; after `seconds` the rest is broken off."""
+    """Ask the server on `port` of 127.0.0.1 `requests` times, `clients` at once, `prompts` in turn; after
+    `seconds` the rest is broken off."""
     queue = iter(itertools.islice(itertools.cycle(prompts), requests))
     timed: list[Timed] = []
     limits = httpx.Limits(

@@ -1,4 +1,5 @@
-"""The smoke test: a served model answers prompts of its own test rows, and its answers must end by themselves."""
+"""The smoke test: a served model answers prompts of its own test rows, and its answers must end by
+themselves."""
 
 import itertools
 import json
@@ -26,7 +27,8 @@ class Reply:
 
 
 def smoke(server: Server, prompts: Sequence[dict[str, Any]]) -> list[Reply]:
-    """Ask every prompt (messages, and tools if it has them) through the OpenAI protocol, greedily, and give the replies in order."""
+    """Ask every prompt (messages, and tools if it has them) through the OpenAI protocol, greedily, and give
+    the replies in order."""
     replies = []
     for prompt in prompts:
         answer = server.post("/v1/chat/completions", prompt | {"temperature": 0})
@@ -44,10 +46,11 @@ def smoke(server: Server, prompts: Sequence[dict[str, Any]]) -> list[Reply]:
 
 
 def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
-    """One line of figures. Raises `GateError` if an answer is empty, if none stopped by itself, or if too few did.
+    """One line of figures. Raises `GateError` if an answer is empty, if none stopped by itself, or if too few
+    did.
 
-    `min_stopped` is the gate's share (None: no limit). Too few is what a model at that limit would show in less than one test of
-    twenty (binomial). So a few answers refuse no model that passed the gate on many.
+    `min_stopped` is the gate's share (None: no limit). Too few is what a model at that limit would show in
+    less than one test of twenty (binomial). So a few answers refuse no model that passed the gate on many.
     """
     cut = [number for number, reply in enumerate(replies, 1) if reply.finish_reason == "length"]
     empty = [number for number, reply in enumerate(replies, 1) if not reply.text.strip()]
@@ -76,7 +79,8 @@ def _too_few(stopped: int, asked: int, min_stopped: float | None) -> bool:
 
 
 def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:
-    """The first `count` chats of the test split, each up to its last assistant turn, as requests. Raises `DataError` if there are none."""
+    """The first `count` chats of the test split, each up to its last assistant turn, as requests. Raises
+    `DataError` if there are none."""
     if not path.exists():
         raise DataError("Q-SERVE-006", f"{path} is missing: stage curate makes it, so run `snakemake curate`")
     prompts = [

@@ -9,7 +9,8 @@ BROKEN_OFF = "see logs/, start it again with `quench serve`"  # what to do about
 
 @dataclass(frozen=True)
 class Piece:
-    """What one event adds: text of the answer or the reasoning, calls of tools; the last ones have usage and llama-server's timings."""
+    """What one event adds: text of the answer or the reasoning, calls of tools; the last ones have usage and
+    llama-server's timings."""
 
     text: str = ""
     reasoning: str = ""
@@ -25,7 +26,8 @@ class Piece:
 
 
 def parse_line(line: str) -> Piece | None:
-    """The piece in one line; None for lines without one (empty, comments, the end mark), an error for what is not of the protocol."""
+    """The piece in one line; None for lines without one (empty, comments, the end mark), an error for what is
+    not of the protocol."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return None
     try:

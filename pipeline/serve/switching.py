@@ -21,7 +21,8 @@ class Loaded:
 
 
 def loaded_adapters(client: httpx.Client) -> list[Loaded]:
-    """The adapters of the server behind `client`, in its order. Raises `ToolError` if it doesn't list them."""
+    """The adapters of the server behind `client`, in its order. Raises `ToolError` if it doesn't list
+    them."""
     try:
         return [
             Loaded(int(one["id"]), PurePath(one["path"]).stem, float(one["scale"]))
@@ -58,10 +59,11 @@ def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded
 
 
 def forget_prompts(client: httpx.Client) -> None:
-    """Make every slot forget what it computed of prompts with the scales before; waits for slots that are answering.
+    """Make every slot forget what it computed of prompts with the scales before; waits for slots that are
+    answering.
 
-    llama-server would continue from it, with one adapter's keys under another's weights. Its own way to erase a slot needs a folder to
-    save slots in, so each slot is given another prompt, of one token.
+    llama-server would continue from it, with one adapter's keys under another's weights. Its own way to erase
+    a slot needs a folder to save slots in, so each slot is given another prompt, of one token.
     """
     slots = _ask(client, "GET", "/props")["total_slots"]
     for slot in range(int(slots)):

@@ -1,8 +1,9 @@
-"""A model as a folder that can leave: GGUF, card, Modelfile, serve script, systemd unit, checksums, bill of materials, evidence, signature.
+"""A model as a folder that can leave: GGUF, card, Modelfile, serve script, systemd unit, checksums, bill of
+materials, evidence, signature.
 
-Of an adapter there are two GGUFs, its base's and its own. A GGUF is a copy, not a hard link: it must not change when something writes
-into models/gguf in place (`cp` over a file does, and so do tools that set metadata), and DVC's cache may hold the same inode. The folder
-appears complete or not at all.
+Of an adapter there are two GGUFs, its base's and its own. A GGUF is a copy, not a hard link: it must not
+change when something writes into models/gguf in place (`cp` over a file does, and so do tools that set
+metadata), and DVC's cache may hold the same inode. The folder appears complete or not at all.
 
     quench ship Q4_K_M
 """
@@ -17,9 +18,9 @@ from pipeline.config.sections import Serve
 from pipeline.core.errors import DataError, MachineError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, write_text
+from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs
-from pipeline.gate.rules import Judgment
 from pipeline.gguf.provenance import passport
 from pipeline.ship.card import claims, fill_text, serve_script, text_values
 from pipeline.ship.listing import Hostile, checksums, escaped, obeyed, plain_files, read_small
@@ -58,8 +59,8 @@ class Shipment:
 def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Path:
     """Write `parent`/NAME-LEVEL in place of an older bundle, signed if there is a private `key`; the folder.
 
-    Raises `DataError` if something else of that name is there, or an older bundle that somebody has changed, `MachineError` if the disk
-    is too small or writes other bytes than were read.
+    Raises `DataError` if something else of that name is there, or an older bundle that somebody has changed,
+    `MachineError` if the disk is too small or writes other bytes than were read.
     """
     target = parent / shipment.title
     if target.exists():
@@ -139,7 +140,8 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
 
 
 def need_untouched(folder: Path) -> None:
-    """Raise `DataError` unless `folder` is a bundle that may be replaced, since everything in it can be made again."""
+    """Raise `DataError` unless `folder` is a bundle that may be replaced, since everything in it can be made
+    again."""
     if not (folder / SUMS).is_file():
         raise DataError("Q-SHIP-001", f"{folder} exists and is no bundle: {MOVE}")
     try:

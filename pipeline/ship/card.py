@@ -1,4 +1,5 @@
-"""The texts that go with a model: card, Modelfile, serve script and systemd unit, from the templates of `pipeline/pages/templates/`."""
+"""The texts that go with a model: card, Modelfile, serve script and systemd unit, from the templates of
+`pipeline/pages/templates/`."""
 
 import json
 import re
@@ -53,7 +54,8 @@ def text_values(
     jinja: str | None,
     languages: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat template."""
+    """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat
+    template."""
     seams = [{"name": key, **seam} for key, seam in inputs.parity["seams"].items()]
     kinds = inputs.base["architecture"].get("architectures") or [inputs.base["architecture"]["model_type"]]
     return {
@@ -65,7 +67,8 @@ def text_values(
 
 
 def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[str] = ()) -> str:
-    """The Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base only if it is on the hub."""
+    """The Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base only if
+    it is on the hub."""
     values: dict[str, Any] = {"license": str(base.get("license") or "unknown").lower()}
     if languages:
         values["language"] = list(languages)
@@ -98,12 +101,14 @@ def claimed(card: str) -> dict[str, Any]:
 
 
 def served_as(lora: Path) -> str:
-    """What `quench serve` calls the base with this project's adapter, NAME-adapter, so that `quench chat` knows it."""
+    """What `quench serve` calls the base with this project's adapter, NAME-adapter, so that `quench chat`
+    knows it."""
     return f"{lora.stem.removesuffix('-lora')}-{ADAPTED}"
 
 
 def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
-    """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it, in an environment and with limits like those of `server_process`.
+    """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it, in an environment and with
+    limits like those of `server_process`.
 
     `lora` is an adapter's GGUF beside it, which is put on it.
     """

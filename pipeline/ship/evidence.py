@@ -1,8 +1,9 @@
 """Are the reports about these very files? A report of yesterday's model says nothing about today's.
 
-Of a level: it, the 16-bit model that it is compared with and the untuned one that forgetting is measured from, a GGUF each.
-Of an adapter: the base's GGUF with the adapter's GGUF on it, and the base's alone.
-Reads these and `models/base.json`, `models/adapter/`, `models/merged/`, `reports/eval/` and `reports/parity.json`. Writes nothing.
+Of a level: it, the 16-bit model that it is compared with and the untuned one that forgetting is measured
+from, a GGUF each. Of an adapter: the base's GGUF with the adapter's GGUF on it, and the base's alone. Reads
+these and `models/base.json`, `models/adapter/`, `models/merged/`, `reports/eval/` and `reports/parity.json`.
+Writes nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,9 +22,11 @@ from pipeline.ship.lineage import passport_faults
 def mismatches(
     model: str, gguf: Path, lora: Path | None, root: Path, evaluations: Evaluations, parity: Mapping[str, Any]
 ) -> Iterator[str]:
-    """A sentence for each report below `root` that is about other files than those of `model`, or those that it is compared with.
+    """A sentence for each report below `root` that is about other files than those of `model`, or those that
+    it is compared with.
 
-    `lora` is the adapter's GGUF if `gguf` is its base's. Raises `DataError` if a GGUF is damaged, or models/base.json cannot be read.
+    `lora` is the adapter's GGUF if `gguf` is its base's. Raises `DataError` if a GGUF is damaged, or
+    models/base.json cannot be read.
     """
     sixteen = next((name for name in REFERENCES if name in evaluations), None)
     if lora:
@@ -60,7 +63,8 @@ def mismatches(
 def _report_faults(
     model: str, files: list[Path], hashes: Mapping[Path, str], root: Path, found: Mapping[str, Any]
 ) -> Iterator[str]:
-    """If a model's evaluation is of other files (a GGUF, and perhaps an adapter's on it), or sums up other answers."""
+    """If a model's evaluation is of other files (a GGUF, and perhaps an adapter's on it), or sums up other
+    answers."""
     report, again = f"reports/eval/{model}.json", f"run `python -m pipeline evaluate@{model}` again"
     if lacking := [file.name for file in files if file not in hashes]:
         remedy = "run `snakemake`, or pull it (`dvc pull`)"

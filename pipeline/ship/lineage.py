@@ -1,8 +1,9 @@
-"""Are the records behind a GGUF complete and of this very file: base, adapter, rows, merge? No file counts because it merely exists.
+"""Are the records behind a GGUF complete and of this very file: base, adapter, rows, merge? No file counts
+because it merely exists.
 
-Training wrote which adapter's folder (reports/train.json) and tokens (models/adapter/run.json) are its own; the tokens' manifest names
-the rows, the evaluation the held-out ones; the GGUF's passport names base, adapter, tokens, settings, template and merge. Reads these
-and hashes them, writes nothing.
+Training wrote which adapter's folder (reports/train.json) and tokens (models/adapter/run.json) are its own;
+the tokens' manifest names the rows, the evaluation the held-out ones; the GGUF's passport names base,
+adapter, tokens, settings, template and merge. Reads these and hashes them, writes nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,8 @@ from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fiel
 
 ADAPTER, BASE, MERGED, TOKENS = "models/adapter", "models/base.json", "models/merged", "data/tokens"
 ROWS = {split: f"data/final/{split}.jsonl" for split in ("train", "val", "test")}
-# the keys of a passport about the project's own records; others are about llama.cpp, the importance matrix and the tokenizer
+# the keys of a passport about the project's own records; others are about llama.cpp, the importance matrix
+# and the tokenizer
 OWN = tuple(f"quench.{part}." for part in ("base", "adapter", "data", "config", "template", "merge"))
 
 
@@ -55,7 +57,8 @@ class TokensManifest(Shape):
 
 
 def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
-    """sha256 of the rows by title. Raises `DataError` unless adapter, tokens and rows below `root` are what training and evaluating `model` saw."""
+    """sha256 of the rows by title. Raises `DataError` unless adapter, tokens and rows below `root` are what
+    training and evaluating `model` saw."""
     adapter = root / ADAPTER
     if not (adapter / "adapter_model.safetensors").is_file():
         raise DataError(
@@ -100,7 +103,8 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
 
 
 def passport_faults(found: Mapping[str, Any], name: str, root: Path, *, merged: bool) -> Iterator[str]:
-    """A sentence if the passport `found` of the GGUF `name` names another base, adapter, data, settings or merge than those below `root`."""
+    """A sentence if the passport `found` of the GGUF `name` names another base, adapter, data, settings or
+    merge than those below `root`."""
     parts = [(BASE, lineage_fields(root / BASE)), (ADAPTER, adapter_fields(root / ADAPTER))]
     if merged:
         parts.append((MERGED, folder_fields(root / MERGED)))

@@ -24,14 +24,16 @@ DIALOGUE = [
 
 @dataclass(frozen=True)
 class OllamaTemplate:
-    """A Go template and the system text that the base's template adds if a conversation has none ("" for none)."""
+    """A Go template and the system text that the base's template adds if a conversation has none ("" for
+    none)."""
 
     template: str
     system: str
 
 
 def ollama_template(jinja: str | None) -> OllamaTemplate | None:
-    """The Go template that renders what `jinja` does; None if `jinja` is not ChatML (with or without a default system turn)."""
+    """The Go template that renders what `jinja` does; None if `jinja` is not ChatML (with or without a
+    default system turn)."""
     if jinja is None:
         return None
     dialogue, single = _render(jinja, DIALOGUE), _render(jinja, [QUESTION])
@@ -57,7 +59,8 @@ def chatml(messages: list[dict[str, str]]) -> str:
 
 
 def chat_template(model: Path) -> str | None:
-    """The Jinja chat template of a Hugging Face folder; None if it has none or several. Raises `DataError` if it can't be read."""
+    """The Jinja chat template of a Hugging Face folder; None if it has none or several. Raises `DataError` if
+    it can't be read."""
     file, config = model / "chat_template.jinja", model / "tokenizer_config.json"
     again = "run `python -m pipeline train` again"
     if file.is_file():

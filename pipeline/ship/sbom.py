@@ -1,7 +1,9 @@
-"""The software bill of materials of a bundle: CycloneDX 1.6 JSON (https://cyclonedx.org/docs/1.6/json/) of what the model is made of.
+"""The software bill of materials of a bundle: CycloneDX 1.6 JSON (https://cyclonedx.org/docs/1.6/json/) of
+what the model is made of.
 
-The GGUF is the subject, a machine-learning-model with its hash; the base is its ancestor; data are listed by hash only; then llama.cpp
-and the Python packages of the training run. Neither dates nor places: the same model has the same bill.
+The GGUF is the subject, a machine-learning-model with its hash; the base is its ancestor; data are listed by
+hash only; then llama.cpp and the Python packages of the training run. Neither dates nor places: the same
+model has the same bill.
 """
 
 import json
@@ -42,8 +44,9 @@ def bill(
 ) -> str:
     """The bill as JSON text.
 
-    `beside` are further files that the model consists of, sha256 by name: the base's GGUF, if `file` is an adapter's.
-    `base` is models/base.json, `passport` the GGUF's own, `datasets` sha256 by name, `versions` the training run's packages (None: not installed).
+    `beside` are further files that the model consists of, sha256 by name: the base's GGUF, if `file` is an
+    adapter's. `base` is models/base.json, `passport` the GGUF's own, `datasets` sha256 by name, `versions`
+    the training run's packages (None: not installed).
     """
     model = Component(
         name=name, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=file, version=sha256[:12], hashes=[_hash(sha256)], licenses=_license(base),

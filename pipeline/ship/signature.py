@@ -1,8 +1,10 @@
-"""Signatures by OpenSSF model signing (https://github.com/ossf/model-signing) with an elliptic key of your own: nothing leaves the machine.
+"""Signatures by OpenSSF model signing (https://github.com/ossf/model-signing) with an elliptic key of your
+own: nothing leaves the machine.
 
-openssl ecparam -name prime256v1 -genkey -noout -out quench.key && openssl ec -in quench.key -pubout -out quench.pub
-quench ship Q4_K_M --sign quench.key
-quench verify-bundle models/bundle/NAME-Q4_K_M --key quench.pub
+    openssl ecparam -name prime256v1 -genkey -noout -out quench.key
+    openssl ec -in quench.key -pubout -out quench.pub
+    quench ship Q4_K_M --sign quench.key
+    quench verify-bundle models/bundle/NAME-Q4_K_M --key quench.pub
 """
 
 from pathlib import Path

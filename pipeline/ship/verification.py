@@ -1,7 +1,8 @@
-"""Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's passport and the card, the bill, the evidence, the signature.
+"""Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's passport and the card, the
+bill, the evidence, the signature.
 
-Of an adapter there are two GGUFs: its own, and that of the base it was trained on.
-A bundle may come from anyone: nothing is executed, followed out of the folder or waited for, and the large file is read only after
+Of an adapter there are two GGUFs: its own, and that of the base it was trained on. A bundle may come from
+anyone: nothing is executed, followed out of the folder or waited for, and the large file is read only after
 everything small agrees.
 """
 
@@ -25,9 +26,11 @@ NEEDED = (CARD, BILL, SCRIPT, UNIT, "Modelfile", EVALUATION, PARITY, GATE, SUMS)
 
 
 def bundle_faults(folder: Path, key: Path | None = None) -> list[str]:
-    """What is wrong with a bundle, a sentence each; none if it verifies. `key` is the public key that must have signed it.
+    """What is wrong with a bundle, a sentence each; none if it verifies. `key` is the public key that must
+    have signed it.
 
-    Raises `DataError` if there is no such folder, `ToolError` and `ConfigError` if a signature can't be checked here.
+    Raises `DataError` if there is no such folder, `ToolError` and `ConfigError` if a signature can't be
+    checked here.
     """
     if not folder.is_dir():
         raise DataError("Q-SHIP-010", f"{folder} is no folder: give the one that `quench ship` made")
@@ -38,7 +41,8 @@ def bundle_faults(folder: Path, key: Path | None = None) -> list[str]:
 
 
 def _faults(folder: Path, key: Path | None) -> list[str]:
-    """The faults of the first step that finds any: what is there, texts, what they claim, the large files, the signature."""
+    """The faults of the first step that finds any: what is there, texts, what they claim, the large files,
+    the signature."""
     sizes = plain_files(folder)
     if lacking := [name for name in NEEDED if name not in sizes]:
         raise Hostile(f"These files are missing: {', '.join(lacking)}.")
@@ -83,14 +87,16 @@ def _altered(folder: Path, listed: dict[str, str]) -> Iterator[str]:
 
 
 def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
-    """Texts are to be read: a character that hides or reorders others would show something else than the text."""
+    """Texts are to be read: a character that hides or reorders others would show something else than the
+    text."""
     for name in texts:
         if found := obeyed(read_small(folder / name)):
             yield f"{name} holds {found}, a control character that can hide what stands there: no bundle of `quench ship` does."
 
 
 def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iterator[str]:
-    """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's), by the checksums and the first's passport."""
+    """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's), by the checksums
+    and the first's passport."""
     card, (made, *beside) = read_small(folder / CARD), hashes
     gguf = beside[0] if beside else made  # the one that `evaluation.json` calls its file
     try:
@@ -158,7 +164,8 @@ def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
 def bill_faults(
     bill: Mapping[str, Any], hashes: Mapping[str, str], fields: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Where a valid bill differs from the GGUFs' `hashes` (sha256 by name) and the passport of the first, half a sentence each."""
+    """Where a valid bill differs from the GGUFs' `hashes` (sha256 by name) and the passport of the first,
+    half a sentence each."""
     from pipeline.ship.sbom import BASE_REF
 
     subject, components = bill["metadata"]["component"], bill.get("components", [])

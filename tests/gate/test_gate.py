@@ -11,7 +11,7 @@ from parity_inputs import failed_report, parity_report
 from pipeline.config.levels import level_key
 from pipeline.config.sections import Gate
 from pipeline.core.checks import Check
-from pipeline.gate.rules import Judgment
+from pipeline.gate.judgment import Judgment
 from pipeline.gate.rules import judge as judge_model
 
 LIMITS = Gate(max_kld=0.5, min_same_top=0.85, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)

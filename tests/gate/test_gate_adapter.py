@@ -10,9 +10,9 @@ from report_inputs import general as asked
 from pipeline.config.sections import Gate
 from pipeline.core.checks import Check
 from pipeline.gate.advice import advise
+from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import recommend
 from pipeline.gate.records import load_inputs
-from pipeline.gate.rules import Judgment
 from pipeline.gate.rules import judge as judge_model
 from pipeline.stages.report.verdict import headline
 

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from pipeline.config.params import load_params
-from pipeline.gate.rules import Judgment, judge
+from pipeline.gate.judgment import Judgment
+from pipeline.gate.rules import judge
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.stages.parity.level_weights import level_weights

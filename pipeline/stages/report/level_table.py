@@ -6,8 +6,8 @@ from typing import Any
 
 from pipeline.config.sections import ADAPTED, BARE, SOURCE
 from pipeline.gate.comparison import REFERENCES
+from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation, is_base
-from pipeline.gate.rules import Judgment
 from pipeline.gate.task_scores import scored_rows
 from pipeline.pages.formats import count, number, percent, points, size
 

@@ -31,7 +31,7 @@ from pipeline.stages.report.verdict import headline
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from pipeline.gate.rules import Judgment
+    from pipeline.gate.judgment import Judgment
 
 QUESTIONS_SHOWN = 4  # of the samples that training took
 TIMES_SHOWN = 6  # evaluations of which a question's answers are shown

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.publish import publishing, write_json
 
 if TYPE_CHECKING:
-    from pipeline.gate.rules import Judgment
+    from pipeline.gate.judgment import Judgment
 
 LIKENESS = ("perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp")
 FIGURES = ("bytes", "bits_per_weight", "tensors", "fallback_tensors", *LIKENESS, "prompt_tok_s", "prompt_tok_s_spread",

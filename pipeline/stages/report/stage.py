@@ -16,9 +16,9 @@ from pipeline.config.sections import ADAPTED, Report, Serve
 from pipeline.core.errors import DataError
 from pipeline.core.publish import publishing
 from pipeline.gate.advice import advise
+from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs, load_inputs
-from pipeline.gate.rules import Judgment
 from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT
 from pipeline.serve.key import KEY_FILE
 from pipeline.ship.card import PrintedTools, fill_text, served_as, text_values

@@ -10,7 +10,7 @@ from pipeline.pages.formats import number, percent, points, size
 from pipeline.stages.report.level_table import across
 
 if TYPE_CHECKING:
-    from pipeline.gate.rules import Judgment
+    from pipeline.gate.judgment import Judgment
 
 
 def show(evaluations: Mapping[str, Mapping[str, Any]], advice: Recommendation, verdicts: Mapping[str, "Judgment"], page: Path) -> None:

@@ -9,7 +9,7 @@ from pipeline.gate.recommend import Recommendation
 from pipeline.pages.parity_words import counts
 
 if TYPE_CHECKING:
-    from pipeline.gate.rules import Judgment
+    from pipeline.gate.judgment import Judgment
 
 
 def headline(parity: Mapping[str, Any], advice: Recommendation, verdicts: Mapping[str, "Judgment"]) -> str:

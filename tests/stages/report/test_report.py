@@ -15,7 +15,7 @@ from report_inputs import CHATML_WITH_DEFAULT, MODELS, demo_params, parity, put,
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
-from pipeline.gate.rules import CHANCE
+from pipeline.gate.drops import CHANCE
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.metrics.level_limits import level_limit
 from pipeline.pages.formats import probability
