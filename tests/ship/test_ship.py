@@ -417,12 +417,12 @@ def test_missing_extra_and_oversized_files_are_named(bundle: Path) -> None:
     (bundle / "extra.bin").write_bytes(b"")
     assert refused(bundle) == "Not listed in SHA256SUMS: extra.bin."
     (bundle / SUMS).write_text(sums + f"{'0' * 64}  extra.bin\n")
-    assert refused(bundle) == "These files belong into no bundle: extra.bin."
+    assert refused(bundle) == "These files belong in no bundle: extra.bin."
     (bundle / "extra.bin").unlink()
     (bundle / SUMS).write_text(sums)
     with (bundle / SCRIPT).open("r+b") as file:
         file.truncate(1 << 40)  # a terabyte of nothing: its size alone refuses it
-    assert "larger than anything that belongs into a bundle: serve.sh" in refused(bundle)
+    assert "larger than anything that belongs in a bundle: serve.sh" in refused(bundle)
     (bundle / SCRIPT).write_text("")
     (bundle / SUMS).write_text(sums + f"{'0' * 64}  extra.bin\n")
     assert refused(bundle) == "Listed in SHA256SUMS and missing: extra.bin."
