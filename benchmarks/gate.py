@@ -125,15 +125,15 @@ class Bench:
     def judge(self, case: str, level: str, model: Path, sixteen: Path, sixteen_case: str) -> None:
         """Print what the gate says of `model` as `level`, and what parity's seam of its weights does."""
         from pipeline.config.levels import split_level
-        from pipeline.gate.rules import judge_level
+        from pipeline.gate.rules import judge
         from pipeline.stages.parity.level_weights import level_weights
 
         reference, level_found = self.evaluated(sixteen_case, sixteen, sixteen), self.evaluated(case, model, sixteen)
         evaluations = {"F16": reference[0], level: level_found[0] | {"reference": "F16"}}
-        verdict = judge_level(level, evaluations, {"F16": reference[1], level: level_found[1]}, PASSED, self.params.report.gate, 0)
+        verdict = judge(level, evaluations, {"F16": reference[1], level: level_found[1]}, PASSED, self.params.report.gate, 0)
         seam, _ = level_weights(sixteen, model, split_level(level)[0], self.params.parity.rmse_slack, {})
-        figures = ", ".join(f"{one.rule} {one.figure:.4g}" for one in verdict.findings if one.figure is not None and one.rule != "parity")
-        refused = [finding.rule for finding in verdict.findings if finding.verdict == "fail"]
+        figures = ", ".join(f"{one.key} {one.figure:.4g}" for one in verdict.checks if one.figure is not None and one.key != "parity")
+        refused = [finding.key for finding in verdict.checks if finding.verdict == "fail"]
         print(f"{case}: {verdict.verdict} ({', '.join(refused) or 'nothing refuses'}); {figures}; parity's weights: {seam.verdict}", flush=True)
         for reason in verdict.reasons:
             print(f"    {reason}", flush=True)

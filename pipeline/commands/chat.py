@@ -1,6 +1,8 @@
-"""Talk to the model that `quench serve` serves: streamed answers, what it reasons dimmed, their speed, in the terminal.
+"""Talk to the model that `quench serve` serves: streamed answers, reasoning dimmed, and their speed, in the
+terminal.
 
-A line that ends in a backslash goes on in the next one; between two lines of three double quotes, text is taken as it is (to paste).
+A line that ends in a backslash continues on the next one; between two lines of three double quotes, text is
+taken unchanged (to paste).
 
 Reads `.quench/api-key` and section `serve`; the conversation is kept in memory only.
 
@@ -21,7 +23,7 @@ from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import connect
 from pipeline.serve.key import KEY_FILE, read_key
-from pipeline.serve.stream import Piece, parse_line, reason
+from pipeline.serve.stream import BROKEN_OFF, Piece, parse_line, reason
 
 HELP = ('/new forgets the conversation, /quit ends (so do Ctrl-D and Ctrl-C twice), Ctrl-C breaks an answer off, \\ goes on in the next line, '
         '""" many lines')  # fmt: skip
@@ -30,57 +32,75 @@ DIM, PLAIN = "\033[2m", "\033[0m"
 
 
 def served_model(client: httpx.Client) -> str:
-    """The name of the model behind `client`. Raises `ToolError` where no server of this project answers.
+    """The name of the model behind `client`. Raises `ToolError` if no server of this project answers.
 
-    It is asked without the key first: what happens to listen on the port and wants no key is not given it.
+    The first request has no key: a program that listens on the port and wants none does not get it.
     """
     what, remedy = f"what listens on {client.base_url}", "stop it, or set another serve.port in params.yaml"
-    request = client.build_request("GET", "/v1/models", timeout=10)
-    without_key = client.build_request("GET", "/v1/models", timeout=10)
-    del without_key.headers["Authorization"]
     try:
-        answer = client.send(without_key)
+        answer = httpx.get(client.base_url.join("/v1/models"), timeout=10, trust_env=False)  # without the key
         if answer.status_code == 503:
-            raise ToolError(f"the server on {client.base_url} is still loading its model: try again in a moment")
+            raise ToolError(
+                "Q-SERVE-019",
+                f"the server on {client.base_url} is still loading its model: try again in a moment",
+            )
         if answer.status_code != 401:
-            raise ToolError(f"{what} asks for no key (HTTP {answer.status_code}), so `quench serve` did not start it: {remedy}")
-        answer = client.send(request)
+            raise ToolError(
+                "Q-SERVE-015",
+                f"{what} asks for no key (HTTP {answer.status_code}), so `quench serve` did not start it: "
+                f"{remedy}",
+            )
+        answer = client.get("/v1/models", timeout=10)
         if answer.status_code != 200:
-            raise ToolError(f"{what} does not take this project's key (HTTP {answer.status_code}): stop it, then run `quench serve`")
+            raise ToolError(
+                "Q-SERVE-015",
+                f"{what} does not take this project's key (HTTP {answer.status_code}): stop it, then run "
+                "`quench serve`",
+            )
         return printable(str(answer.json()["data"][0]["id"]))
     except (httpx.ConnectError, httpx.TimeoutException):
-        raise ToolError(f"nothing answers on {client.base_url}: start the server with `quench serve` in another terminal") from None
+        raise ToolError(
+            "Q-SERVE-013",
+            f"nothing answers on {client.base_url}: start the server with `quench serve` in another terminal",
+        ) from None
     except (httpx.RequestError, ValueError, KeyError, IndexError, TypeError):
-        raise ToolError(f"{what} is no llama-server: {remedy}") from None
+        raise ToolError("Q-SERVE-015", f"{what} is no llama-server: {remedy}") from None
 
 
 def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
-    """Yield the answer's pieces; the last ones carry usage and timings. Raises `ToolError` where the server refuses.
+    """Yield the answer's pieces; the last ones carry usage and timings. Raises `ToolError` if the server
+    refuses.
 
-    Whoever stops asking for pieces closes the connection, and with it the server frees the answer's slot.
+    A caller that stops asking for pieces closes the connection; the server then frees the answer's slot.
     """
     body = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}}
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != 200:
-                raise ToolError(f"the server answered {answer.status_code}: {reason(answer.read())}")
+                raise ToolError(
+                    "Q-SERVE-016", f"the server answered {answer.status_code}: {reason(answer.read())}"
+                )
             for line in answer.iter_lines():
                 piece = parse_line(line)
                 if piece is not None and piece.error:
-                    raise ToolError(f"the server broke off: {piece.error}")
+                    raise ToolError("Q-SERVE-017", f"the server broke off ({piece.error}): {BROKEN_OFF}")
                 if piece is not None:
                     yield piece
     except httpx.RequestError as error:
-        raise ToolError(f"the server broke off ({error}): see logs/, start it again with `quench serve`") from None
+        raise ToolError("Q-SERVE-017", f"the server broke off ({error}): {BROKEN_OFF}") from None
 
 
 def printable(text: str) -> str:
-    """A model's text without control and format characters (but the joiners that scripts and emoji need): none of it steers the terminal."""
-    return "".join(one for one in text if one in "\n\t\u200c\u200d" or unicodedata.category(one) not in ("Cc", "Cf"))
+    """A model's text without control and format characters (except joiners of scripts and emoji), so that it
+    can't steer the terminal."""
+    return "".join(
+        one for one in text if one in "\n\t\u200c\u200d" or unicodedata.category(one) not in ("Cc", "Cf")
+    )
 
 
 def whole(ask: Callable[[], str]) -> str:
-    """What is said, in as many lines as it takes: after a backslash the next one belongs to it, after three quotes all up to three quotes."""
+    """One message of one or more lines: after a backslash the next line belongs to it, after three quotes all
+    up to three quotes."""
     line = ask()
     if line.strip() == FENCE:
         return "\n".join(iter(ask, FENCE))
@@ -92,22 +112,23 @@ def whole(ask: Callable[[], str]) -> str:
 
 
 def converse(client: httpx.Client, ask: Callable[[], str], tell: Callable[[str], None]) -> None:
-    """Ask, stream the answer, again, until `/quit`, the end of input or Ctrl-C twice. `ask` gives a line, `tell` prints text as it is."""
+    """Ask and stream answers until `/quit`, the end of input or Ctrl-C twice. `ask` gives a line, `tell`
+    prints text."""
     messages: list[Message] = []
     interrupted = False
     while True:
         try:
-            said = whole(ask).strip()
+            text = whole(ask).strip()
         except EOFError:
             return
-        except KeyboardInterrupt:  # a slip, or a moment after the answer's end: it shall not cost the conversation
+        except KeyboardInterrupt:  # a slip, or just after the answer's end: keep the conversation
             if interrupted:
                 return
             tell("\n(Ctrl-C again ends)\n")
             interrupted = True
             continue
         interrupted = False
-        match said:
+        match text:
             case "":
                 continue
             case "/quit":
@@ -116,22 +137,25 @@ def converse(client: httpx.Client, ask: Callable[[], str], tell: Callable[[str],
                 messages = []
                 tell("a new conversation\n")
                 continue
-        if said.startswith("/"):
+        if text.startswith("/"):
             tell(HELP + "\n")
             continue
-        turn = [*messages, {"role": "user", "content": said}]
+        turn = [*messages, {"role": "user", "content": text}]
         try:
             messages = [*turn, {"role": "assistant", "content": _answer(client, turn, tell)}]
-        except ToolError as error:  # the conversation stays as it was: /new goes on after a full context
+        except ToolError as error:  # the conversation is unchanged: /new goes on after a full context
             tell(printable(f"{error}\n"))
 
 
 def main(params: Params, root: Path, asked: str | None) -> None:
-    """Chat with the running server; `ConfigError` where it serves another model than `asked`."""
+    """Chat with the running server; `ConfigError` if it serves another model than `asked`."""
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)
         if asked and served.partition("+")[0] != f"{params.convert.name}-{choose_model(params, root, asked)}":
-            raise ConfigError(f"{served} is served, not {asked}: stop that server, then `quench serve {asked}`")
+            raise ConfigError(
+                "Q-SERVE-020",
+                f"{served} is served, not {asked}: stop that server, then `quench serve {asked}`",
+            )
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives input() history and line editing)
         print(f"{served}: {HELP}")
@@ -159,7 +183,11 @@ def _answer(client: httpx.Client, messages: list[Message], tell: Callable[[str],
             if dim:
                 tell(PLAIN)
     known = timings.keys() >= {"predicted_n", "predicted_per_second"}
-    tell(f"\n[{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s]\n" if known else "\n")
+    tell(
+        f"\n[{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s]\n"
+        if known
+        else "\n"
+    )
     return "".join(pieces)
 
 

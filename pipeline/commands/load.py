@@ -1,12 +1,15 @@
-"""Load the running server (`quench serve` in another terminal) and say how it bears it: latencies, speed, errors.
+"""Put the running server (`quench serve` in another terminal) under load and print latencies, speed and
+errors.
 
-Reads `.quench/api-key`, section `serve` and, for its prompts, `data/final/test.jsonl` where it is there. Asks 127.0.0.1 only.
+Reads `.quench/api-key`, section `serve` and, for its prompts, `data/final/test.jsonl` if it exists. Asks
+127.0.0.1 only.
 
     quench load [--clients N] [--requests N] [--seconds S] [--json]
 """
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ PROMPTS = 64  # of the test split, asked in turn
 
 
 def prompts(root: Path) -> list[dict[str, Any]]:
-    """Held-out prompts of this project, or a few of our own where it has none."""
+    """Held-out prompts of this project, or a few of our own if it has none."""
     try:
         return held_out_prompts(root / "data" / "final" / "test.jsonl", PROMPTS)
     except DataError:
@@ -34,18 +37,27 @@ def prompts(root: Path) -> list[dict[str, Any]]:
 
 
 def main(params: Params, root: Path, *, clients: int, requests: int, seconds: float, as_json: bool) -> None:
-    """Run the test and print its figures; `ToolError` where no server of this project answers, `GateError` where a request was not answered."""
+    """Run the test and print its figures; `ToolError` if no server of this project answers, `GateError` if a
+    request was not answered."""
     key = read_key(root / KEY_FILE)
     with connect(f"http://127.0.0.1:{params.serve.port}", key) as client:
         served = served_model(client)
-    found = asyncio.run(put_under_load(params.serve.port, key, prompts(root), clients=clients, requests=requests, seconds=seconds))
+    found = asyncio.run(
+        put_under_load(
+            params.serve.port, key, prompts(root), clients=clients, requests=requests, seconds=seconds
+        )
+    )
     if as_json:
-        print(json.dumps({"model": served} | found.as_dict(), indent=2))
+        print(json.dumps({"model": served} | asdict(found), indent=2))
     else:
         show(served, params.serve.parallel, found)
     if found.errors:
         worst = max(found.errors, key=lambda error: found.errors[error])
-        raise GateError(f"{found.requests - found.answered} of {found.requests} requests were not answered, most of them so: {worst}")
+        raise GateError(
+            "Q-SERVE-021",
+            f"{found.requests - found.answered} of {found.requests} requests were not answered, most of "
+            f"them so: {worst}",
+        )
 
 
 def show(model: str, parallel: int, found: Load) -> None:
@@ -55,7 +67,10 @@ def show(model: str, parallel: int, found: Load) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    console.print(f"{model}: {found.answered} answers to {found.clients} clients at once ({parallel} slots) in {found.seconds:.1f} s", markup=False)
+    console.print(
+        f"{model}: {found.answered} answers to {found.clients} clients at once ({parallel} slots) in {found.seconds:.1f} s",
+        markup=False,
+    )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("seconds to", no_wrap=True)
     for share in SHARES:
@@ -64,6 +79,8 @@ def show(model: str, parallel: int, found: Load) -> None:
         table.add_row(what, *(f"{values[f'p{share}']:.3f}" if values else "not measured" for share in SHARES))
     console.print(table)
     each = "not measured" if found.tokens_per_second_each is None else f"{found.tokens_per_second_each:.1f}"
-    console.print(f"tokens/s: {each} for each client (median), {found.tokens_per_second:.1f} in sum", markup=False)
+    console.print(
+        f"tokens/s: {each} for each client (median), {found.tokens_per_second:.1f} in sum", markup=False
+    )
     for error, count in found.errors.items():
         console.print(f"{count} times: {error}", markup=False)

@@ -1,8 +1,8 @@
 """Serve one model with the pinned llama-server on 127.0.0.1, behind a key, with the recipe's flags.
 
-Reads one GGUF of `models/gguf/` (or `models/base/model.gguf`, where base.quantization is gguf) and its adapters, `reports/quants.json` (which level
-to take), section `serve` and, for the smoke test, `data/final/test.jsonl`. Writes `.quench/api-key` (once, readable by its owner only) and
-`logs/serve-MODEL.log` (anew).
+Reads one GGUF of `models/gguf/` (or `models/base/model.gguf`, if base.quantization is gguf) and its adapters,
+`reports/quants.json` (which level to take), section `serve` and, for the smoke test, `data/final/test.jsonl`.
+Writes `.quench/api-key` (once, readable by its owner only) and a new `logs/serve-MODEL.log`.
 
     quench serve [MODEL] [--lora] [--adapter FILE[=SCALE] ...] [--smoke K]
 """
@@ -14,13 +14,11 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 from pipeline.config.params import Params
 from pipeline.config.sections import ADAPTED, BARE
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, DataError, MachineError
-from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.llamacpp.lora import Lora
 from pipeline.llamacpp.server import Server, connect, server_command, start, wait_for_health
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
@@ -29,53 +27,72 @@ from pipeline.serve.instructions import how_to_call
 from pipeline.serve.key import ensure_key, read_key
 from pipeline.serve.restarts import keep_serving
 from pipeline.serve.smoke import held_out_prompts, judge, smoke
+from pipeline.stages.evaluate.files import model_files
 from pipeline.workflow.integrity import verify_outputs
 
-STOPS = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, a service manager, a terminal that was closed
+STOPS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+)  # Ctrl-C, a service manager, a terminal that was closed
 
 
 def choose_model(params: Params, root: Path, asked: str | None) -> str:
-    """The model to serve, spelt as in `params.yaml`: what was asked for (any case), else the recommended one, else the first level.
+    """The model to serve, spelled as in `params.yaml`: what was asked for (any case), else the recommended
+    one, else the first level.
 
-    Where base.quantization is gguf there are two: "adapter" (the base's file with its adapter beside it) and "base" (the file alone).
-    Raises `ConfigError` for a name that the recipe doesn't make.
+    If base.quantization is gguf there are two: "adapter" (the base's file with its adapter beside it) and
+    "base" (the file alone). Raises `ConfigError` for a name that the recipe doesn't make.
     """
     if params.graph == "adapter":
         if (asked or ADAPTED).lower() not in (ADAPTED, BARE):
-            raise ConfigError(f"no model is called {asked!r}: with base.quantization gguf there are {ADAPTED} (the base with its adapter) and {BARE}")
+            raise ConfigError(
+                "Q-SERVE-001",
+                f"no model is called {asked!r}: with base.quantization gguf there are {ADAPTED} (the base "
+                f"with its adapter) and {BARE}",
+            )
         return (asked or ADAPTED).lower()
     untuned = [f"base-{params.convert.type}"] if params.convert.base else []
-    known = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, *untuned)}
+    names = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, *untuned)}
     if asked is None:
-        return known.get(_recommended(root).upper(), params.quantize.tuned[0])
-    if asked.upper() not in known:
-        raise ConfigError(f"no model is called {asked!r}: this recipe makes {', '.join(known.values())} (quantize.levels in params.yaml)")
-    return known[asked.upper()]
+        return names.get(_recommended(root).upper(), params.quantize.tuned[0])
+    if asked.upper() not in names:
+        raise ConfigError(
+            "Q-SERVE-001",
+            f"no model is called {asked!r}: this recipe makes {', '.join(names.values())} (quantize.levels "
+            "in params.yaml)",
+        )
+    return names[asked.upper()]
 
 
 def model_file(params: Params, root: Path, model: str) -> Path:
-    """The GGUF of a model (without its adapter); `DataError` names the stage that makes it where it is not there."""
-    if params.graph == "adapter":
-        file = root / "models" / "base" / MODEL_FILE
-        if not file.exists():
-            raise DataError(f"{file} is not there: stage base makes it, so run `snakemake base`")
-        return file
-    path = root / "models" / "gguf" / f"{params.convert.name}-{model}.gguf"
+    """The GGUF of a model (without its adapter). If it is missing, the `DataError` names the stage that makes
+    it."""
+    path = model_files(params, root, model).gguf
     if not path.exists():
         stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
-        raise DataError(f"{path} is not there: stage {stage} makes it, so run `snakemake` (everything) or `python -m pipeline {stage}` (only that)")
+        stage = "base" if params.graph == "adapter" else stage
+        raise DataError(
+            "Q-SERVE-002",
+            f"{path} is missing: stage {stage} makes it, so run `snakemake` (everything) or `python -m "
+            f"pipeline {stage}` (only that)",
+        )
     return path
 
 
-def chosen_adapters(params: Params, root: Path, model: str, *, lora: bool, given: Sequence[str]) -> list[Adapter]:
-    """The adapters to serve on `model`: the project's own where `lora` or the model says so, then the `given` ones (FILE or FILE=SCALE)."""
+def chosen_adapters(
+    params: Params, root: Path, model: str, *, lora: bool, given: Sequence[str]
+) -> list[Adapter]:
+    """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given`
+    ones (FILE or FILE=SCALE)."""
     own = Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf")
     with_own = lora or (params.graph == "adapter" and model == ADAPTED)
     return [*([own] if with_own else []), *map(parse_adapter, given)]
 
 
 def need_port(port: int) -> None:
-    """Raise `MachineError` where something listens on `port` of 127.0.0.1 (asked first: what answers on it must not pass for ours)."""
+    """Raise `MachineError` if something listens on `port` of 127.0.0.1: checked first, since that must not
+    pass for our server."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -83,15 +100,29 @@ def need_port(port: int) -> None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            raise MachineError(f"port {port} of 127.0.0.1 is in use: stop what listens there, or set another serve.port in params.yaml") from None
+            raise MachineError(
+                "Q-SERVE-003",
+                f"port {port} of 127.0.0.1 is in use: stop what listens there, or set another serve.port in "
+                "params.yaml",
+            ) from None
 
 
 @contextmanager
-def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings: ServeSettings, lora: Sequence[Lora] = (),
-          alias: str | None = None) -> Iterator[Server]:  # fmt: skip
-    """A healthy server while the body runs, stopped after it; `lora` are adapters to apply, `alias` is what the server calls the model.
+def serve(
+    *,
+    tools: Toolchain,
+    model: Path,
+    key_file: Path,
+    log: Path,
+    settings: ServeSettings,
+    lora: Sequence[Lora] = (),
+    alias: str | None = None,
+) -> Iterator[Server]:
+    """A healthy server while the body runs, stopped after it; `lora` are adapters to apply, `alias` is what
+    the server calls the model.
 
-    Raises `MachineError` where the port is taken or `log` can't be written, `ToolError` where the server doesn't come up.
+    Raises `MachineError` if the port is taken or `log` can't be written, `ToolError` if the server doesn't
+    start.
     """
     need_port(settings.port)
     command = server_command(
@@ -105,31 +136,54 @@ def serve(*, tools: Toolchain, model: Path, key_file: Path, log: Path, settings:
             yield Server(process, url, log, client)
 
 
-def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lora: bool = False, adapters: Sequence[str] = (),
-         file: Path | None = None) -> None:  # fmt: skip
-    """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes; with `smoke_count` ask that many test prompts, then stop.
+def main(
+    params: Params,
+    root: Path,
+    asked: str | None,
+    smoke_count: int,
+    *,
+    lora: bool = False,
+    adapters: Sequence[str] = (),
+    file: Path | None = None,
+) -> None:
+    """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes; with `smoke_count` ask that
+    many test prompts, then stop.
 
-    `lora` applies the project's own adapter to a level of the untuned base, `adapters` (FILE or FILE=SCALE) further ones. `file` is what
-    `params` were read from, where that was named.
+    `lora` applies the project's own adapter to a level of the untuned base, `adapters` (FILE or FILE=SCALE)
+    further ones. `file` is what `params` were read from, if that was named.
     """
     model = choose_model(params, root, asked)
     path = model_file(params, root, model)
     chosen = chosen_adapters(params, root, model, lora=lora, given=adapters)
     verify_outputs([path, *(adapter.file for adapter in chosen)], root, params=file)
     applied = matching_adapters(path, chosen)
-    named = applied[1:] if params.graph == "adapter" and model == ADAPTED else applied  # the model's name says its own already
+    named = (
+        applied[1:] if params.graph == "adapter" and model == ADAPTED else applied
+    )  # the model's name says its own already
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
     key_file, log = ensure_key(root), root / "logs" / f"serve-{model}.log"
     tools = find_toolchain(params.llamacpp.home)
-    need_port(params.serve.port)  # before the log is taken away: it may be that of a server that runs
-    with suppress(OSError):  # what is no file here is refused where the log is opened
+    need_port(params.serve.port)  # before the log is deleted: it may be that of a running server
+    with suppress(OSError):  # anything else than a file is refused when the log is opened
         log.unlink()
-    title = f"{model} with {', '.join(one.file.name + ('' if one.scale == 1 else f' × {one.scale:g}') for one in applied)}" if applied else model
+    title = (
+        f"{model} with {', '.join(one.file.name + ('' if one.scale == 1 else f' × {one.scale:g}') for one in applied)}"
+        if applied
+        else model
+    )
 
     def server() -> AbstractContextManager[Server]:
         pairs = [(adapter.file, adapter.scale) for adapter in applied]
-        return serve(tools=tools, model=path, key_file=key_file, log=log, settings=params.serve, lora=pairs, alias=alias)
+        return serve(
+            tools=tools,
+            model=path,
+            key_file=key_file,
+            log=log,
+            settings=params.serve,
+            lora=pairs,
+            alias=alias,
+        )
 
     def ready(running: Server) -> None:
         _tell(how_to_call(title, running.url, key_file, log, [adapter.name for adapter in applied]))
@@ -147,11 +201,12 @@ def main(params: Params, root: Path, asked: str | None, smoke_count: int, *, lor
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt` in the body; one that is ignored (`nohup`) stays so."""
-    previous = {number: signal.getsignal(number) for name in STOPS if (number := getattr(signal, name, None)) is not None}
+    """SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt` in the body; one that is ignored (`nohup`) stays
+    ignored."""
+    previous = {number: signal.getsignal(number) for number in STOPS}
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:
-            signal.signal(number, _stop)
+            signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
@@ -170,7 +225,3 @@ def _recommended(root: Path) -> str:
 def _tell(line: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         print(line, flush=True)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

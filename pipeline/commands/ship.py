@@ -1,12 +1,15 @@
-"""Ship a level: are the reports about these files, does the gate let it pass, then the bundle.
+"""Ship a level: check that the reports are about these files and that the gate passes it, then make the
+bundle.
 
-Reads `models/gguf/NAME-LEVEL.gguf`, the adapter, the merged model and every report. Writes `models/bundle/NAME-LEVEL/`.
-Where base.quantization is gguf the one thing to ship is `adapter`: the base's GGUF and the adapter's.
+Reads `models/gguf/NAME-LEVEL.gguf`, the adapter, the merged model and every report. Writes
+`models/bundle/NAME-LEVEL/`. If base.quantization is gguf, the one thing to ship is `adapter`: the base's GGUF
+and the adapter's.
 
     quench ship Q4_K_M
     quench ship Q4_K_M --to /mnt/share --sign quench.key
 """
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,77 +19,98 @@ from pipeline.config.sections import ADAPTED, UNTUNED
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.gate.advice import advise
 from pipeline.gate.records import load_inputs
-from pipeline.ship import lineage
-from pipeline.ship.bundle import Shipment, how_to_use, make_bundle
-from pipeline.ship.evidence import adapter_mismatches, mismatches
+from pipeline.ship.bundle import Shipment, make_bundle
+from pipeline.ship.evidence import mismatches
+from pipeline.ship.lineage import need_records
 from pipeline.ship.ollama import chat_template
 from pipeline.stages.evaluate.files import model_files
 from pipeline.workflow.integrity import verify_outputs
 
 
-def main(params: Params, root: Path, asked: str, to: Path | None, key: Path | None, *, file: Path | None = None) -> int:
-    """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason where it may not be shipped, else 0.
+def main(
+    params: Params, root: Path, asked: str, to: Path | None, key: Path | None, *, file: Path | None = None
+) -> int:
+    """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason if it may not
+    be shipped, else 0.
 
-    `file` is what `params` were read from, where that was named.
+    `file` is what `params` were read from, if that was named.
     """
     level = shippable(params, asked)
     gguf = model_file(params, root, level)
-    _need_recorded(params, root, level, gguf, file)
+    _need_recorded(params, root, level, file)
     shipment, reasons = prepare(params, root, level, gguf)
     if reasons:
         print(f"{level} is not shipped:", file=sys.stderr)
         for reason in reasons:
             print(f"  {reason}", file=sys.stderr)
         return GateError.exit_code
-    for finding in shipment.verdict.findings:
-        print(f"  {finding.verdict}: {finding.sentence}")
+    for check in shipment.verdict.checks:
+        print(f"  {check.verdict}: {check.sentence}")
     for gain in shipment.advice.gains:
         if gain.model == level and gain.beats is False:
             print(f"  Beware: {gain.sentence}")
     folder = make_bundle(shipment, to or root / "models" / "bundle", key)
-    print(f"{level} is in {folder}{', signed' if key else ''}\n{how_to_use(folder)}")
+    place = shlex.quote(str(folder))
+    print(f"{level} is in {folder}{', signed' if key else ''}")
+    print(f"  serve:   {place}/serve.sh")
+    print(f"  check:   quench verify-bundle {place}")
+    print(f"  publish: everything in {place} (README.md is the model card)")
     return 0
 
 
 def shippable(params: Params, asked: str) -> str:
-    """The level as params.yaml spells it. Raises `ConfigError` for one that is not made, not tuned or not evaluated."""
+    """The level as spelled in params.yaml. Raises `ConfigError` for one that is not made, not tuned or not
+    evaluated."""
     if params.graph == "adapter":
         if asked.lower() != ADAPTED:
             raise ConfigError(
-                f"{asked} can't be shipped: with base.quantization gguf there is {ADAPTED}, the base's GGUF with the adapter's beside it"
+                "Q-SHIP-011",
+                f"{asked} can't be shipped: with base.quantization gguf there is {ADAPTED}, the base's GGUF "
+                "with the adapter's beside it",
             )
         return ADAPTED
     if asked.lower().startswith(UNTUNED):
-        raise ConfigError(f"{asked} is the untuned base: ship a level of the tuned model ({', '.join(params.quantize.tuned)})")
+        tuned = ", ".join(params.quantize.tuned)
+        raise ConfigError(
+            "Q-SHIP-011", f"{asked} is the untuned base: ship a level of the tuned model ({tuned})"
+        )
     known = {name.upper(): name for name in (*params.quantize.tuned, params.convert.type)}
     if asked.upper() not in known:
-        raise ConfigError(f"no level is called {asked!r}: this recipe makes {', '.join(known.values())} (quantize.levels in params.yaml)")
+        raise ConfigError(
+            "Q-SHIP-011",
+            f"no level is called {asked!r}: this recipe makes {', '.join(known.values())} (quantize.levels "
+            "in params.yaml)",
+        )
     level = known[asked.upper()]
     if level not in params.evaluate.models:
-        raise ConfigError(f"{level} is not in evaluate.models, so nothing is known about it: add it there and run `snakemake`")
+        raise ConfigError(
+            "Q-SHIP-012",
+            f"{level} is not in evaluate.models, so nothing is known about it: add it there and run "
+            "`snakemake`",
+        )
     return level
 
 
-def _need_recorded(params: Params, root: Path, level: str, gguf: Path, params_file: Path | None) -> None:
-    """Raise `DataError` where what leaves, or what the bundle says about it, is not what the stages recorded."""
-    verify_outputs([file for file in (gguf, model_files(params, root, level).lora) if file], root, params=params_file)
-    places = [root / place for place in ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")]
+def _need_recorded(params: Params, root: Path, level: str, params_file: Path | None) -> None:
+    """Raise `DataError` unless what leaves, and what the bundle says about it, is what the stages
+    recorded."""
+    verify_outputs([file for file in model_files(params, root, level) if file], root, params=params_file)
+    places = [
+        root / place
+        for place in ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
+    ]
     verify_outputs(places, root, anew=False, params=params_file)
 
 
 def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:
-    """What the bundle would be made of, and why it may not be made."""
+    """What the bundle would be made of, and the reasons why it may not be made."""
     inputs = load_inputs(root, params.evaluate.models)
-    datasets = lineage.need_records(root, inputs, level)
+    datasets = need_records(root, inputs, level)
     advice, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)
     lora = model_files(params, root, level).lora
     shipment = Shipment(
         gguf, params.convert.name, level, inputs, advice, verdicts[level], params.serve, chat_template(root / "models" / "adapter"),
         tuple(params.curate.languages), datasets, lora,
     )  # fmt: skip
-    if lora:
-        other = adapter_mismatches(gguf, lora, root, inputs.evaluations, inputs.parity)
-    else:
-        other = mismatches(gguf, level, root, inputs.evaluations, inputs.parity)
-    reasons = [*other, *verdicts[level].reasons]
-    return shipment, reasons
+    other = mismatches(level, gguf, lora, root, inputs.evaluations, inputs.parity)
+    return shipment, [*other, *verdicts[level].reasons]

@@ -1,4 +1,4 @@
-"""Check a bundle that `quench ship` made, here or elsewhere, by whomever.
+"""Check a bundle that `quench ship` made, on this machine or another.
 
 quench verify-bundle models/bundle/demo-Q4_K_M --key quench.pub
 """
@@ -13,17 +13,23 @@ from pipeline.ship.verification import bundle_faults
 
 
 def main(folder: Path, key: Path | None) -> int:
-    """Print the verdict; the exit code: 5 with a line per reason where the bundle does not verify, else 0."""
+    """Print the verdict; the exit code: 5 with a line per reason if the bundle does not verify, else 0."""
     faults = bundle_faults(folder, key)
     if faults:
         print(f"{folder} does not verify:", file=sys.stderr)
         for fault in faults:
             print(f"  {printable(fault)}", file=sys.stderr)
         return GateError.exit_code
-    unchecked = "it is signed, but no --key says by whom" if (folder / SIGNATURE).exists() else "it is not signed"
-    print(f"{folder} verifies: checksums, card, bill of materials and evidence agree with the GGUF{', and so does the signature' if key else ''}")
+    unchecked = (
+        "it is signed, but no --key tells by whom" if (folder / SIGNATURE).exists() else "it is not signed"
+    )
+    print(
+        f"{folder} verifies: checksums, card, bill of materials and evidence agree with the GGUF{', and so does the signature' if key else ''}"
+    )
     if not key:
-        print(f"  But {unchecked}: whoever made it may have written {SCRIPT}, {UNIT} and Modelfile anew. Read them before you run them.")
+        print(
+            f"  But {unchecked}: whoever made it may have written {SCRIPT}, {UNIT} and Modelfile. Read them before you run them."
+        )
     return 0
 
 

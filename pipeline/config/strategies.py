@@ -18,7 +18,7 @@ REMEDIES = {
     LORA_LEVEL: "set base.quantization to gguf and base.level to {level} (recipe demo-gguf shows how)",
 }
 FOLDER = Path("models/.compare")  # below the project's: sub-projects and records; no artifact, so neither Snakemake nor DVC looks at it
-CHANCE = 0.05  # a difference whose p is not below it may be chance, as for `pipeline.gate.rules`
+CHANCE = 0.05  # a difference whose p is not below it may be chance, as for `pipeline.gate.drops`
 
 
 def title(way: str, level: str) -> str:

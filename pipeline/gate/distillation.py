@@ -1,7 +1,9 @@
-"""How much of what quantising the base cost the adapter takes back: both against the file that the base was made from.
+"""How much of the loss by quantizing the base the adapter repairs: both against the file that the base was
+made from.
 
-The share healed is 1 − KLD after ÷ KLD before. Its 95 % interval is a percentile bootstrap over rows (`pipeline.metrics.intervals`) of the quotient
-of both sums: the same rows are drawn for both, so that what makes a row hard for both cancels out.
+The share healed is 1 − KLD after ÷ KLD before. Its 95 % interval is a percentile bootstrap over rows
+(`pipeline.metrics.intervals`) of the quotient of both sums: the same rows are drawn for both, so what makes a
+row hard for both cancels out.
 """
 
 from collections.abc import Mapping
@@ -9,16 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.sections import ADAPTED, BARE, SOURCE
+from pipeline.gate.comparison import Evaluations
 from pipeline.pages.formats import percent
 
 PLACES = {"assistant": "where the assistant speaks", "all_tokens": "over all tokens"}
 FEWEST = 5  # rows below which an interval would be too narrow
-Evaluations = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Healed:
-    """Mean KLD (nats) and share of same top tokens before and after, at some of the positions; `low` and `high` are None without rows to draw."""
+    """Mean KLD (nats) and share of same top tokens before and after, at some of the positions; `low` and
+    `high` are None without rows to draw."""
 
     where: str
     before: float
@@ -31,12 +34,13 @@ class Healed:
 
     @property
     def share(self) -> float | None:
-        """1: all is healed, 0: nothing, below it: worse than before; None where nothing was damaged."""
+        """1: all is healed, 0: nothing, below it: worse than before; None if nothing was damaged."""
         return 1 - self.after / self.before if self.before else None
 
     @property
     def verdict(self) -> str:
-        """better or worse where the whole interval is on one side of 0, else noise; unknown without an interval."""
+        """better or worse if the entire interval is on one side of 0, else noise; unknown without an
+        interval."""
         if self.low is None or self.high is None:
             return "unknown"
         return "better" if self.low > 0 else "worse" if self.high < 0 else "noise"
@@ -44,7 +48,11 @@ class Healed:
     @property
     def words(self) -> str:
         """The verdict in a few words."""
-        found = {"better": "healed, more than noise", "worse": "made worse, more than noise", "noise": "within the noise"}
+        found = {
+            "better": "healed, more than noise",
+            "worse": "made worse, more than noise",
+            "noise": "within the noise",
+        }
         return found.get(self.verdict, f"no interval, which needs {FEWEST} rows")
 
 
@@ -54,7 +62,8 @@ def is_healing(evaluations: Evaluations) -> bool:
 
 
 def healing(evaluations: Evaluations, seed: int) -> list[Healed]:
-    """Before (the base) and after (with the adapter), at the assistant's tokens and at all; empty where one was not compared with the source."""
+    """Before (the base) and after (with the adapter), at the assistant's tokens and at all; empty if one was
+    not compared with the source."""
     before, after = (evaluations.get(model) or {} for model in (BARE, ADAPTED))
     if not (before.get("reference") == after.get("reference") == SOURCE):
         return []
@@ -65,12 +74,26 @@ def healing(evaluations: Evaluations, seed: int) -> list[Healed]:
             continue
         by_row = [(of.get("by_row") or {}).get(name) for of in (before, after)]
         rows, low, high = interval_of(by_row[0], by_row[1], seed)
-        found.append(Healed(words, one["kld_mean"], other["kld_mean"], one.get("same_top"), other.get("same_top"), rows, low, high))
+        found.append(
+            Healed(
+                words,
+                one["kld_mean"],
+                other["kld_mean"],
+                one.get("same_top"),
+                other.get("same_top"),
+                rows,
+                low,
+                high,
+            )
+        )
     return found
 
 
-def interval_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, seed: int) -> tuple[int, float | None, float | None]:
-    """How many rows both were measured on, and the 95 % interval of the share healed; None without rows enough, or where they are other rows."""
+def interval_of(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, seed: int
+) -> tuple[int, float | None, float | None]:
+    """How many rows both were measured on, and the 95 % interval of the share healed; None without enough
+    rows, or if they are other rows."""
     if not before or not after or before["tokens"] != after["tokens"]:
         return 0, None, None
     rows = len(before["kld"])
@@ -80,7 +103,9 @@ def interval_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | Non
 
     from pipeline.metrics.intervals import resampled_means
 
-    damage, left = (resampled_means(of["kld"], seed) for of in (before, after))  # one seed and as many rows: the same draws
+    damage, left = (
+        resampled_means(of["kld"], seed) for of in (before, after)
+    )  # one seed and as many rows: the same draws
     shares = 1 - left[damage > 0] / damage[damage > 0]
     if not shares.size:
         return rows, None, None
@@ -94,7 +119,11 @@ def sentence(found: Healed) -> str:
     if found.share is None:
         return f"Nothing was lost {found.where}, so there is nothing to heal."
     spans = found.low is not None and found.high is not None
-    interval = f", 95 % interval {percent(found.low, 0)} to {percent(found.high, 0)} on {found.rows} rows" if spans else ""
+    interval = (
+        f", 95 % interval {percent(found.low, 0)} to {percent(found.high, 0)} on {found.rows} rows"
+        if spans
+        else ""
+    )
     done = "heals {} of" if found.share >= 0 else "adds {} to"
     done = f"The adapter {done.format(percent(abs(found.share), 0))} the damage"
     return f"{done} {found.where} ({figures}{interval}): {found.words}."

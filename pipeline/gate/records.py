@@ -1,4 +1,5 @@
-"""What the report is made from: the other stages' reports, read and checked. Each problem names the stage that mends it."""
+"""What the report is made from: the other stages' reports, read and checked. Each error names the stage to
+run again."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -14,27 +15,29 @@ from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import BadLine, parse_record, read_rows
 from pipeline.core.locks import absent
 from pipeline.core.metrics_log import Journal
-from pipeline.gate import shapes as records
-from pipeline.gate.shapes import read_record
+from pipeline.gate import shapes
 
+SHOWN = 3  # faults named in one sentence
 # each input: the stage that makes it, and its shape
-NEEDED: dict[str, tuple[str, type[records.Shape]]] = {
-    "reports/data.json": ("curate", records.Data),
-    "reports/labels.json": ("preprocess", records.Labels),
-    "reports/train.json": ("train", records.Train),
-    "reports/merge.json": ("merge", records.Merge),
-    "reports/ways.json": ("compare", records.Ways),
-    "reports/parity.json": ("parity", records.Parity),
-    "models/base.json": ("base", records.Base),
+NEEDED: dict[str, tuple[str, type[shapes.Shape]]] = {
+    "reports/data.json": ("curate", shapes.Data),
+    "reports/labels.json": ("preprocess", shapes.Labels),
+    "reports/train.json": ("train", shapes.Train),
+    "reports/merge.json": ("merge", shapes.Merge),
+    "reports/ways.json": ("compare", shapes.Ways),
+    "reports/parity.json": ("parity", shapes.Parity),
+    "models/base.json": ("base", shapes.Base),
 }
 ONLY_MERGED = ("merge", "compare")  # stages of the graph of merged models
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `journal` as those of train.jsonl.
+    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `journal` as
+    those of train.jsonl.
 
-    Evaluations and answers are by model. Where nothing is merged there is no report of it, nor of the ways to ship: `merge` and `ways` are None.
+    Evaluations and answers are by model. Without a merge there is no report of it, nor of the ways to ship:
+    `merge` and `ways` are None.
     """
 
     data: Mapping[str, Any]
@@ -48,48 +51,112 @@ class Inputs:
     base: Mapping[str, Any]
     evaluations: Mapping[str, Mapping[str, Any]]
     answers: Mapping[str, Sequence[Mapping[str, Any]]]
-    fidelity: Mapping[str, Any] | None = None  # what `quench fidelity`, which is no stage, said of this very base
+    fidelity: Mapping[str, Any] | None = (
+        None  # what `quench fidelity`, which is not a stage, measured of this very base
+    )
 
 
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
-    """Every input below `root`. Raises `DataError` with the file and the stage that makes it where one is missing or not whole."""
-    needed = {file: what for file, what in NEEDED.items() if what[0] not in ONLY_MERGED or ADAPTED not in models}
-    found = {Path(file).stem: read_record(root, file, shape, stage) for file, (stage, shape) in needed.items()}
-    rows = read_curve(root)
+    """Every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
+    missing or damaged."""
+    needed = {
+        file: what for file, what in NEEDED.items() if what[0] not in ONLY_MERGED or ADAPTED not in models
+    }
+    found = {
+        Path(file).stem: read_record(root, file, shape, stage) for file, (stage, shape) in needed.items()
+    }
     evaluations = {model: read_evaluation(root, model) for model in models}
     scored = [model for model, result in evaluations.items() if result.get("task")]
-    answers = {model: read_answers(root, f"reports/eval/{model}.answers.jsonl", f"evaluate@{model}") for model in scored}
+    answers = {
+        model: read_answers(root, f"reports/eval/{model}.answers.jsonl", f"evaluate@{model}")
+        for model in scored
+    }
     for model in scored:
         if [row["id"] for row in answers[model]] != [row["id"] for row in answers[scored[0]]]:
-            remedy = f"run `python -m pipeline evaluate@{model}` again"
-            raise DataError(f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: {remedy}")
-    journal = Journal(root / "reports" / "train.jsonl").rows()  # runs of older versions have none: what it holds is then not measured
+            raise DataError(
+                "Q-GATE-002",
+                f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: run "
+                f"`python -m pipeline evaluate@{model}` again",
+            )
+    journal = Journal(
+        root / "reports" / "train.jsonl"
+    ).rows()  # runs of older versions have none: what it holds is then not measured
     fidelity = read_fidelity(root / "reports" / "fidelity.json", found["base"]["files"])
-    return Inputs(data=found["data"], labels=found["labels"], train=found["train"], log=rows, journal=journal, merge=found.get("merge"),
-                  ways=found.get("ways"), parity=found["parity"], base=found["base"], evaluations=evaluations, answers=answers,
-                  fidelity=fidelity)  # fmt: skip
+    return Inputs(
+        merge=found.pop("merge", None), ways=found.pop("ways", None), log=read_curve(root), journal=journal, evaluations=evaluations,
+        answers=answers, fidelity=fidelity, **found,
+    )  # fmt: skip
+
+
+def read_record(root: Path, file: str, shape: type[shapes.Shape], stage: str) -> dict[str, Any]:
+    """One JSON object of this shape. Raises `DataError` that names `stage`, which makes it, and what `absent`
+    gives if it is missing."""
+    path = root / file
+    try:
+        value = parse_record(path.read_bytes())
+    except FileNotFoundError:
+        raise absent(path, root, stage) from None
+    except (OSError, BadLine) as error:
+        raise DataError(
+            "Q-GATE-001", f"{path} can't be read ({error}): run `python -m pipeline {stage}` again"
+        ) from error
+    try:
+        shape.model_validate(value)
+    except ValidationError as error:
+        raise DataError(
+            "Q-GATE-001", f"{path} {faults(error)}: run `python -m pipeline {stage}` again"
+        ) from None
+    return value
+
+
+def faults(error: ValidationError, skip: int = 0) -> str:
+    """The first faults, half a sentence: which keys are missing, and what is wrong with others. `skip` drops
+    the first parts of each place."""
+    listed = error.errors(include_url=False, include_input=False, include_context=False)
+    found = [
+        (ascii(".".join(map(str, one["loc"][skip:])))[1:-1][:80] or "it", one) for one in listed
+    ]  # keys may hold what a terminal would obey
+    lacking = [place for place, one in found if one["type"] == "missing"]
+    wrong = [
+        f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}"
+        for place, one in found
+        if one["type"] != "missing"
+    ]
+    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    parts = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [
+        f"is damaged ({'; '.join(wrong[:SHOWN])}{more})"
+    ] * bool(wrong)
+    return " and ".join(parts)
 
 
 def read_evaluation(root: Path, model: str) -> dict[str, Any]:
-    """The figures of `model`. Raises `DataError` if they are not there, not whole or of another model."""
+    """The figures of `model`. Raises `DataError` if they are missing, damaged or of another model."""
     file, stage = f"reports/eval/{model}.json", f"evaluate@{model}"
-    found = read_record(root, file, records.Evaluation, stage)
+    found = read_record(root, file, shapes.Evaluation, stage)
     if found.get("model", model) != model:
-        raise DataError(f"{root / file} holds the figures of {str(found['model'])[:80]!a}: run `python -m pipeline {stage}` again")
+        raise DataError(
+            "Q-GATE-002",
+            f"{root / file} holds the figures of {str(found['model'])[:80]!a}: run `python -m pipeline "
+            f"{stage}` again",
+        )
     return found
 
 
 def read_answers(root: Path, file: str, stage: str) -> list[dict[str, Any]]:
-    """One model's answers. Raises `DataError` that names `stage`, which makes them, and what `absent` gives if they are not there."""
+    """One model's answers. Raises `DataError` that names `stage`, which makes them, and what `absent` gives
+    if they are missing."""
     path = root / file
     if not path.is_file():
         raise absent(path, root, stage)
     rows = list(read_rows(path))
     try:
-        records.ANSWERS.validate_python(rows)
+        shapes.ANSWERS.validate_python(rows)
     except ValidationError as error:
         number = int(error.errors()[0]["loc"][0]) + 1
-        raise DataError(f"{path}, row {number} {records.faults(error, skip=1)}: run `python -m pipeline {stage}` again") from None
+        raise DataError(
+            "Q-GATE-001",
+            f"{path}, row {number} {faults(error, skip=1)}: run `python -m pipeline {stage}` again",
+        ) from None
     return rows
 
 
@@ -102,20 +169,27 @@ def read_curve(root: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         raise absent(path, root, "train") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} can't be read ({error}): run `python -m pipeline train` again") from error
+        raise DataError(
+            "Q-GATE-001", f"{path} can't be read ({error}): run `python -m pipeline train` again"
+        ) from error
 
 
 def read_fidelity(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `quench fidelity` measured, if it is there and of the base's weights; None for another base's, or an older version's."""
+    """What `quench fidelity` measured, if it is there and of the base's weights; None for another base's, or
+    an older version's."""
     if not path.is_file():
         return None
     try:
         found = parse_record(path.read_bytes())
         lines = found["lines"].values()
-        whole = all({"title", "what", "figure", "limit", "verdict", "detail"} <= line.keys() for line in lines)
+        whole = all(
+            {"title", "what", "figure", "limit", "verdict", "detail"} <= line.keys() for line in lines
+        )
     except (OSError, BadLine, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
-        raise DataError(f"{path} is not what `quench fidelity` wrote: run that again, or delete the file")
+        raise DataError(
+            "Q-GATE-003", f"{path} is not what `quench fidelity` wrote: run that again, or delete the file"
+        )
     weights = {name: digest for name, digest in base_files.items() if name.endswith(".safetensors")}
     return dict(found) if found.get("base_weights_sha256") == json_hash(weights) else None

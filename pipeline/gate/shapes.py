@@ -1,19 +1,15 @@
-"""The records that report, card, gate and bundle are made from, by shape: the keys that something relies on and their kinds.
+"""The records that report, card, gate and bundle are made from, by shape: the keys that something relies on
+and their kinds.
 
-Further keys are let pass, since records grow. A value that is not as its stage writes it is refused where it is read.
+Further keys pass, since records grow. `pipeline.gate.records` reads them, and refuses a value that its stage
+does not write.
 """
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
-
-from pipeline.core.errors import DataError
-from pipeline.core.jsonl import BadLine, parse_record
-from pipeline.core.locks import absent
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 LARGEST = 10**18  # of any figure: what is above was never measured
-SHOWN = 3  # faults named in one sentence
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
@@ -221,30 +217,3 @@ class Answer(Shape):
 
 
 ANSWERS = TypeAdapter(list[Answer])
-
-
-def read_record(root: Path, file: str, shape: type[Shape], stage: str) -> dict[str, Any]:
-    """One JSON object of this shape. Raises `DataError` that names `stage`, which makes it, and what `absent` gives if it is not there."""
-    path = root / file
-    try:
-        value = parse_record(path.read_bytes())
-    except FileNotFoundError:
-        raise absent(path, root, stage) from None
-    except (OSError, BadLine) as error:
-        raise DataError(f"{path} can't be read ({error}): run `python -m pipeline {stage}` again") from error
-    try:
-        shape.model_validate(value)
-    except ValidationError as error:
-        raise DataError(f"{path} {faults(error)}: run `python -m pipeline {stage}` again") from None
-    return value
-
-
-def faults(error: ValidationError, skip: int = 0) -> str:
-    """The first faults, half a sentence: which keys are not there, and what is wrong with others. `skip` drops the first parts of each place."""
-    listed = error.errors(include_url=False, include_input=False, include_context=False)
-    found = [(ascii(".".join(map(str, one["loc"][skip:])))[1:-1][:80] or "it", one) for one in listed]  # keys may hold what a terminal would obey
-    lacking = [place for place, one in found if one["type"] == "missing"]
-    wrong = [f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}" for place, one in found if one["type"] != "missing"]
-    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-    parts = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [f"is damaged ({'; '.join(wrong[:SHOWN])}{more})"] * bool(wrong)
-    return " and ".join(parts)

@@ -1,24 +1,26 @@
 """The task scores of two models against each other, and whether the rows support a difference.
 
-Where there are answers, scores are means over the questions that both models have a score for: one that a judge could not mark, or that took too
-long, counts for neither. A difference is only called one where the rows support it: by the paired test, without answers where the 95 % intervals of
-both scores lie apart.
+With answers, scores are means over the questions that both models have a score for: one that a judge could
+not mark, or that took too long, counts for neither. A difference is only called one if the rows support it:
+by the paired test, without answers if the 95 % intervals of both scores do not overlap.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from pipeline.gate.rules import CHANCE, Answers, paired_scores
+from pipeline.config.sections import ADAPTED
+from pipeline.gate.comparison import Evaluation, Evaluations
+from pipeline.gate.distillation import is_healing
+from pipeline.gate.drops import CHANCE, Answers, paired_scores
 from pipeline.pages.formats import p_value
-
-Evaluation = Mapping[str, Any]  # one reports/eval/MODEL.json
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One model's mean score and another's, in points of 100; whether they differ beyond noise, and the words for that."""
+    """One model's mean score and another's, in points of 100; whether they differ beyond noise, and the words
+    for that."""
 
     mine: float
     theirs: float
@@ -38,19 +40,24 @@ class Standing:
 class Evidence:
     """The evaluations, and the answers to compare scores on the same questions."""
 
-    evaluations: Mapping[str, Evaluation]
+    evaluations: Evaluations
     answers: Answers
     seed: int
 
     def compare(self, one: str, other: str) -> Standing | None:
-        """`one` against `other`; None where either has no score, or no question has a score of both."""
-        found, base = self.evaluations[one], self.evaluations[other]
+        """`one` against `other`; None if one has no score or was not evaluated, or no question has a score of
+        both."""
+        found, base = self.evaluations[one], self.evaluations.get(other, {})
         mine, theirs = task_score(found), task_score(base)
         if mine is None or theirs is None:
             return None
         if one not in self.answers or other not in self.answers:
             apart = not intervals_overlap(found, base)
-            words = "the intervals lie apart, so it is more than noise" if apart else noise(scored_rows(found["task"]))
+            words = (
+                "the intervals lie apart, so it is more than noise"
+                if apart
+                else noise(scored_rows(found["task"]))
+            )
             return Standing(mine * 100, theirs * 100, apart, words)
         scores = paired_scores(self.answers, one, other)
         if scores is None:
@@ -62,14 +69,56 @@ class Evidence:
         return Standing(fmean(scores[0]) * 100, fmean(scores[1]) * 100, p < CHANCE, words)
 
 
+@dataclass(frozen=True)
+class Gain:
+    """A tuned model against the untuned base. `points` (of 100) is None without a task score, `beats` None if
+    nothing tells."""
+
+    model: str
+    points: float | None
+    beats: bool | None
+    sentence: str
+
+
+def gain_over(name: str, evidence: Evidence, untuned: str) -> Gain:
+    """What the tuned model `name` scores above the model `untuned`, by perplexity if there are no scores.
+
+    An adapter that was trained to heal must be no worse than the base; it need not beat it.
+    """
+    found, base = evidence.evaluations[name], evidence.evaluations.get(untuned)
+    if base is None:
+        return Gain(name, None, None, f"Not measured: evaluate.models does not name {untuned}.")
+    compared = evidence.compare(name, untuned)
+    if compared is None:
+        if found.get("perplexity") is None or base.get("perplexity") is None:
+            return Gain(name, None, None, "Not measured: there is neither a task score nor a perplexity.")
+        better = found["perplexity"] < base["perplexity"]
+        figures = f"{found['perplexity']:.2f} against {base['perplexity']:.2f}"
+        return Gain(
+            name,
+            None,
+            better,
+            f"{name}'s held-out perplexity is {'' if better else 'not '}below the untuned base's ({figures}).",
+        )
+    points, figures = round(compared.points, 1), str(compared)
+    if not compared.apart:
+        gain = Gain(name, points, False, f"{name} does not measurably beat the untuned base ({figures}).")
+        return replace(gain, beats=None) if name == ADAPTED and is_healing(evidence.evaluations) else gain
+    figures = figures.removesuffix(", so it is more than noise")
+    if compared.points < 0:
+        return Gain(name, points, False, f"{name} is worse than the untuned base ({figures}).")
+    return Gain(name, points, True, f"{name} beats the untuned base by {points:.1f} points ({figures}).")
+
+
 def task_score(evaluation: Evaluation) -> float | None:
-    """The task score from 0 to 1, None where none was measured."""
+    """The task score from 0 to 1, None if none was measured."""
     score = (evaluation.get("task") or {}).get("score")
     return None if score is None else float(score)
 
 
 def intervals_overlap(one: Evaluation, other: Evaluation) -> bool:
-    """Whether the 95 % intervals of two task scores share a point: then the rows can't tell the models apart."""
+    """Whether the 95 % intervals of two task scores share a point: then the rows can't tell the models
+    apart."""
     first, second = one["task"], other["task"]
     return bool(first["score_low"] <= second["score_high"] and second["score_low"] <= first["score_high"])
 

@@ -1,4 +1,5 @@
-"""Which LoRA adapters may be served on which GGUF: those that were trained on it or on its base, by what all the files say of themselves."""
+"""Which LoRA adapters may be served on which GGUF: those that were trained on it or on its base, by what all
+the files say of themselves."""
 
 import functools
 import math
@@ -14,7 +15,8 @@ from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 
 BASE = "quench.base.sha256"
 PARTS = (".lora_a", ".lora_b")
-LARGEST_SCALE = 100.0  # far beyond what any model still speaks with
+LARGEST_SCALE = 100.0  # far beyond what leaves a model able to speak
+OTHER_BASE = "serve the base that it belongs to"
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,24 @@ class Adapter:
 
 
 def parse_scale(text: str, what: str) -> float:
-    """A scale from the command line. Raises `ConfigError`, about `what`, unless it is a number between -100 and 100."""
+    """A scale from the command line. Raises `ConfigError`, about `what`, unless it is a number between -100
+    and 100."""
     try:
         scale = float(text)
     except ValueError:
         scale = math.nan
-    if not abs(scale) <= LARGEST_SCALE:  # so it is with nan
-        raise ConfigError(f"{what} has the scale {text!r}: give a number from -100 to 100 (1 is what was trained, 0 is off)")
+    if not abs(scale) <= LARGEST_SCALE:  # true of nan
+        raise ConfigError(
+            "Q-SERVE-007",
+            f"{what} has the scale {text!r}: give a number from -100 to 100 (1 is what was trained, 0 is "
+            "off)",
+        )
     return scale
 
 
 def parse_adapter(word: str) -> Adapter:
-    """FILE or FILE=SCALE (a file whose name has a = in it needs no scale). Raises `ConfigError` where the scale is none."""
+    """FILE or FILE=SCALE (a file with a = in its name needs no scale). Raises `ConfigError` if the scale is
+    not a number."""
     file, equals, scale = word.rpartition("=")
     if not equals or Path(word).is_file():
         return Adapter(Path(word))
@@ -50,86 +58,139 @@ def parse_adapter(word: str) -> Adapter:
 
 
 def matching_adapters(model: Path, adapters: Sequence[Adapter]) -> list[Adapter]:
-    """`adapters`, each proven by `matching_adapter` and none of them twice. Raises `ConfigError` where one is, and as `matching_adapter`."""
+    """`adapters`, each proven by `matching_adapter`. Raises `ConfigError` if one is given twice, and as
+    `matching_adapter`."""
     seen: dict[object, Adapter] = {}
-    model_hash = functools.cache(lambda: file_hash(model))  # of gigabytes: once, and only if an adapter asks for it
+    model_hash = functools.cache(
+        lambda: file_hash(model)
+    )  # of gigabytes: once, and only if an adapter asks for it
     for adapter in adapters:
         matching_adapter(model, adapter.file, model_hash)
-        for mark in {adapter.file.resolve(), adapter.name, check_gguf(adapter.file).fields.get(ADAPTER, adapter.name)}:
+        for mark in {
+            adapter.file.resolve(),
+            adapter.name,
+            check_gguf(adapter.file).fields.get(ADAPTER, adapter.name),
+        }:
             if mark in seen:
-                raise ConfigError(f"{adapter.file} is {seen[mark].file} again, or has its name: give each adapter once, under a name of its own")
+                raise ConfigError(
+                    "Q-SERVE-008",
+                    f"{adapter.file} is {seen[mark].file} again, or has its name: give each adapter once, "
+                    "under a name of its own",
+                )
             seen[mark] = adapter
     return list(adapters)
 
 
 def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] | None = None) -> Path:
-    """`adapter`, proven to belong to the file `model`, or to the base that `model` is a level of. `model_hash` gives the file's sha256.
+    """`adapter`, proven to belong to the file `model`, or to the base that `model` is a level of.
+    `model_hash` gives the file's sha256.
 
-    Raises `ConfigError` where `model` holds an adapter already, `DataError` where one is not whole, or `adapter` is no LoRA, of another base or
-    of other shapes.
+    Raises `ConfigError` if `model` holds an adapter already, `DataError` if a file is damaged, or `adapter`
+    is no LoRA, of another base or of other shapes.
     """
     if not adapter.exists():
-        raise DataError(f"{adapter} is not there: stage convert (lora, with base.quantization gguf) makes it, or name another with --adapter")
+        raise DataError(
+            "Q-SERVE-009",
+            f"{adapter} is missing: stage convert (lora, with base.quantization gguf) makes it, or name "
+            "another with --adapter",
+        )
     served, given = check_gguf(model), check_gguf(adapter)
-    if ADAPTER in served.fields and BASE_FILE not in given.fields:  # one trained on that very file is a second round
-        raise ConfigError(f"{model.name} holds its adapter already: --lora is for a level of the untuned base, base-Q4_K_M for example")
-    if (given.fields.get("general.type"), given.fields.get("adapter.type")) != ("adapter", "lora"):
-        kind = given.fields.get("general.type")
-        raise DataError(f"{adapter} is no LoRA adapter (general.type is {kind!r}): give the one that stage convert made")
+    if (
+        ADAPTER in served.fields and BASE_FILE not in given.fields
+    ):  # one trained on that very file is a second round
+        raise ConfigError(
+            "Q-SERVE-010",
+            f"{model.name} holds its adapter already: --lora is for a level of the untuned base, "
+            "base-Q4_K_M for example",
+        )
+    kind = given.fields.get("general.type")
+    if (kind, given.fields.get("adapter.type")) != ("adapter", "lora"):
+        raise DataError(
+            "Q-SERVE-011",
+            f"{adapter} is no LoRA adapter (general.type is {kind!r}): give the one that stage convert made",
+        )
     if BASE_FILE in given.fields:
-        check_file(model, adapter, str(given.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model))
+        wanted, found = str(given.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model)
+        if wanted != found:
+            raise DataError(
+                "Q-SERVE-012",
+                f"{adapter.name} was trained on another file ({wanted[:12]}…) than {model.name} "
+                f"({found[:12]}…), byte for byte: serve the file that it was trained on, or train again on this "
+                "one",
+            )
     else:
-        check_base(model, adapter, served, given)
-    check_fit(model, adapter, served, given)
+        need_same_base(model, adapter, served, given)
+    need_fit(model, adapter, served, given)
     return adapter
 
 
-def check_file(model: Path, adapter: Path, wanted: str, found: str) -> None:
-    """Raise `DataError` where `model` (of sha256 `found`) is not the very file that `adapter` was trained on (`wanted`)."""
-    if wanted != found:
-        raise DataError(f"{adapter.name} was trained on another file ({wanted[:12]}…) than {model.name} is ({found[:12]}…), byte for byte: "
-                        "serve the file that it was trained on, or train again on this one")  # fmt: skip
-
-
-def check_base(model: Path, adapter: Path, served: Header, given: Header) -> None:
+def need_same_base(model: Path, adapter: Path, served: Header, given: Header) -> None:
     """Raise `DataError` unless both files name their base, and it is the same."""
     for file, header in ((adapter, given), (model, served)):
         if BASE not in header.fields:
-            raise DataError(f"{file.name} doesn't say its base ({BASE}), so nothing proves that the two belong together: run stage convert again")
+            raise DataError(
+                "Q-SERVE-012",
+                f"{file.name} doesn't name its base ({BASE}), so nothing proves that the two belong "
+                "together: run stage convert again",
+            )
     wanted, found = given.fields[BASE], served.fields[BASE]
     if wanted != found:
-        raise DataError(f"{adapter.name} was trained on another base ({wanted[:12]}…) than {model.name} is a level of ({found[:12]}…): "
-                        "serve the base that it belongs to")  # fmt: skip
+        raise DataError(
+            "Q-SERVE-012",
+            f"{adapter.name} was trained on another base ({wanted[:12]}…) than that of {model.name} "
+            f"({found[:12]}…): {OTHER_BASE}",
+        )
 
 
 def adapted_tensors(adapter: Header) -> list[str]:
     """The base's tensors that an adapter changes, in order."""
-    return sorted({name.removesuffix(part) for name in adapter.tensors for part in PARTS if name.endswith(part)})
+    return sorted(
+        {name.removesuffix(part) for name in adapter.tensors for part in PARTS if name.endswith(part)}
+    )
 
 
-def check_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
-    """Raise `DataError` unless every pair of the adapter's matrices fits a tensor of the model, by llama.cpp's own rules (src/llama-adapter.cpp)."""
+def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
+    """Raise `DataError` unless every pair of the adapter's matrices fits a tensor of the model, by
+    llama.cpp's rules (src/llama-adapter.cpp)."""
     kinds = [header.fields.get("general.architecture") for header in (given, served)]
     if kinds[0] != kinds[1]:
-        raise DataError(f"{adapter.name} is an adapter of a {kinds[0]} model, {model.name} is a {kinds[1]}: serve the base that it belongs to")
+        raise DataError(
+            "Q-SERVE-012",
+            f"{adapter.name} is an adapter of a {kinds[0]} model, {model.name} is a {kinds[1]}: {OTHER_BASE}",
+        )
     names = adapted_tensors(given)
-    if strange := sorted(name for name in given.tensors if not name.endswith((*PARTS, "_norm.weight"))):  # llama.cpp leaves norms out
-        raise DataError(f"{adapter.name} holds {strange[0]}, which is no part of a LoRA: convert the adapter again")
+    if strange := sorted(
+        name for name in given.tensors if not name.endswith((*PARTS, "_norm.weight"))
+    ):  # llama.cpp leaves norms out
+        raise DataError(
+            "Q-SERVE-011",
+            f"{adapter.name} holds {strange[0]}, which is no part of a LoRA: convert the adapter again",
+        )
     if not names:
-        raise DataError(f"{adapter.name} changes no tensor: convert the adapter again")
+        raise DataError("Q-SERVE-011", f"{adapter.name} changes no tensor: convert the adapter again")
     for name in names:
-        a, b, base = (header.tensors.get(key, ((), 0))[0] for header, key in ((given, name + ".lora_a"), (given, name + ".lora_b"), (served, name)))
+        places = ((given, name + ".lora_a"), (given, name + ".lora_b"), (served, name))
+        a, b, base = (header.tensors.get(key, ((), 0))[0] for header, key in places)
         if not a or not b:
-            raise DataError(f"{adapter.name} holds one half of the pair for {name}: convert the adapter again")
+            raise DataError(
+                "Q-SERVE-011",
+                f"{adapter.name} holds one half of the pair for {name}: convert the adapter again",
+            )
         if not base:
-            raise DataError(f"{adapter.name} changes {name}, which {model.name} doesn't have: serve the base that it belongs to")
+            raise DataError(
+                "Q-SERVE-012", f"{adapter.name} changes {name}, which {model.name} doesn't have: {OTHER_BASE}"
+            )
         if not _fits(name, a, b, base):
-            raise DataError(f"{adapter.name} changes {name} by {_shape(a)} and {_shape(b)}, which doesn't fit {_shape(base)} of {model.name}: "
-                            "serve the base that it belongs to")  # fmt: skip
+            raise DataError(
+                "Q-SERVE-012",
+                f"{adapter.name} changes {name} by {_shape(a)} and {_shape(b)}, which doesn't fit "
+                f"{_shape(base)} of {model.name}: {OTHER_BASE}",
+            )
 
 
 def _fits(name: str, a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ...]) -> bool:
-    """Whether the shapes (fastest dimension first) fit; of the embedding, `a` is looked up like the table itself."""
+    """Whether the shapes (fastest dimension first) fit; of the embedding, `a` is looked up like the table
+    itself."""
     if any(len(shape) < 2 for shape in (a, b, base)):
         return False
     if name.endswith("token_embd.weight"):

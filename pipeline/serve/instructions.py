@@ -7,9 +7,10 @@ from pathlib import Path
 
 
 def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Sequence[str] = ()) -> str:
-    """What `quench serve` prints once the model is loaded, `adapters` being the names of those on it; the key itself is never printed."""
+    """What `quench serve` prints once the model is loaded; `adapters` are the names of those on it. The key
+    itself is never printed."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
-    header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"  # by a pipe: a command's arguments are everybody's to read
+    header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"  # by a pipe: everybody can read a command's arguments
     return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})
   chat here:         quench chat
 {how_to_switch(adapters)}  OpenAI clients:    base URL {url}/v1, API key: what {key_file} holds
@@ -20,12 +21,16 @@ def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Seque
 
 
 def how_to_switch(adapters: Sequence[str]) -> str:
-    """Lines on how the adapters of these names are switched while the server runs; none where there is none."""
+    """Lines on how to switch the adapters of these names while the server runs; none without adapters."""
     if not adapters:
         return ""
     off, strong = (shlex.quote(f"{name}={scale}") for name, scale in ((adapters[0], 0), (adapters[-1], 0.5)))
-    lines = f"  adapters:          quench adapters (shows them); quench adapters {off} (off), {strong} (half)\n"
-    if len(adapters) > 1:  # of one alone prompts are kept, which a request's own scales don't clear (llamacpp.server.cache_arguments)
+    lines = (
+        f"  adapters:          quench adapters (shows them); quench adapters {off} (off), {strong} (half)\n"
+    )
+    if (
+        len(adapters) > 1
+    ):  # of one alone prompts are kept, which a request's own scales don't clear (llamacpp.server.cache_arguments)
         ids = ", ".join(f"{number} {name}" for number, name in enumerate(adapters))
         lines += f'  one request only:  "lora": [{{"id": 0, "scale": 0.5}}] in its JSON, the others are off in it ({ids})\n'
     return lines

@@ -1,4 +1,5 @@
-"""The key of a project's server: one line of `.quench/api-key`, made by `quench serve`, sent by whoever asks it."""
+"""The key of a project's server: one line of `.quench/api-key`, made by `quench serve`, sent by whoever asks
+it."""
 
 import re
 import secrets
@@ -12,7 +13,10 @@ KEY = re.compile(r"[!-~]{16,}\n?")  # what fits an HTTP header, and is not guess
 
 
 def ensure_key(root: Path) -> Path:
-    """The key file of this project, made at the first call: 256 random bits that only their owner can read. Raises `ConfigError` as `read_key`."""
+    """The key file of this project, made at the first call: 256 random bits that only their owner can read.
+
+    Raises `ConfigError` as `read_key`.
+    """
     path = root / KEY_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,11 +30,16 @@ def ensure_key(root: Path) -> Path:
 
 
 def read_key(path: Path) -> str:
-    """The key in a key file. Raises `ToolError` where there is no file yet, `ConfigError` where it can't be read or holds no key."""
+    """The key in a key file. Raises `ToolError` if there is no file yet, `ConfigError` if it can't be read or
+    holds no key."""
     try:
         text = path.read_text(encoding="ascii")
     except FileNotFoundError:
-        raise ToolError(f"{path} is not there, so nothing was served yet: start the server with `quench serve` in another terminal") from None
+        raise ToolError(
+            "Q-SERVE-013",
+            f"{path} is missing, so nothing was served yet: start the server with `quench serve` in another "
+            "terminal",
+        ) from None
     except OSError as error:
         raise _unusable(path, error.strerror) from None
     except UnicodeError:
@@ -41,4 +50,7 @@ def read_key(path: Path) -> str:
 
 
 def _unusable(path: Path, why: str | None) -> ConfigError:
-    return ConfigError(f"the key can't be taken from {path} ({why}): delete it, and `quench serve` makes a new one")
+    return ConfigError(
+        "Q-SERVE-014",
+        f"the key can't be taken from {path} ({why}): delete it, and `quench serve` makes a new one",
+    )

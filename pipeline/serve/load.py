@@ -1,7 +1,8 @@
-"""A load test: so many clients at once, each with a streamed answer at a time; latency and speed as they meet them.
+"""A load test: many clients at once, each with one streamed answer at a time; latency and speed as they see
+them.
 
-Bounded in requests, clients and time, and on 127.0.0.1 only. A request of one client follows its last one at once ("closed loop"), so latencies are
-those of a server that is always busy.
+Bounded in requests, clients and time, and on 127.0.0.1 only. A client sends its next request at once ("closed
+loop"), so latencies are those of a server that is always busy.
 """
 
 import asyncio
@@ -9,8 +10,9 @@ import itertools
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -22,7 +24,8 @@ SHARES = (50, 90, 99)  # percentiles
 
 @dataclass(frozen=True)
 class Timed:
-    """One request: seconds to its first token and to its end, tokens of the answer; `error` where there was none."""
+    """One request: seconds to its first token and to its end, tokens of the answer; `error` if there was
+    none."""
 
     first_token: float | None
     whole: float
@@ -32,7 +35,8 @@ class Timed:
 
 @dataclass(frozen=True)
 class Load:
-    """What a load test measured. Latencies in seconds by percentile ("p50" …), None where nothing was answered; speeds in tokens per second."""
+    """What a load test measured. Latencies in seconds by percentile ("p50" …), None if nothing was answered;
+    speeds in tokens per second."""
 
     clients: int
     requests: int
@@ -45,10 +49,6 @@ class Load:
     tokens_per_second_each: float | None
     tokens_per_second: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return asdict(self)
-
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` percent of `values` don't exceed (nearest rank)."""
@@ -57,12 +57,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summarise(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
-    """The figures of a test's requests, which took `seconds` in all. Speed of each: tokens after the first over the time after the first (median)."""
+    """The figures of a test's requests, which took `seconds` in all.
+
+    A client's speed is the number of tokens after the first over the time after the first (median).
+    """
     good = [one for one in timed if not one.error]
-    errors: dict[str, int] = {}
-    for one in timed:
-        if one.error:
-            errors[one.error] = errors.get(one.error, 0) + 1
+    errors = dict(Counter(one.error for one in timed if one.error))
     streamed = [(one.tokens - 1, one.whole - one.first_token) for one in good if one.first_token is not None]
     each = [after_first / duration for after_first, duration in streamed if after_first > 0 and duration > 0]
     tokens = sum(one.tokens for one in good)
@@ -75,19 +75,30 @@ def summarise(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
     )  # fmt: skip
 
 
-async def put_under_load(port: int, key: str, prompts: Sequence[dict[str, Any]], *, clients: int, requests: int, seconds: float) -> Load:
-    """Ask `requests` times, `clients` at once, `prompts` in turn, of the server on `port` of 127.0.0.1; after `seconds` what runs is broken off."""
+async def put_under_load(
+    port: int, key: str, prompts: Sequence[dict[str, Any]], *, clients: int, requests: int, seconds: float
+) -> Load:
+    """Ask the server on `port` of 127.0.0.1 `requests` times, `clients` at once, `prompts` in turn; after
+    `seconds` the rest is broken off."""
     queue = iter(itertools.islice(itertools.cycle(prompts), requests))
     timed: list[Timed] = []
-    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)  # llama-server closes a connection after a stream
+    limits = httpx.Limits(
+        max_connections=clients, max_keepalive_connections=0
+    )  # llama-server closes a connection after a stream
     headers = {"Authorization": f"Bearer {key}"}
     started = time.perf_counter()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, limits=limits, timeout=seconds, trust_env=False) as client:
-        await asyncio.gather(*(_one_client(client, queue, timed, started + seconds) for _ in range(min(clients, requests))))
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", headers=headers, limits=limits, timeout=seconds, trust_env=False
+    ) as client:
+        await asyncio.gather(
+            *(_one_client(client, queue, timed, started + seconds) for _ in range(min(clients, requests)))
+        )
     return summarise(timed, clients, time.perf_counter() - started)
 
 
-async def _one_client(client: httpx.AsyncClient, queue: Iterator[dict[str, Any]], timed: list[Timed], end: float) -> None:
+async def _one_client(
+    client: httpx.AsyncClient, queue: Iterator[dict[str, Any]], timed: list[Timed], end: float
+) -> None:
     for prompt in queue:
         left = end - time.perf_counter()
         if left <= 0:
@@ -97,7 +108,9 @@ async def _one_client(client: httpx.AsyncClient, queue: Iterator[dict[str, Any]]
             async with asyncio.timeout(left):
                 timed.append(await _ask(client, prompt))
         except TimeoutError:
-            timed.append(Timed(None, time.perf_counter() - began, 0, "not answered when the test's time was over"))
+            timed.append(
+                Timed(None, time.perf_counter() - began, 0, "not answered when the test's time was over")
+            )
 
 
 async def _ask(client: httpx.AsyncClient, prompt: dict[str, Any]) -> Timed:
@@ -108,7 +121,12 @@ async def _ask(client: httpx.AsyncClient, prompt: dict[str, Any]) -> Timed:
     try:
         async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != 200:
-                return Timed(None, time.perf_counter() - began, 0, f"HTTP {answer.status_code}: {reason(await answer.aread())}")
+                return Timed(
+                    None,
+                    time.perf_counter() - began,
+                    0,
+                    f"HTTP {answer.status_code}: {reason(await answer.aread())}",
+                )
             async for line in answer.aiter_lines():
                 piece = parse_line(line)
                 if piece is None:

@@ -1,4 +1,5 @@
-"""Keeps a server up: it is started again after a crash or a standstill, with growing pauses and a limit per hour."""
+"""Keep a server up: start it again after a crash or a standstill, with growing pauses and a limit per
+hour."""
 
 import signal
 import time
@@ -18,7 +19,8 @@ LONGEST_PAUSE = 60.0
 LOOK_SECONDS = 1.0
 PROBE_SECONDS = 10.0
 STALL_SECONDS = 120.0  # without any answer; a batch of 512 tokens of a 7B takes some 50 s on two slow cores
-GROWTH_BYTES = 4 * MEMORY_GB  # over what it took when it was ready: a schema of 100,000 levels takes all there is (measured: 20 GB in 3 minutes)
+# over what it took when it was ready: a schema of 100,000 levels takes all memory (measured: 20 GB in 3 minutes)
+GROWTH_BYTES = 4 * MEMORY_GB
 
 
 class Restarts:
@@ -29,7 +31,8 @@ class Restarts:
         self.crashes: deque[float] = deque()
 
     def after_crash(self, now: float) -> float | None:
-        """Note a crash at `now` (seconds of a monotonic clock); seconds to wait: 1, 2, 4 … 60, or None where it was one too many."""
+        """Note a crash at `now` (seconds of a monotonic clock); seconds to wait: 1, 2, 4 … 60, or None after
+        one too many."""
         self.crashes.append(now)
         while now - self.crashes[0] >= HOUR:
             self.crashes.popleft()
@@ -38,12 +41,15 @@ class Restarts:
         return min(2.0 ** (len(self.crashes) - 1), LONGEST_PAUSE)
 
 
-def keep_serving(start: Callable[[], AbstractContextManager[Server]], limit: int, ready: Callable[[Server], None], tell: Callable[[str], None],
-                 stall_seconds: float = STALL_SECONDS) -> None:  # fmt: skip
-    """Start a server, again after each crash, until an exception ends it (KeyboardInterrupt does). `ready` is called once, at the first start.
+def keep_serving(
+    start: Callable[[], AbstractContextManager[Server]], limit: int, ready: Callable[[Server], None], tell: Callable[[str], None],
+    stall_seconds: float = STALL_SECONDS,
+) -> None:  # fmt: skip
+    """Start a server, again after each crash, until an exception ends it (KeyboardInterrupt does). `ready` is
+    called at the first start.
 
-    Raises `ToolError` with the log's end where it crashed more than `limit` times within an hour; a very first start that fails raises its own
-    `ToolError` or `MachineError`.
+    Raises `ToolError` with the log's end if it crashed more than `limit` times within an hour; a very first
+    start that fails raises its own `ToolError` or `MachineError`.
     """
     restarts = Restarts(limit)
     running = False
@@ -61,20 +67,27 @@ def keep_serving(start: Callable[[], AbstractContextManager[Server]], limit: int
         except (ToolError, MachineError) as error:  # it doesn't come up, or somebody took its port meanwhile
             if not running:
                 raise
-            why, _, said = str(error).partition("\n")
-            end = said or end
+            why, _, log = error.sentence.partition("\n")
+            end = log or end
         pause = restarts.after_crash(time.monotonic())
         if pause is None:
-            raise ToolError(f"{why}, more than {limit} times within an hour (serve.max_restarts): it is not started again; the log ends with\n{end}")
-        tell(f"{why}: starting it again in {pause:.0f} s (restart {len(restarts.crashes)} of at most {limit} within an hour)")
+            raise ToolError(
+                "Q-SERVE-004",
+                f"{why}, more than {limit} times within an hour (serve.max_restarts): it is not started "
+                f"again; the log ends with\n{end}",
+            )
+        tell(
+            f"{why}: starting it again in {pause:.0f} s (restart {len(restarts.crashes)} of at most {limit} within an hour)"
+        )
         time.sleep(pause)
 
 
 def watch(server: Server, stall_seconds: float = STALL_SECONDS, growth_bytes: int = GROWTH_BYTES) -> str:
-    """Wait until the server ends, or end it where it answers nothing for `stall_seconds` or takes `growth_bytes` more; what happened, in words.
+    """Wait until the server ends; end it if it answers nothing for `stall_seconds` or takes `growth_bytes`
+    more. Returns what happened.
 
-    A request can keep llama-server's one loop busy without end (a grammar that grows exponentially does). `/health` doesn't go through that loop,
-    `/lora-adapters` does.
+    A request can keep llama-server's one loop busy without end (a grammar that grows exponentially does).
+    `/health` doesn't go through that loop, `/lora-adapters` does.
     """
     answered = probed = time.monotonic()
     probe_seconds = min(PROBE_SECONDS, stall_seconds / 3)

@@ -4,10 +4,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+BROKEN_OFF = "see logs/, start it again with `quench serve`"  # what to do about a server that broke off
+
 
 @dataclass(frozen=True)
 class Piece:
-    """What one event adds: text of the answer, text of the reasoning, calls of tools, and in the last ones usage and llama-server's timings."""
+    """What one event adds: text of the answer or the reasoning, calls of tools; the last ones have usage and
+    llama-server's timings."""
 
     text: str = ""
     reasoning: str = ""
@@ -23,13 +26,14 @@ class Piece:
 
 
 def parse_line(line: str) -> Piece | None:
-    """The piece in one line; None for lines that carry none (empty ones, comments, the end mark), an error for what is not of the protocol."""
+    """The piece in one line; None for lines without one (empty, comments, the end mark), an error for what is
+    not of the protocol."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return None
     try:
         return _piece(json.loads(line.removeprefix("data: ")))
     except (ValueError, TypeError, AttributeError):
-        return Piece(error="a line of the answer is no event of OpenAI's protocol")
+        return Piece(error="a line of the answer is not an event of OpenAI's protocol")
 
 
 def _piece(chunk: dict[str, Any]) -> Piece:

@@ -1,4 +1,4 @@
-"""The adapters of a running llama-server: which there are, and other scales for them (`/lora-adapters`)."""
+"""The adapters of a running llama-server: list them, and set their scales (`/lora-adapters`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.serve.stream import reason
+from pipeline.serve.stream import BROKEN_OFF, reason
 
 
 @dataclass(frozen=True)
@@ -21,23 +21,35 @@ class Loaded:
 
 
 def loaded_adapters(client: httpx.Client) -> list[Loaded]:
-    """The adapters of the server behind `client`, in its order. Raises `ToolError` where it doesn't say them."""
+    """The adapters of the server behind `client`, in its order. Raises `ToolError` if it doesn't list
+    them."""
     try:
-        return [Loaded(int(one["id"]), PurePath(one["path"]).stem, float(one["scale"])) for one in _ask(client, "GET", "/lora-adapters")]
+        return [
+            Loaded(int(one["id"]), PurePath(one["path"]).stem, float(one["scale"]))
+            for one in _ask(client, "GET", "/lora-adapters")
+        ]
     except (TypeError, KeyError, ValueError):
-        raise ToolError(f"what listens on {client.base_url} does not say which adapters it has: stop it, then run `quench serve`") from None
+        raise ToolError(
+            "Q-SERVE-015",
+            f"what listens on {client.base_url} does not say which adapters it has: stop it, then run "
+            "`quench serve`",
+        ) from None
 
 
 def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded]:
     """Give the adapters named in `wanted` these scales, the others keep theirs; the adapters afterwards.
 
-    Raises `ConfigError` for a name that the server doesn't have, `ToolError` where it refuses.
+    Raises `ConfigError` for a name that the server doesn't have, `ToolError` if it refuses.
     """
     adapters = loaded_adapters(client)
     names = [adapter.name for adapter in adapters]
     if unknown := [name for name in wanted if name not in names]:
-        there = f"it has {', '.join(names)}" if names else "it has none, start it with `quench serve --adapter FILE`"
-        raise ConfigError(f"the server has no adapter {unknown[0]}: {there}")
+        there = (
+            f"it has {', '.join(names)}"
+            if names
+            else "it has none, start it with `quench serve --adapter FILE`"
+        )
+        raise ConfigError("Q-SERVE-018", f"the server has no adapter {unknown[0]}: {there}")
     # all of them: llama-server turns those off that are not named
     scales = [{"id": adapter.id, "scale": wanted.get(adapter.name, adapter.scale)} for adapter in adapters]
     _ask(client, "POST", "/lora-adapters", scales)
@@ -47,21 +59,30 @@ def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded
 
 
 def forget_prompts(client: httpx.Client) -> None:
-    """Make every slot forget what it computed of prompts with the scales before; waits for slots that are answering.
+    """Make every slot forget what it computed of prompts with the scales before; waits for slots that are
+    answering.
 
-    llama-server would go on from it, one adapter's keys under another's weights. Its own way to erase a slot needs a folder to save slots in, so
-    each slot is given another prompt, of one token.
+    llama-server would continue from it, with one adapter's keys under another's weights. Its own way to erase
+    a slot needs a folder to save slots in, so each slot is given another prompt, of one token.
     """
     slots = _ask(client, "GET", "/props")["total_slots"]
     for slot in range(int(slots)):
-        _ask(client, "POST", "/completion", {"prompt": [0], "n_predict": 0, "cache_prompt": False, "id_slot": slot})
+        _ask(
+            client,
+            "POST",
+            "/completion",
+            {"prompt": [0], "n_predict": 0, "cache_prompt": False, "id_slot": slot},
+        )
 
 
 def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
     try:
         answer = client.request(method, path, json=body)
         if answer.status_code != 200:
-            raise ToolError(f"llama-server answered {answer.status_code} to {path}: {reason(answer.content)}")
+            raise ToolError(
+                "Q-SERVE-016",
+                f"llama-server answered {answer.status_code} to {path}: {reason(answer.content)}",
+            )
         return answer.json()
     except (httpx.RequestError, ValueError) as error:
-        raise ToolError(f"the server broke off ({error}): see logs/, start it again with `quench serve`") from None
+        raise ToolError("Q-SERVE-017", f"the server broke off ({error}): {BROKEN_OFF}") from None

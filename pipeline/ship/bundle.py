@@ -1,30 +1,29 @@
-"""A model as a folder that can leave: GGUF, card, Modelfile, serve script, systemd unit, checksums, bill of materials, evidence, signature.
+"""A model as a folder that can leave: GGUF, card, Modelfile, serve script, systemd unit, checksums, bill of
+materials, evidence, signature.
 
-Of an adapter there are two GGUFs, its base's and its own. A GGUF is a copy, not a hard link: what leaves must not change when something writes
-into models/gguf in place (`cp` over a file does, and so do tools that set metadata), and DVC's cache may hold the same inode. The folder appears
-whole or not at all.
+Of an adapter there are two GGUFs, its base's and its own. A GGUF is a copy, not a hard link: it must not
+change when something writes into models/gguf in place (`cp` over a file does, and so do tools that set
+metadata), and DVC's cache may hold the same inode. The folder appears complete or not at all.
 
     quench ship Q4_K_M
 """
 
 import json
-import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.sections import Serve
 from pipeline.core.errors import DataError, MachineError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, write_text
+from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs
-from pipeline.gate.rules import Verdict
 from pipeline.gguf.provenance import passport
 from pipeline.ship.card import claims, fill_text, serve_script, text_values
 from pipeline.ship.listing import Hostile, checksums, escaped, obeyed, plain_files, read_small
-from pipeline.ship.sbom import bill
 from pipeline.ship.signature import SIGNATURE, sign
 
 SUMS = "SHA256SUMS"
@@ -32,23 +31,24 @@ CARD, BILL, SCRIPT, UNIT = "README.md", "sbom.cdx.json", "serve.sh", "quench.ser
 EVALUATION, PARITY, GATE = "evidence/evaluation.json", "evidence/parity.json", "evidence/gate.json"
 INSTALLED = "/opt"  # where the unit expects the folder
 SERVER = "/usr/local/bin/llama-server"
+MOVE = "move it away, or name another folder with --to"
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """What a bundle is made of: the level's file (or the base's and the adapter's), what was measured, the gate's verdict, how it is served."""
+    """What a bundle is made of: the GGUF, what was measured, the gate's judgment, how it is served."""
 
     gguf: Path
-    name: str  # of all the project's GGUFs
+    name: str  # the project's, with which each GGUF's name begins
     level: str
     inputs: Inputs
     advice: Recommendation
-    verdict: Verdict
+    verdict: Judgment
     serve: Serve
     jinja: str | None  # the base's chat template
     languages: tuple[str, ...]
     datasets: Mapping[str, str]  # sha256 by name
-    lora: Path | None = None  # the adapter's GGUF, where `gguf` is the base's
+    lora: Path | None = None  # the adapter's GGUF, if `gguf` is the base's
 
     @property
     def title(self) -> str:
@@ -57,10 +57,10 @@ class Shipment:
 
 
 def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Path:
-    """Write `parent`/NAME-LEVEL in place of an older bundle, signed where there is a private `key`; the folder.
+    """Write `parent`/NAME-LEVEL in place of an older bundle, signed if there is a private `key`; the folder.
 
-    Raises `DataError` where another thing of that name is there, or an older bundle that somebody has changed, `MachineError` where the disk is too
-    small or writes other bytes than were read.
+    Raises `DataError` if something else of that name is there, or an older bundle that somebody has changed,
+    `MachineError` if the disk is too small or writes other bytes than were read.
     """
     target = parent / shipment.title
     if target.exists():
@@ -70,24 +70,34 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
     with publishing(target, check=check_sums) as aside:
         aside.mkdir()
         measured = shipment.inputs.evaluations[shipment.level]
-        for file, sha256 in zip(files, (measured["sha256"], (measured.get("lora") or {}).get("sha256")), strict=False):
+        for file, sha256 in zip(
+            files, (measured["sha256"], (measured.get("lora") or {}).get("sha256")), strict=False
+        ):
             copy = aside / file.name
             shutil.copyfile(file, copy)
             if file_hash(copy) != sha256:
-                raise MachineError(f"the copy of {file} has other bytes than what was measured: check the disk, then run again")
+                raise MachineError(
+                    "Q-SHIP-002",
+                    f"the copy of {file} has other bytes than what was measured: check the disk, then run "
+                    "again",
+                )
         write_texts(shipment, aside)
         names = sorted(plain_files(aside))
-        (aside / SUMS).write_text("".join(f"{file_hash(aside / name)}  {name}\n" for name in names), encoding="utf-8")
+        (aside / SUMS).write_text(
+            "".join(f"{file_hash(aside / name)}  {name}\n" for name in names), encoding="utf-8"
+        )
         if key:
             sign(aside, key)
     return target
 
 
 def write_texts(shipment: Shipment, folder: Path) -> None:
-    """Everything but the GGUFs and what covers the whole folder."""
+    """Everything but the GGUFs, the checksums and the signature."""
+    from pipeline.ship.sbom import bill  # a second of imports
+
     inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
     gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
-    own = lora or gguf  # what was made, and says where it comes from
+    own = lora or gguf  # what was made here, and names its sources
     found, sha256 = passport(folder / own.name), evaluation["sha256"]
     values = text_values(
         inputs, shipment.advice, name=shipment.name, level=level, serve=serve, jinja=shipment.jinja, languages=shipment.languages
@@ -97,7 +107,13 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
             "llama_version": evaluation.get("llama_cpp", "llama.cpp of unknown version"),
         },
     }  # fmt: skip
-    unit = {"name": shipment.name, "level": level, "serve": serve, "folder": f"{INSTALLED}/{shipment.title}", "server": SERVER}
+    unit = {
+        "name": shipment.name,
+        "level": level,
+        "serve": serve,
+        "folder": f"{INSTALLED}/{shipment.title}",
+        "server": SERVER,
+    }
     texts = {
         CARD: fill_text("card.md.jinja", **values),
         "Modelfile": fill_text("Modelfile.jinja", **values),
@@ -110,36 +126,49 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
     for file, text in texts.items():
         if hidden := obeyed(text):
             source = "models/base.json, the chat template or params.yaml"
-            raise DataError(f"{file} would hold {hidden}, which can hide what stands there: take it out of {source}, then run again")
+            raise DataError(
+                "Q-SHIP-003",
+                f"{file} would hold {hidden}, which can hide text: take it out of {source}, then run again",
+            )
         (folder / file).write_text(text, encoding="utf-8")
     (folder / SCRIPT).chmod(0o755)
-    for file, value in ((EVALUATION, evaluation), (PARITY, inputs.parity), (GATE, asdict(shipment.verdict))):
-        write_text(folder / file, escaped(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)) + "\n")
+    for file, value in ((EVALUATION, evaluation), (PARITY, inputs.parity), (GATE, shipment.verdict.record())):
+        write_text(
+            folder / file,
+            escaped(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)) + "\n",
+        )
 
 
 def need_untouched(folder: Path) -> None:
-    """A bundle that may be replaced, since all that it holds can be made again. Raises `DataError` for anything else, with what it is."""
+    """Raise `DataError` unless `folder` is a bundle that may be replaced, since everything in it can be made
+    again."""
     if not (folder / SUMS).is_file():
-        raise DataError(f"{folder} is there and is no bundle: move it away, or name another folder with --to")
+        raise DataError("Q-SHIP-001", f"{folder} exists and is no bundle: {MOVE}")
     try:
         listed, found = checksums(read_small(folder / SUMS)), set(plain_files(folder)) - {SUMS, SIGNATURE}
     except Hostile as error:
-        raise DataError(f"{folder} is not as `quench ship` left it ({error}): move it away, or name another folder with --to") from error
-    texts = {name for name in found & set(listed) if not name.endswith(".gguf")}  # the GGUF is read in vain: nobody writes one by hand
-    if own := sorted(found - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}):
-        raise DataError(f"{folder} holds what is yours ({', '.join(own[:10])}): move it away, or name another folder with --to")
+        raise DataError(
+            "Q-SHIP-001", f"{folder} is not as `quench ship` left it ({error}): {MOVE}"
+        ) from error
+    texts = {
+        name for name in found & set(listed) if not name.endswith(".gguf")
+    }  # no GGUF: nobody writes one by hand
+    if own := sorted(
+        found - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}
+    ):
+        raise DataError("Q-SHIP-001", f"{folder} holds what is yours ({', '.join(own[:10])}): {MOVE}")
 
 
 def check_sums(folder: Path) -> None:
     """Read a bundle back: every file is listed, with its hash. Raises `MachineError`."""
     listed = checksums((folder / SUMS).read_text(encoding="utf-8"))
     found = set(plain_files(folder)) - {SUMS, SIGNATURE}
-    wrong = sorted(found ^ set(listed)) or [name for name, sha256 in listed.items() if file_hash(folder / name) != sha256]
+    wrong = sorted(found ^ set(listed)) or [
+        name for name, sha256 in listed.items() if file_hash(folder / name) != sha256
+    ]
     if wrong:
-        raise MachineError(f"{folder} was not written as it should be ({', '.join(wrong)}): check the disk, then run again")
-
-
-def how_to_use(folder: Path) -> str:
-    """What `quench ship` prints at the end."""
-    place = shlex.quote(str(folder))
-    return f"  serve:   {place}/serve.sh\n  check:   quench verify-bundle {place}\n  publish: everything in {place} (README.md is the model card)"
+        raise MachineError(
+            "Q-SHIP-002",
+            f"{folder} holds other bytes than were written ({', '.join(wrong)}): check the disk, then run "
+            "again",
+        )

@@ -1,4 +1,5 @@
-"""The texts that go with a model: card, Modelfile, serve script and systemd unit, from the templates of `pipeline/pages/templates/`."""
+"""The texts that go with a model: card, Modelfile, serve script and systemd unit, from the templates of
+`pipeline/pages/templates/`."""
 
 import json
 import re
@@ -12,9 +13,9 @@ import yaml
 
 from pipeline import __version__
 from pipeline.config.sections import ADAPTED, SOURCE, Serve
+from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.recommend import Recommendation, reference_name
 from pipeline.gate.records import Inputs
-from pipeline.gate.rules import REFERENCES
 from pipeline.llamacpp.server import server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
@@ -23,8 +24,10 @@ from pipeline.pages.templating import fill
 from pipeline.ship.listing import escaped
 from pipeline.ship.ollama import ollama_template
 
-CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)  # a line of the card's lineage
-KEY = "@key@"  # stands for the key file until the script knows it
+CLAIM = re.compile(
+    r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE
+)  # a line of the card's lineage
+KEY = "@key@"  # replaced by the script's variable
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,17 @@ def fill_text(template: str, **values: Any) -> str:
 
 
 def text_values(
-    inputs: Inputs, advice: Recommendation, *, name: str, level: str, serve: Serve, jinja: str | None, languages: Sequence[str] = ()
+    inputs: Inputs,
+    advice: Recommendation,
+    *,
+    name: str,
+    level: str,
+    serve: Serve,
+    jinja: str | None,
+    languages: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat template."""
+    """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat
+    template."""
     seams = [{"name": key, **seam} for key, seam in inputs.parity["seams"].items()]
     kinds = inputs.base["architecture"].get("architectures") or [inputs.base["architecture"]["model_type"]]
     return {
@@ -56,35 +67,48 @@ def text_values(
 
 
 def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[str] = ()) -> str:
-    """The Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base only where it has an address on the hub."""
+    """The Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base only if
+    it is on the hub."""
     values: dict[str, Any] = {"license": str(base.get("license") or "unknown").lower()}
     if languages:
         values["language"] = list(languages)
     if base["source"] == "hub":
         values |= {
             "base_model": base["model"],
-            "base_model_relation": "adapter" if level == ADAPTED else "finetune" if level in REFERENCES else "quantized",
+            "base_model_relation": "adapter"
+            if level == ADAPTED
+            else "finetune"
+            if level in REFERENCES
+            else "quantized",
         }
-    return yaml.safe_dump(values | {"pipeline_tag": "text-generation", "tags": ["gguf", "llama.cpp", "lora", "quench"]}, sort_keys=False).rstrip()
+    return yaml.safe_dump(
+        values | {"pipeline_tag": "text-generation", "tags": ["gguf", "llama.cpp", "lora", "quench"]},
+        sort_keys=False,
+    ).rstrip()
 
 
 def claims(passport: Mapping[str, Any]) -> dict[str, str]:
-    """A passport as the card prints it: JSON values without what would end the table's cell."""
-    return {key: escaped(json.dumps(value, ensure_ascii=False)).replace("`", r"\u0060").replace("|", r"\u007c") for key, value in passport.items()}
+    """A passport as the card prints it: JSON values without characters that end the table's cell."""
+    return {
+        key: escaped(json.dumps(value, ensure_ascii=False)).replace("`", r"\u0060").replace("|", r"\u007c")
+        for key, value in passport.items()
+    }
 
 
 def claimed(card: str) -> dict[str, Any]:
-    """The passport that a card prints. Raises `ValueError` where a value is no JSON."""
+    """The passport that a card prints. Raises `ValueError` if a value is no JSON."""
     return {key: json.loads(value) for key, value in CLAIM.findall(card)}
 
 
 def served_as(lora: Path) -> str:
-    """What `quench serve` calls the base with this project's adapter, NAME-adapter, so that `quench chat` knows it."""
+    """What `quench serve` calls the base with this project's adapter, NAME-adapter, so that `quench chat`
+    knows it."""
     return f"{lora.stem.removesuffix('-lora')}-{ADAPTED}"
 
 
 def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
-    """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it, in an environment and with limits like those of `server_process`.
+    """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it, in an environment and with
+    limits like those of `server_process`.
 
     `lora` is an adapter's GGUF beside it, which is put on it.
     """
@@ -95,7 +119,16 @@ def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
     )  # fmt: skip
     words = {file: '"$here"/' + shlex.quote(file), KEY: '"$key"'}
     if lora:
-        words[lora] = f'"\\"$csv/{lora}\\""'  # llama-server takes it as a row of CSV, so a comma in the folder's name would part it
+        words[lora] = (
+            f'"\\"$csv/{lora}\\""'  # llama-server takes it as a row of CSV, so a comma in the folder's name would split it
+        )
     arguments = " ".join(words.get(word, shlex.quote(word)) for word in command[1:])
     kept = "|".join([*sorted(KEPT), *(f"{prefix}*" for prefix in KEPT_PREFIXES)])
-    return fill_text("serve.sh.jinja", arguments=arguments, kept=kept, stack_kib=STACK_BYTES // 1024, port=serve.port, csv=lora is not None)
+    return fill_text(
+        "serve.sh.jinja",
+        arguments=arguments,
+        kept=kept,
+        stack_kib=STACK_BYTES // 1024,
+        port=serve.port,
+        csv=lora is not None,
+    )

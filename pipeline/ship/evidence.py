@@ -1,8 +1,9 @@
 """Are the reports about these very files? A report of yesterday's model says nothing about today's.
 
-The level, the 16-bit model that it is compared with and the untuned one that forgetting is measured from: of each the GGUF and its answers.
-Without a merge: the base's GGUF and the adapter's, and the answers with and without the adapter.
-Reads `models/gguf/`, `models/adapter/`, `models/merged/` or `models/base/`, `reports/eval/` and `reports/parity.json`. Writes nothing.
+Of a level: it, the 16-bit model that it is compared with and the untuned one that forgetting is measured
+from, a GGUF each. Of an adapter: the base's GGUF with the adapter's GGUF on it, and the base's alone. Reads
+these and `models/base.json`, `models/adapter/`, `models/merged/`, `reports/eval/` and `reports/parity.json`.
+Writes nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,76 +12,93 @@ from typing import Any
 
 from pipeline.config.sections import ADAPTED, BARE, UNTUNED
 from pipeline.core.hashing import file_hash
-from pipeline.gate.rules import REFERENCES
-from pipeline.gate.shapes import Base, read_record
+from pipeline.gate.comparison import REFERENCES, Evaluations
+from pipeline.gate.records import read_record
+from pipeline.gate.shapes import Base
 from pipeline.gguf.provenance import BASE_FILE, IMATRIX, passport
 from pipeline.ship.lineage import passport_faults
 
-Hashes = dict[str, str]  # sha256 by file name
 
+def mismatches(
+    model: str, gguf: Path, lora: Path | None, root: Path, evaluations: Evaluations, parity: Mapping[str, Any]
+) -> Iterator[str]:
+    """A sentence for each report below `root` that is about other files than those of `model`, or those that
+    it is compared with.
 
-def mismatches(gguf: Path, model: str, root: Path, evaluations: Mapping[str, Mapping[str, Any]], parity: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each report below `root` that is about other files than `gguf` (of `model`) and the 16-bit ones beside it.
-
-    Raises `DataError` where a GGUF is not whole.
+    `lora` is the adapter's GGUF if `gguf` is its base's. Raises `DataError` if a GGUF is damaged, or
+    models/base.json cannot be read.
     """
-    name = gguf.name.removesuffix(f"-{model}.gguf")
-    sixteen = next((kind for kind in REFERENCES if kind in evaluations), None)
-    used = [one for one in dict.fromkeys((model, sixteen, f"{UNTUNED}{sixteen}")) if one in evaluations]
-    files = {one: gguf.with_name(f"{name}-{one}.gguf") for one in used if one}
-    hashes = {one: file_hash(path) for one, path in files.items() if path.is_file()}
-    measured = parity.get("files")
-    for one, path in files.items():
-        again = f"run `python -m pipeline evaluate@{one}` again"
-        if one not in hashes:
-            yield f"{path.name} is not there, so nothing says that reports/eval/{one}.json is about it: run `snakemake`, or pull it (`dvc pull`)."
-            continue
-        if evaluations[one].get("sha256") != hashes[one] or evaluations[one].get("file") != path.name:
-            yield f"reports/eval/{one}.json is about another file than {path.name}: {again}."
-        yield from _answers_fault(root, one, evaluations[one])
-        if measured is not None and not one.startswith(UNTUNED) and measured.get(path.name) != hashes[one]:
-            yield f"reports/parity.json is about another file than {path.name}: run `snakemake --force parity`."
-    if measured is None:
-        yield "reports/parity.json does not say which files it measured: run `snakemake --force parity`."
-    own = passport(gguf)
-    yield from passport_faults(own, gguf.name, root, merged=True)
-    if sixteen in hashes and sixteen != model and _common(own) != _common(passport(files[sixteen])):
-        yield f"{gguf.name} comes from another model than {files[sixteen].name} (their passports differ): run `snakemake --force quantize`."
-
-
-def adapter_mismatches(gguf: Path, lora: Path, root: Path, evaluations: Mapping[str, Mapping[str, Any]], parity: Mapping[str, Any]) -> Iterator[str]:
-    """The same of the model "adapter": a sentence for each report or record below `root` that is about other files than `gguf` and `lora`.
-
-    Raises `DataError` where a GGUF is not whole, or models/base.json can't be read.
-    """
-    if lacking := [file for file in (gguf, lora) if not file.is_file()]:
-        yield f"{' and '.join(file.name for file in lacking)} is not there: run `snakemake`, or pull it (`dvc pull`)."
+    sixteen = next((name for name in REFERENCES if name in evaluations), None)
+    if lora:
+        made_of = {ADAPTED: [gguf, lora], BARE: [gguf]}
+    else:
+        name = gguf.name.removesuffix(f"-{model}.gguf")
+        made_of = {
+            one: [gguf.with_name(f"{name}-{one}.gguf")]
+            for one in (model, sixteen, f"{UNTUNED}{sixteen}")
+            if one
+        }
+    made_of = {one: files for one, files in made_of.items() if one in evaluations}
+    paths = {file for files in made_of.values() for file in files}
+    hashes = {file: file_hash(file) for file in paths if file.is_file()}
+    for one, files in made_of.items():
+        yield from _report_faults(one, files, hashes, root, evaluations[one])
+    yield from _parity_faults(
+        [file for one, files in made_of.items() if not one.startswith(UNTUNED) for file in files],
+        hashes,
+        parity,
+    )
+    own = lora or gguf
+    if not {gguf, own} <= hashes.keys():
         return
-    hashes: Hashes = {file.name: file_hash(file) for file in (gguf, lora)}
-    for one in (model for model in (ADAPTED, BARE) if model in evaluations):
-        again, found = f"run `python -m pipeline evaluate@{one}` again", evaluations[one]
-        told = {gguf.name: found.get("sha256") if found.get("file") == gguf.name else None}
-        told |= {lora.name: (found.get("lora") or {}).get("sha256")} if one == ADAPTED else {}
-        if other := [name for name, sha256 in told.items() if sha256 != hashes[name]]:
-            yield f"reports/eval/{one}.json is about another file than {' and '.join(other)}: {again}."
-        yield from _answers_fault(root, one, found)
-    measured = parity.get("files") or {}
-    if other := [name for name, sha256 in hashes.items() if measured.get(name) != sha256]:
-        yield f"reports/parity.json is about another file than {' and '.join(other)}: run `snakemake --force parity`."
-    if read_record(root, "models/base.json", Base, "base")["files"].get(gguf.name) != hashes[gguf.name]:
-        yield f"models/base.json names another {gguf.name} than the one that is there: run `snakemake --force base`."
-    own = passport(lora)
-    if own.get(BASE_FILE) != hashes[gguf.name]:
-        yield f"{lora.name} was made for another file than {gguf.name}: run `snakemake --force lora`."
-    yield from passport_faults(own, lora.name, root, merged=False)
+    fields = passport(own)
+    if lora:
+        yield from _base_faults(gguf, hashes[gguf], lora, fields, root)
+    yield from passport_faults(fields, own.name, root, merged=not lora)
+    beside = made_of.get(sixteen or "", [own])[0]  # the 16-bit GGUF
+    if beside != own and beside in hashes and _common(fields) != _common(passport(beside)):
+        yield f"{own.name} comes from another model than {beside.name} (their passports differ): run `snakemake --force quantize`."
 
 
-def _answers_fault(root: Path, model: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Where the answers are not those that the figures sum up."""
+def _report_faults(
+    model: str, files: list[Path], hashes: Mapping[Path, str], root: Path, found: Mapping[str, Any]
+) -> Iterator[str]:
+    """If a model's evaluation is of other files (a GGUF, and perhaps an adapter's on it), or sums up other
+    answers."""
+    report, again = f"reports/eval/{model}.json", f"run `python -m pipeline evaluate@{model}` again"
+    if lacking := [file.name for file in files if file not in hashes]:
+        remedy = "run `snakemake`, or pull it (`dvc pull`)"
+        yield f"{' and '.join(lacking)} is missing, so nothing says that {report} is about it: {remedy}."
+        return
+    measured = [
+        found.get("sha256") if found.get("file") == files[0].name else None,
+        (found.get("lora") or {}).get("sha256"),
+    ]
+    if other := [file.name for file, sha256 in zip(files, measured, strict=False) if sha256 != hashes[file]]:
+        yield f"{report} is about another file than {' and '.join(other)}: {again}."
     answers = root / f"reports/eval/{model}.answers.jsonl"
     if not answers.is_file() or found.get("answers_sha256") != file_hash(answers):
-        stage = f"evaluate@{model}"
-        yield f"{answers.relative_to(root)} are not the answers that reports/eval/{model}.json sums up: run `python -m pipeline {stage}` again."
+        yield f"{answers.relative_to(root)} are not the answers that {report} sums up: {again}."
+
+
+def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Mapping[str, Any]) -> Iterator[str]:
+    again, measured = "run `snakemake --force parity`", parity.get("files")
+    if measured is None:
+        yield f"reports/parity.json does not say which files it measured: {again}."
+    elif other := [
+        file.name
+        for file in dict.fromkeys(files)
+        if file in hashes and measured.get(file.name) != hashes[file]
+    ]:
+        yield f"reports/parity.json is about another file than {' and '.join(other)}: {again}."
+
+
+def _base_faults(gguf: Path, sha256: str, lora: Path, fields: Mapping[str, Any], root: Path) -> Iterator[str]:
+    """If the base's GGUF is not the one that models/base.json names, or that the adapter was made for."""
+    if read_record(root, "models/base.json", Base, "base")["files"].get(gguf.name) != sha256:
+        yield f"models/base.json names another {gguf.name} than this one: run `snakemake --force base`."
+    if fields.get(BASE_FILE) != sha256:
+        yield f"{lora.name} was made for another file than {gguf.name}: run `snakemake --force lora`."
 
 
 def _common(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Are the records behind a GGUF there, whole, and of this very file: base, adapter, rows, merge? Nothing is taken for good because it lies there.
+"""Are the records behind a GGUF complete and of this very file: base, adapter, rows, merge? No file counts
+because it merely exists.
 
-What trained wrote names the adapter's folder (reports/train.json) and the tokens (models/adapter/run.json), the tokens' manifest names the rows, the
-evaluation the held-out ones; the GGUF's passport names base, adapter, tokens, settings, template and merge. Reads these and hashes them, writes
-nothing.
+Training wrote which adapter's folder (reports/train.json) and tokens (models/adapter/run.json) are its own;
+the tokens' manifest names the rows, the evaluation the held-out ones; the GGUF's passport names base,
+adapter, tokens, settings, template and merge. Reads these and hashes them, writes nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,13 +15,14 @@ from pydantic import Field
 from pipeline.chat.manifest import NAME
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, tree_hash
-from pipeline.gate.records import Inputs
-from pipeline.gate.shapes import Name, Number, Sha256, Shape, read_record
+from pipeline.gate.records import Inputs, read_record
+from pipeline.gate.shapes import Name, Number, Sha256, Shape
 from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
 
 ADAPTER, BASE, MERGED, TOKENS = "models/adapter", "models/base.json", "models/merged", "data/tokens"
 ROWS = {split: f"data/final/{split}.jsonl" for split in ("train", "val", "test")}
-# what a passport says of the project's own records; the rest is of llama.cpp, the importance matrix and the tokenizer
+# the keys of a passport about the project's own records; others are about llama.cpp, the importance matrix
+# and the tokenizer
 OWN = tuple(f"quench.{part}." for part in ("base", "adapter", "data", "config", "template", "merge"))
 
 
@@ -55,12 +57,22 @@ class TokensManifest(Shape):
 
 
 def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
-    """sha256 of the rows by title. Raises `DataError` unless adapter, tokens and rows below `root` are what training and evaluating `model` saw."""
+    """sha256 of the rows by title. Raises `DataError` unless adapter, tokens and rows below `root` are what
+    training and evaluating `model` saw."""
     adapter = root / ADAPTER
     if not (adapter / "adapter_model.safetensors").is_file():
-        raise DataError(f"{adapter} has no adapter_model.safetensors: {_back(ADAPTER, 'train')}")
+        raise DataError(
+            "Q-SHIP-004", f"{adapter} has no adapter_model.safetensors: {_back(ADAPTER, 'train')}"
+        )
     run = read_record(root, f"{ADAPTER}/run.json", Run, "train")
-    _need(root, ADAPTER, "train", inputs.train.get("run", {}).get("hashes", {}).get("adapter"), tree_hash(adapter), "reports/train.json")
+    _need(
+        root,
+        ADAPTER,
+        "train",
+        inputs.train.get("run", {}).get("hashes", {}).get("adapter"),
+        tree_hash(adapter),
+        "reports/train.json",
+    )
     if inputs.merge is not None:
         read_record(root, f"{MERGED}/merge.json", MergeRecord, "merge")
     manifest = read_record(root, f"{TOKENS}/{NAME}", TokensManifest, "preprocess")
@@ -68,27 +80,43 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
     found = {}
     for split, place in ROWS.items():
         if not (root / place).is_file():
-            raise DataError(f"{root / place} is missing: {_back(place, 'curate')}")
+            raise DataError("Q-SHIP-004", f"{root / place} is missing: {_back(place, 'curate')}")
         found[split] = file_hash(root / place)
     for split in ("train", "val"):
-        _need(root, ROWS[split], "curate", manifest["rows"].get(f"{split}.jsonl"), found[split], f"{TOKENS}/{NAME}")
+        _need(
+            root,
+            ROWS[split],
+            "curate",
+            manifest["rows"].get(f"{split}.jsonl"),
+            found[split],
+            f"{TOKENS}/{NAME}",
+        )
     measured = inputs.evaluations[model].get("rows_sha256")
     if measured is None:
-        raise DataError(f"{root}/reports/eval/{model}.json does not say which rows it measured: run `python -m pipeline evaluate@{model}` again")
+        report, remedy = (
+            root / f"reports/eval/{model}.json",
+            f"run `python -m pipeline evaluate@{model}` again",
+        )
+        raise DataError("Q-SHIP-005", f"{report} does not say which rows it measured: {remedy}")
     _need(root, ROWS["test"], "curate", measured, found["test"], f"reports/eval/{model}.json")
     return {f"{split} rows": sha256 for split, sha256 in found.items()}
 
 
 def passport_faults(found: Mapping[str, Any], name: str, root: Path, *, merged: bool) -> Iterator[str]:
-    """A sentence where the passport `found` of the GGUF `name` names another base, adapter, data, settings or merge than those below `root`."""
+    """A sentence if the passport `found` of the GGUF `name` names another base, adapter, data, settings or
+    merge than those below `root`."""
     parts = [(BASE, lineage_fields(root / BASE)), (ADAPTER, adapter_fields(root / ADAPTER))]
     if merged:
         parts.append((MERGED, folder_fields(root / MERGED)))
     known = {key for _, fields in parts for key in fields}
-    differ = {place: [key for key, value in fields.items() if found.get(key) != value] for place, fields in parts}
+    differ = {
+        place: [key for key, value in fields.items() if found.get(key) != value] for place, fields in parts
+    }
     differ[""] = [key for key in found if key.startswith(OWN) and key not in known]
     if any(differ.values()):
-        places = " and ".join(place for place, keys in differ.items() if place and keys) or " and ".join(place for place, _ in parts)
+        places = " and ".join(place for place, keys in differ.items() if place and keys) or " and ".join(
+            place for place, _ in parts
+        )
         keys = dict.fromkeys(key for keys in differ.values() for key in keys)
         yield f"{name}'s passport differs from {places} ({', '.join(keys)}): run `snakemake` again."
 
@@ -96,11 +124,17 @@ def passport_faults(found: Mapping[str, Any], name: str, root: Path, *, merged: 
 def _need(root: Path, place: str, stage: str, recorded: str | None, found: str, where: str) -> None:
     """Raise `DataError` unless `place` is what `where` names."""
     if recorded is None:
-        raise DataError(f"{root / where} does not say which {place} it is about: run the stage that writes it again, then `snakemake`")
+        raise DataError(
+            "Q-SHIP-005",
+            f"{root / where} does not say which {place} it is about: run the stage that writes it again, "
+            "then `snakemake`",
+        )
     if recorded != found:
         raise DataError(
-            f"{root / place} is not what {where} names (sha256 {found[:12]}… and {recorded[:12]!a}…), so {stage} wrote it since, or it was changed: "
-            f"run `snakemake`, which runs what follows {stage}; if that finds nothing to do, `snakemake --forcerun {stage}`"
+            "Q-SHIP-006",
+            f"{root / place} is not what {where} names (sha256 {found[:12]}… and {recorded[:12]!a}…), so "
+            f"{stage} wrote it since, or it was changed: run `snakemake`, which runs what follows {stage}; "
+            f"if that finds nothing to do, `snakemake --forcerun {stage}`",
         )
 
 

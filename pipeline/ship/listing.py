@@ -1,4 +1,5 @@
-"""A folder of somebody else's, listed and hashed without following anything out of it: plain files only, nothing waited for, memory bounded."""
+"""A folder of somebody else's, listed and hashed without following anything out of it: plain files only,
+nothing waited for, memory bounded."""
 
 import hashlib
 import os
@@ -11,7 +12,8 @@ from pathlib import Path
 MAX_FILES = 1000
 MAX_DEPTH = 4
 MAX_SMALL = 16 << 20  # bytes of any file but the GGUF
-# what a terminal or an editor obeys and does not show: C0 but tab and newline, DEL, C1, and what turns the direction of writing
+# what a terminal or an editor obeys and does not show: C0 but tab and newline, DEL, C1, and what turns the
+# direction of writing
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # of `sha256sum`
 
@@ -23,7 +25,8 @@ class Hostile(ValueError):
 def plain_files(folder: Path) -> dict[str, int]:
     """Bytes by relative path (with /) of every file below `folder`.
 
-    Raises `Hostile` at the first thing that is neither file nor folder, at an empty folder, and where there are more than `MAX_FILES` of both.
+    Raises `Hostile` at the first thing that is neither file nor folder, at an empty folder, and if there are
+    more than `MAX_FILES` of both.
     """
     found: dict[str, int] = {}
     for seen, (name, size) in enumerate(_walk(folder, "", 0), 1):
@@ -35,7 +38,8 @@ def plain_files(folder: Path) -> dict[str, int]:
 
 
 def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int | None]]:
-    """Every file with its bytes, every folder with None; at most one more of each folder's than is allowed in all."""
+    """Every file with its bytes, every folder with None; at most one more of each folder than is allowed in
+    total."""
     if depth > MAX_DEPTH:
         raise Hostile(f"Folders are more than {MAX_DEPTH} deep: {prefix}")
     for entry in _entries(folder, prefix):
@@ -70,7 +74,8 @@ def _kind(mode: int) -> str:
 
 
 def open_plain(path: Path) -> int:
-    """A descriptor of a plain file, that never follows a link and never waits for a pipe. Raises `Hostile` where it has become something else."""
+    """A descriptor of a plain file; never follows a link, never waits for a pipe. Raises `Hostile` if it has
+    become something else."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -82,7 +87,7 @@ def open_plain(path: Path) -> int:
 
 
 def read_small(path: Path) -> str:
-    """A text of at most `MAX_SMALL` bytes. Raises `Hostile` where it is larger or no UTF-8."""
+    """A text of at most `MAX_SMALL` bytes. Raises `Hostile` if it is larger or no UTF-8."""
     with os.fdopen(open_plain(path), "rb") as file:
         data = file.read(MAX_SMALL + 1)
     if len(data) > MAX_SMALL:
@@ -94,7 +99,8 @@ def read_small(path: Path) -> str:
 
 
 def obeyed(text: str) -> str | None:
-    """The first character of a text that is not shown but obeyed, as "U+001B in line 3"; None where there is none."""
+    """The first character of a text that is not shown but obeyed, as "U+001B in line 3"; None if there is
+    none."""
     found = OBEYED.search(text)
     return f"U+{ord(found[0]):04X} in line {text.count(chr(10), 0, found.start()) + 1}" if found else None
 
@@ -111,7 +117,8 @@ def hash_plain(path: Path) -> str:
 
 
 def checksums(text: str) -> dict[str, str]:
-    """sha256 by name of a SHA256SUMS. Raises `Hostile` for a line that is none, or a name that leads out of the folder."""
+    """sha256 by name of a SHA256SUMS. Raises `Hostile` for a line that is none, or a name that leads out of
+    the folder."""
     found: dict[str, str] = {}
     for line in text.split("\n"):
         if not line:

@@ -1,8 +1,8 @@
 """The base's chat template for Ollama, which reads Go templates, not the GGUF's own Jinja one.
 
-Without a TEMPLATE Ollama guesses by likeness to templates it knows and falls back to the bare prompt
-(https://docs.ollama.com/template). So where the base renders plain ChatML, proven by rendering, the Modelfile
-says so; where it doesn't, the Modelfile says that instead.
+Without a TEMPLATE Ollama compares with templates it knows and falls back to the bare prompt
+(https://docs.ollama.com/template). So if the base renders plain ChatML, proven by rendering, the Modelfile
+has that template; else it says that there is none.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,26 @@ from pipeline.core.publish import read_json
 
 CHATML = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
 QUESTION = {"role": "user", "content": "q1"}
-DIALOGUE = [{"role": "system", "content": "s"}, QUESTION, {"role": "assistant", "content": "a1"}, {"role": "user", "content": "q2"}]
+DIALOGUE = [
+    {"role": "system", "content": "s"},
+    QUESTION,
+    {"role": "assistant", "content": "a1"},
+    {"role": "user", "content": "q2"},
+]
 
 
 @dataclass(frozen=True)
 class OllamaTemplate:
-    """A Go template and the system text that the base's template adds where a conversation has none ("" for none)."""
+    """A Go template and the system text that the base's template adds if a conversation has none ("" for
+    none)."""
 
     template: str
     system: str
 
 
 def ollama_template(jinja: str | None) -> OllamaTemplate | None:
-    """The Go template that renders what `jinja` does; None where `jinja` is not ChatML (with or without a default system turn)."""
+    """The Go template that renders what `jinja` does; None if `jinja` is not ChatML (with or without a
+    default system turn)."""
     if jinja is None:
         return None
     dialogue, single = _render(jinja, DIALOGUE), _render(jinja, [QUESTION])
@@ -45,36 +52,51 @@ def ollama_template(jinja: str | None) -> OllamaTemplate | None:
 
 def chatml(messages: list[dict[str, str]]) -> str:
     """Plain ChatML with the opening of the assistant's turn: what `CHATML` renders."""
-    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    turns = "".join(
+        f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages
+    )
     return turns + "<|im_start|>assistant\n"
 
 
 def chat_template(model: Path) -> str | None:
-    """The Jinja chat template of a Hugging Face folder; None where it has none or several. Raises `DataError` where it can't be read."""
+    """The Jinja chat template of a Hugging Face folder; None if it has none or several. Raises `DataError` if
+    it can't be read."""
     file, config = model / "chat_template.jinja", model / "tokenizer_config.json"
     again = "run `python -m pipeline train` again"
     if file.is_file():
         try:
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{file} can't be read ({error}): {again}") from error
+            raise DataError("Q-SHIP-007", f"{file} can't be read ({error}): {again}") from error
     settings = read_json(config, again) if config.is_file() else {}
     found = settings.get("chat_template") if isinstance(settings, dict) else None
     return found if isinstance(found, str) else None
 
 
 def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:
-    """The conversation by the template, as transformers renders it; None where the template refuses it."""
+    """The conversation by the template, as transformers renders it; None if the template refuses it."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(message: str) -> Any:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.globals["raise_exception"] = refuse
     tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     try:
-        return environment.from_string(jinja).render(messages=messages, add_generation_prompt=True, tools=None, **tokens)
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):  # a foreign template may do anything
+        return environment.from_string(jinja).render(
+            messages=messages, add_generation_prompt=True, tools=None, **tokens
+        )
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ):  # a foreign template may do anything
         return None

@@ -1,8 +1,10 @@
-"""Signatures by OpenSSF model signing (https://github.com/ossf/model-signing) with an elliptic key of your own: nothing leaves the machine.
+"""Signatures by OpenSSF model signing (https://github.com/ossf/model-signing) with an elliptic key of your
+own: nothing leaves the machine.
 
-openssl ecparam -name prime256v1 -genkey -noout -out quench.key && openssl ec -in quench.key -pubout -out quench.pub
-quench ship Q4_K_M --sign quench.key
-quench verify-bundle models/bundle/NAME-Q4_K_M --key quench.pub
+    openssl ecparam -name prime256v1 -genkey -noout -out quench.key
+    openssl ec -in quench.key -pubout -out quench.pub
+    quench ship Q4_K_M --sign quench.key
+    quench verify-bundle models/bundle/NAME-Q4_K_M --key quench.pub
 """
 
 from pathlib import Path
@@ -11,41 +13,53 @@ from typing import Any
 from pipeline.core.errors import ConfigError, ToolError
 
 SIGNATURE = "model.sig"
-EXTRA = "signatures need the package model-signing: run `pip install 'quench[signing]'` (or `pip install model-signing pyopenssl`)"
 MAX_SIGNATURE_BYTES = 1 << 20
 
 
 def sign(folder: Path, key: Path) -> None:
     """Write model.sig over every file of `folder`, with the private `key` (PEM, an unencrypted elliptic key).
 
-    Raises `ToolError` where the library is missing, `ConfigError` for a key that can't sign.
+    Raises `ToolError` if the library is missing, `ConfigError` for a key that can't sign.
     """
     signing, _, hashing = _library()
     try:
         config = signing.Config().use_elliptic_key_signer(private_key=key)
-    except (OSError, ValueError, TypeError, AttributeError) as error:  # the last two: an encrypted key, or a key of another kind
-        raise ConfigError(f"{key} can't sign ({error}): give an unencrypted private elliptic key as PEM, as `openssl ecparam` makes it") from error
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # the last two: an encrypted key, or a key of another kind
+        raise ConfigError(
+            "Q-SHIP-008",
+            f"{key} can't sign ({error}): give an unencrypted private elliptic key as PEM, as `openssl "
+            "ecparam` makes it",
+        ) from error
     covered = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
     config.set_hashing_config(covered).sign(folder, folder / SIGNATURE)
 
 
 def signature_fault(folder: Path, key: Path) -> str | None:
-    """Why model.sig does not vouch for `folder` by the public `key`, in half a sentence; None where it does.
+    """Why model.sig does not vouch for `folder` by the public `key`, in half a sentence; None if it does.
 
-    Raises `ToolError` where the library is missing, `ConfigError` for a key that can't verify.
+    Raises `ToolError` if the library is missing, `ConfigError` for a key that can't verify.
     """
     _, verifying, hashing = _library()
     try:
         config = verifying.Config().use_elliptic_key_verifier(public_key=key)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{key} can't verify ({error}): give the public elliptic key as PEM, as `openssl ec -pubout` makes it") from error
+        raise ConfigError(
+            "Q-SHIP-008",
+            f"{key} can't verify ({error}): give the public elliptic key as PEM, as `openssl ec -pubout` "
+            "makes it",
+        ) from error
     if (folder / SIGNATURE).stat().st_size > MAX_SIGNATURE_BYTES:
         return "it is no signature (too large)"
     # our own way of hashing, not the one that the file asks for
     covered = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
     try:
         config.set_hashing_config(covered).verify(folder, folder / SIGNATURE)
-    except Exception as error:  # whatever the library stumbles over in a foreign file, it has not vouched for the folder
+    except Exception as error:  # whatever fails in a foreign file, the library has not vouched for the folder
         return " ".join(str(error).split())[:300] or type(error).__name__
     return None
 
@@ -54,5 +68,9 @@ def _library() -> tuple[Any, Any, Any]:
     try:
         from model_signing import hashing, signing, verifying
     except ImportError as error:
-        raise ToolError(EXTRA) from error
+        raise ToolError(
+            "Q-SHIP-009",
+            "signatures need the package model-signing: run `pip install 'quench[signing]'` (or `pip "
+            "install model-signing pyopenssl`)",
+        ) from error
     return signing, verifying, hashing

@@ -1,12 +1,13 @@
-"""Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's passport and the card, the bill, the evidence, the signature.
+"""Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's passport and the card, the
+bill, the evidence, the signature.
 
-Of an adapter there are two GGUFs: its own, and that of the base it was trained on.
-A bundle may come from anyone: nothing is executed, followed out of the folder or waited for, and the large file is read only once everything small
-agrees.
+Of an adapter there are two GGUFs: its own, and that of the base it was trained on. A bundle may come from
+anyone: nothing is executed, followed out of the folder or waited for, and the large file is read only after
+everything small agrees.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,61 +17,66 @@ from pipeline.gguf.provenance import BASE_FILE, passport
 from pipeline.ship.bundle import BILL, CARD, EVALUATION, GATE, PARITY, SCRIPT, SUMS, UNIT
 from pipeline.ship.card import claimed
 from pipeline.ship.listing import MAX_SMALL, Hostile, checksums, hash_plain, obeyed, plain_files, read_small
-from pipeline.ship.sbom import bill_faults, hashes_beside, schema_fault, subject_hash
 from pipeline.ship.signature import SIGNATURE, signature_fault
 
+VERSION = "1.6"  # of CycloneDX
+MOST_VALUES = 5000  # of a bill: a validator compares each value of a list with each other
 ADAPTER = "-lora.gguf"  # how the name of an adapter's GGUF ends; the base's file is beside it
 NEEDED = (CARD, BILL, SCRIPT, UNIT, "Modelfile", EVALUATION, PARITY, GATE, SUMS)
 
 
 def bundle_faults(folder: Path, key: Path | None = None) -> list[str]:
-    """What is wrong with a bundle, a sentence each; none where it verifies. `key` is the public key that must have signed it.
+    """What is wrong with a bundle, a sentence each; none if it verifies. `key` is the public key that must
+    have signed it.
 
-    Raises `DataError` where there is no such folder, `ToolError` and `ConfigError` where a signature can't be checked here.
+    Raises `DataError` if there is no such folder, `ToolError` and `ConfigError` if a signature can't be
+    checked here.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder: give the one that `quench ship` made")
+        raise DataError("Q-SHIP-010", f"{folder} is no folder: give the one that `quench ship` made")
     try:
-        return list(_faults(folder, key))
+        return _faults(folder, key)
     except Hostile as error:
         return [str(error)]
 
 
-def _faults(folder: Path, key: Path | None) -> Iterator[str]:
+def _faults(folder: Path, key: Path | None) -> list[str]:
+    """The faults of the first step that finds any: what is there, texts, what they claim, the large files,
+    the signature."""
     sizes = plain_files(folder)
     if lacking := [name for name in NEEDED if name not in sizes]:
-        yield f"These files are missing: {', '.join(lacking)}."
-        return
+        raise Hostile(f"These files are missing: {', '.join(lacking)}.")
     if key and SIGNATURE not in sizes:
-        yield f"It is not signed, though a key was given: there is no {SIGNATURE}."
-        return
+        raise Hostile(f"It is not signed, though a key was given: there is no {SIGNATURE}.")
     listed = checksums(read_small(folder / SUMS))
-    if (missing := sorted(set(listed) - set(sizes))) or (extra := sorted(set(sizes) - set(listed) - {SUMS, SIGNATURE})):
-        yield f"Listed in {SUMS} and not there: {', '.join(missing)}." if missing else f"Not listed in {SUMS}: {', '.join(extra)}."
-        return
-    ggufs = [name for name in listed if name.endswith(".gguf")]
-    ggufs.sort(key=lambda name: not name.endswith(ADAPTER))
+    if missing := sorted(set(listed) - set(sizes)):
+        raise Hostile(f"Listed in {SUMS} and missing: {', '.join(missing)}.")
+    if extra := sorted(set(sizes) - set(listed) - {SUMS, SIGNATURE}):
+        raise Hostile(f"Not listed in {SUMS}: {', '.join(extra)}.")
+    ggufs = sorted(
+        (name for name in listed if name.endswith(".gguf")), key=lambda name: not name.endswith(ADAPTER)
+    )
     if len(ggufs) != 1 and [name.endswith(ADAPTER) for name in ggufs] != [True, False]:
-        yield f"There are {len(ggufs)} GGUFs where one belongs, or an adapter's and its base's."
-        return
+        raise Hostile(f"There are {len(ggufs)} GGUFs where one belongs, or an adapter's and its base's.")
     if foreign := sorted(set(listed) - {*NEEDED, *ggufs}):
-        yield f"These files belong into no bundle: {', '.join(foreign)}."
-        return
+        raise Hostile(f"These files belong in no bundle: {', '.join(foreign)}.")
     if large := [name for name, size in sizes.items() if size > MAX_SMALL and name not in ggufs]:
-        yield f"These files are larger than anything that belongs into a bundle: {', '.join(large)}."
-        return
-    texts = {name: sha256 for name, sha256 in listed.items() if name not in ggufs}
-    small = list(_altered(folder, texts)) or list(_unshown(folder, texts))
-    yield from small
-    if small:
-        return
-    about = list(_claims(folder, {name: sizes[name] for name in ggufs}, {name: listed[name] for name in ggufs}))
-    yield from about
-    if about:
-        return
-    large_files = list(_altered(folder, {name: listed[name] for name in ggufs}))
-    yield from large_files
-    if key and not large_files and (fault := signature_fault(folder, key)):
+        raise Hostile(f"These files are larger than anything that belongs in a bundle: {', '.join(large)}.")
+    texts, hashes = (
+        {name: listed[name] for name in listed if name not in ggufs},
+        {name: listed[name] for name in ggufs},
+    )
+    return (
+        list(_altered(folder, texts))
+        or list(_unshown(folder, texts))
+        or list(_claims(folder, {name: sizes[name] for name in ggufs}, hashes))
+        or list(_altered(folder, hashes))
+        or list(_unsigned(folder, key))
+    )
+
+
+def _unsigned(folder: Path, key: Path | None) -> Iterator[str]:
+    if key and (fault := signature_fault(folder, key)):
         yield f"The signature does not vouch for it: {fault.rstrip('.')}."
 
 
@@ -81,37 +87,43 @@ def _altered(folder: Path, listed: dict[str, str]) -> Iterator[str]:
 
 
 def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
-    """Texts are there to be read: a character that hides or turns others would show what does not stand there."""
+    """Texts are to be read: a character that hides or reorders others would show something else than the
+    text."""
     for name in texts:
         if found := obeyed(read_small(folder / name)):
             yield f"{name} holds {found}, a control character that can hide what stands there: no bundle of `quench ship` does."
 
 
 def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iterator[str]:
-    """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's), by the checksums and the first's passport."""
+    """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's), by the checksums
+    and the first's passport."""
     card, (made, *beside) = read_small(folder / CARD), hashes
     gguf = beside[0] if beside else made  # the one that `evaluation.json` calls its file
     try:
-        evaluation, parity, gate = (_object(folder / name) for name in (EVALUATION, PARITY, GATE))
-        bill = read_small(folder / BILL)
-        subject, parts, said = subject_hash(bill), hashes_beside(bill), claimed(card)
-        invalid = schema_fault(bill)
-    except (ValueError, RecursionError) as error:  # deep brackets end the decoder
-        yield f"The bundle's JSON can't be read ({error})."
-        return
+        evaluation, parity, gate, bill = (_object(folder / name) for name in (EVALUATION, PARITY, GATE, BILL))
+        subject, own_sha256 = bill["metadata"]["component"], _sha256(bill["metadata"]["component"])
+        parts = {part["name"]: part["hashes"][0]["content"] for part in subject.get("components") or []}
+        on_card, invalid = claimed(card), schema_fault(read_small(folder / BILL), bill)
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # deep brackets end the decoder
+        raise Hostile(f"The bundle's JSON can't be read ({type(error).__name__}: {error}).") from error
     if invalid:
-        yield f"{BILL} is no CycloneDX 1.6 bill of materials ({invalid})."
-        return
-    lora = evaluation.get("lora") if isinstance(evaluation.get("lora"), dict) else {}
-    told = [(BILL, made, subject), (EVALUATION, gguf, evaluation.get("sha256"))]
-    told += [(BILL, gguf, parts.get(gguf)), (EVALUATION, made, (lora or {}).get("sha256"))] if beside else []
-    for name, file, found in told:
+        raise Hostile(f"{BILL} is no CycloneDX {VERSION} bill of materials ({invalid}).")
+    lora = evaluation["lora"] if isinstance(evaluation.get("lora"), dict) else {}
+    claims = [(BILL, made, own_sha256), (EVALUATION, gguf, evaluation.get("sha256"))]
+    claims += [(BILL, gguf, parts.get(gguf)), (EVALUATION, made, lora.get("sha256"))] if beside else []
+    for name, file, found in claims:
         if found != hashes[file]:
             yield f"{name} is about another file than {file} (sha256 {str(found)[:12]!a}…)."
     if not beside and (lora or parts):
-        yield f"{EVALUATION} or {BILL} speaks of a second GGUF, which is not there."
+        yield f"{EVALUATION} or {BILL} names a second GGUF, which is missing."
     if evaluation.get("bytes") != sum(sizes.values()):
-        yield f"{' and '.join(hashes)} has {sum(sizes.values()):,} bytes, {EVALUATION} speaks of {str(evaluation.get('bytes'))[:20]!a}."
+        yield f"{' and '.join(hashes)} has {sum(sizes.values()):,} bytes, {EVALUATION} says {str(evaluation.get('bytes'))[:20]!a}."
         return
     for file, sha256 in hashes.items():
         if f"| {file} | `{sha256}` |" not in card:
@@ -127,20 +139,72 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
             check_gguf(folder / file)
         own = passport(folder / made)
     except DataError as error:
-        yield f"{made if not beside else ' or '.join(hashes)} is not a whole GGUF ({' '.join(str(error).split())[:200]})."
+        yield f"{made if not beside else ' or '.join(hashes)} is not a whole GGUF ({' '.join(error.sentence.split())[:200]})."
         return
     if beside and own.get(BASE_FILE) != hashes[gguf]:
         yield f"{made} was trained on another file than {gguf} (sha256 {str(own.get(BASE_FILE))[:12]!a}…)."
     yield from (f"{BILL} {fault}." for fault in bill_faults(bill, hashes, own))
-    if differ := sorted(key for key in own.keys() | said.keys() if own.get(key) != said.get(key)):
+    if differ := sorted(key for key in own.keys() | on_card.keys() if own.get(key) != on_card.get(key)):
         yield f"{CARD} says otherwise than the passport in {made}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}."
 
 
+def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
+    """What makes `bill`, read from `text`, no CycloneDX 1.6 bill, in half a sentence; None if it is one."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    if text.count(",") + text.count("{") + text.count("[") > MOST_VALUES:
+        return f"it has more than {MOST_VALUES:,} values"
+    if (found := bill.get("specVersion")) != VERSION:
+        return f"specVersion is {str(found)[:20]!a}, not {VERSION}"
+    fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    return None if fault is None else f"{fault.data.json_path[:80]}: {fault.data.message[:160]}"
+
+
+def bill_faults(
+    bill: Mapping[str, Any], hashes: Mapping[str, str], fields: Mapping[str, Any]
+) -> Iterator[str]:
+    """Where a valid bill differs from the GGUFs' `hashes` (sha256 by name) and the passport of the first,
+    half a sentence each."""
+    from pipeline.ship.sbom import BASE_REF
+
+    subject, components = bill["metadata"]["component"], bill.get("components", [])
+    listed = {one["name"]: one.get("value") for one in subject.get("properties", [])}
+    passport_text = {key: None if value is None else str(value) for key, value in fields.items()}
+    if differ := sorted(
+        key for key in listed.keys() | fields.keys() if listed.get(key) != passport_text.get(key)
+    ):
+        yield f"says otherwise than the passport in {next(iter(hashes))}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}"
+    parts = [
+        *subject.get("components", []),
+        *(part for one in components for part in one.get("components", [])),
+    ]
+    if other := sorted(
+        {part["name"] for part in parts if part["name"] in hashes and _sha256(part) != hashes[part["name"]]}
+    ):
+        yield f"has another sha256 for {', '.join(other)}"
+    if not any(
+        _sha256(part)
+        for one in components
+        if one.get("bom-ref") == BASE_REF
+        for part in one.get("components", [])
+    ):
+        yield "does not say which files the base is"
+    if not any(one["type"] == "data" and _sha256(one) for one in components):
+        yield "does not say which rows the model was trained on"
+
+
+def _sha256(component: Mapping[str, Any]) -> str | None:
+    return next((str(one["content"]) for one in component.get("hashes", []) if one["alg"] == "SHA-256"), None)
+
+
 def _passed(gate: dict[str, Any]) -> bool:
-    """Whether the verdict and every finding behind it say so."""
-    findings = gate.get("findings")
-    told = [one.get("verdict") for one in findings if isinstance(one, dict)] if isinstance(findings, list) else []
-    return gate.get("verdict") == "pass" and bool(told) and "fail" not in told
+    """Whether the verdict and every check behind it say so."""
+    checks = gate.get("findings")
+    verdicts = (
+        [one.get("verdict") for one in checks if isinstance(one, dict)] if isinstance(checks, list) else []
+    )
+    return gate.get("verdict") == "pass" and bool(verdicts) and "fail" not in verdicts
 
 
 def _object(path: Path) -> dict[str, Any]:

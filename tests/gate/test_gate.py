@@ -10,7 +10,9 @@ from parity_inputs import failed_report, parity_report
 
 from pipeline.config.levels import level_key
 from pipeline.config.sections import Gate
-from pipeline.gate.rules import Finding, Verdict, judge_level
+from pipeline.core.checks import Check
+from pipeline.gate.judgment import Judgment
+from pipeline.gate.rules import judge as judge_model
 
 LIMITS = Gate(max_kld=0.5, min_same_top=0.85, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
 OFF = Gate(max_kld=None, min_same_top=None, max_task_drop=None, min_stopped=None, max_forgetting=None)
@@ -29,24 +31,24 @@ def rows(*scores: float | None) -> list[dict[str, Any]]:
     return [{"id": f"r{number}", "score": score} for number, score in enumerate(scores * (ROWS // len(scores)))]
 
 
-def judge(level: dict[str, Any], limits: Gate = LIMITS, parity: Any = None, model: str = "Q4_K_M", **others: Any) -> Verdict:
+def judge(level: dict[str, Any], limits: Gate = LIMITS, parity: Any = None, model: str = "Q4_K_M", **others: Any) -> Judgment:
     evaluations = {"base-F16": evaluation(0.1, reference="F16"), "F16": evaluation(kld_mean=0.0, same_top=1.0), "Q4_K_M": level} | others.get(
         "evaluations", {}
     )
     answers = {"F16": rows(0.75), "Q4_K_M": rows(0.75)} | others.get("answers", {})
-    return judge_level(model, evaluations, answers, parity or parity_report(), limits, 0)
+    return judge_model(model, evaluations, answers, parity or parity_report(), limits, 0)
 
 
-def finding(verdict: Verdict, rule: str) -> Finding:
-    return next(one for one in verdict.findings if one.rule == rule)
+def finding(verdict: Judgment, rule: str) -> Check:
+    return next(one for one in verdict.checks if one.key == rule)
 
 
 def test_a_good_level_passes_and_every_rule_says_its_figure_and_limit() -> None:
     verdict = judge(evaluation())
     assert verdict.verdict == "pass"
     assert verdict.reasons == ()
-    assert [one.rule for one in verdict.findings] == ["parity", "kld", "same_top", "task_drop", "stopped", "forgetting"]
-    assert {one.verdict for one in verdict.findings} == {"pass"}
+    assert [one.key for one in verdict.checks] == ["parity", "kld", "same_top", "task_drop", "stopped", "forgetting"]
+    assert {one.verdict for one in verdict.checks} == {"pass"}
     assert finding(verdict, "kld").sentence == "Q4_K_M's mean KL divergence from F16 is 0.0100 nats; at most 0.5 are allowed."
 
 
@@ -62,7 +64,7 @@ def test_a_good_level_passes_and_every_rule_says_its_figure_and_limit() -> None:
 def test_each_rule_refuses_beyond_its_limit_alone(changed: dict[str, Any], rule: str, words: str) -> None:
     verdict = judge(evaluation(**changed))
     assert verdict.verdict == "fail"
-    assert [one.rule for one in verdict.findings if one.verdict == "fail"] == [rule]
+    assert [one.key for one in verdict.checks if one.verdict == "fail"] == [rule]
     assert len(verdict.reasons) == 1
     assert words in verdict.reasons[0]
 
@@ -131,7 +133,7 @@ def test_what_nobody_asked_for_is_not_measured_and_refuses_nothing() -> None:
     bare = evaluation(None, right=None)
     verdict = judge(bare, evaluations={"F16": bare | {"kld_mean": 0.0}, "base-F16": bare}, answers={"F16": [], "Q4_K_M": []})
     assert verdict.verdict == "pass"
-    assert {one.rule for one in verdict.findings if one.verdict == "not measured"} == {"task_drop", "stopped", "forgetting"}
+    assert {one.key for one in verdict.checks if one.verdict == "not measured"} == {"task_drop", "stopped", "forgetting"}
     assert "evaluate.scorers is empty" in finding(verdict, "task_drop").sentence
 
 
@@ -180,7 +182,7 @@ def test_scores_of_different_scorers_are_not_compared() -> None:
 @pytest.mark.parametrize("said", ["Q4_K_M", "base-F16", None])
 def test_a_report_that_names_another_reference_refuses(said: str | None) -> None:
     verdict = judge(evaluation(reference=said))
-    assert [one.rule for one in verdict.findings if one.verdict == "fail"] == ["reference"]
+    assert [one.key for one in verdict.checks if one.verdict == "fail"] == ["reference"]
     assert f"compares it with {said or 'nothing'}, not with F16" in verdict.reasons[0]
 
 
@@ -194,14 +196,14 @@ def test_a_drop_on_a_few_questions_refuses_nothing() -> None:
 
 def test_without_the_base_forgetting_is_not_measured() -> None:
     evaluations = {"F16": evaluation(), "Q4_K_M": evaluation()}
-    verdict = judge_level("Q4_K_M", evaluations, {"F16": rows(0.75), "Q4_K_M": rows(0.75)}, parity_report(), LIMITS, 0)
+    verdict = judge_model("Q4_K_M", evaluations, {"F16": rows(0.75), "Q4_K_M": rows(0.75)}, parity_report(), LIMITS, 0)
     assert verdict.verdict == "pass"
     assert "evaluate.models does not name base-F16" in finding(verdict, "forgetting").sentence
 
 
 def test_rules_that_are_null_are_off_but_seams_never_are() -> None:
     broken = evaluation(kld_mean=9.0, same_top=0.0)
-    assert [one.rule for one in judge(broken, OFF).findings] == ["parity"]
+    assert [one.key for one in judge(broken, OFF).checks] == ["parity"]
     assert judge(broken, OFF).verdict == "pass"
     failed = judge(evaluation(), OFF, failed_report())
     assert failed.verdict == "fail"
@@ -222,7 +224,7 @@ def test_a_level_that_parity_never_saw_is_refused() -> None:
 def test_the_16_bit_model_is_judged_by_its_stops_its_seams_and_what_it_forgot() -> None:
     assert judge(evaluation(), model="F16").verdict == "pass"
     endless = evaluation(kld_mean=0.0, same_top=1.0, task={"rows": 40, "score": 0.7, "stopped": 0.0})
-    assert [one.rule for one in judge(evaluation(), model="F16", evaluations={"F16": endless}).findings if one.verdict == "fail"] == ["stopped"]
+    assert [one.key for one in judge(evaluation(), model="F16", evaluations={"F16": endless}).checks if one.verdict == "fail"] == ["stopped"]
 
 
 def test_a_level_of_the_base_is_compared_with_the_base() -> None:
@@ -236,4 +238,4 @@ def test_a_level_of_the_base_is_compared_with_the_base() -> None:
 def test_the_verdict_is_that_of_its_findings(kld: float, same_top: float, stopped: float) -> None:
     verdict = judge(evaluation(kld_mean=kld, same_top=same_top, task={"rows": 40, "score": 0.75, "stopped": stopped}))
     assert (verdict.verdict == "pass") == (kld <= 0.5 and same_top >= 0.85 and stopped >= 0.9)
-    assert len(verdict.reasons) == sum(one.verdict == "fail" for one in verdict.findings)
+    assert len(verdict.reasons) == sum(one.verdict == "fail" for one in verdict.checks)

@@ -1,4 +1,4 @@
-"""pipeline.gate.rules_adapter: an adapter beside its base is judged by the seams, and by task and ability against the base; missing refuses."""
+"""pipeline.gate: an adapter beside its base is judged by the seams, and by task and ability against the base; missing refuses."""
 
 from typing import Any
 
@@ -8,11 +8,12 @@ from report_inputs import answers, put
 from report_inputs import general as asked
 
 from pipeline.config.sections import Gate
+from pipeline.core.checks import Check
 from pipeline.gate.advice import advise
-from pipeline.gate.recommend_adapter import recommend_adapter
+from pipeline.gate.judgment import Judgment
+from pipeline.gate.recommend import recommend
 from pipeline.gate.records import load_inputs
-from pipeline.gate.rules import Finding, Verdict
-from pipeline.gate.rules_adapter import judge_adapter
+from pipeline.gate.rules import judge as judge_model
 from pipeline.stages.report.verdict import headline
 
 LIMITS = Gate(max_kld=0.01, min_same_top=0.97, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
@@ -28,12 +29,12 @@ def said() -> dict[str, Any]:
     return {model: answers(adapter_inputs.LIKE[model]) for model in ("base", "adapter")}
 
 
-def judge(limits: Gate = LIMITS, parity: dict[str, Any] | None = None, found: dict[str, Any] | None = None) -> Verdict:
-    return judge_adapter(found or evaluations(), said(), parity or adapter_inputs.parity(), limits, 0)
+def judge(limits: Gate = LIMITS, parity: dict[str, Any] | None = None, found: dict[str, Any] | None = None) -> Judgment:
+    return judge_model("adapter", found or evaluations(), said(), parity or adapter_inputs.parity(), limits, 0)
 
 
-def finding(verdict: Verdict, rule: str) -> Finding:
-    return next(one for one in verdict.findings if one.rule == rule)
+def finding(verdict: Judgment, rule: str) -> Check:
+    return next(one for one in verdict.checks if one.key == rule)
 
 
 def parity_with(key: str, **changed: Any) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def parity_with(key: str, **changed: Any) -> dict[str, Any]:
 def test_a_good_adapter_passes_and_every_rule_says_its_figure_and_limit() -> None:
     verdict = judge()
     assert (verdict.model, verdict.verdict) == ("adapter", "pass")
-    assert [(one.rule, one.verdict) for one in verdict.findings] == [
+    assert [(one.key, one.verdict) for one in verdict.checks] == [
         (rule, "pass") for rule in ("parity", "kld", "same_top", "task_drop", "stopped", "forgetting")
     ]
     assert [finding(verdict, rule).figure for rule in ("kld", "same_top")] == [0.00234, 0.9775]  # of the seam, not of `evaluate`
@@ -82,7 +83,7 @@ def test_a_failed_seam_refuses() -> None:
 )
 def test_what_is_served_must_be_what_was_trained(rule: str, changed: dict[str, Any], words: str) -> None:
     verdict = judge(parity=parity_with("outputs_served", **changed))
-    assert [one.rule for one in verdict.findings if one.verdict == "fail"] == [rule]
+    assert [one.key for one in verdict.checks if one.verdict == "fail"] == [rule]
     assert words in finding(verdict, rule).sentence
 
 
@@ -105,14 +106,14 @@ def test_what_is_worse_than_the_base_or_missing_refuses(changed: dict[str, Any],
 def test_an_adapter_worse_at_the_task_than_its_base_is_refused() -> None:
     found, swapped = evaluations(), said()
     swapped["adapter"], swapped["base"] = swapped["base"], swapped["adapter"]
-    verdict = judge_adapter(found, swapped, adapter_inputs.parity(), LIMITS, 0)
+    verdict = judge_model("adapter", found, swapped, adapter_inputs.parity(), LIMITS, 0)
     assert finding(verdict, "task_drop").verdict == "fail"
     assert "points below base" in finding(verdict, "task_drop").sentence
 
 
 def test_without_the_base_the_task_refuses_and_forgetting_is_not_measured() -> None:
     alone = {"adapter": adapter_inputs.figures("adapter")}
-    verdict = judge_adapter(alone, {"adapter": said()["adapter"]}, adapter_inputs.parity(), LIMITS, 0)
+    verdict = judge_model("adapter", alone, {"adapter": said()["adapter"]}, adapter_inputs.parity(), LIMITS, 0)
     assert finding(verdict, "task_drop").verdict == "fail"
     assert "evaluate@base" in finding(verdict, "task_drop").sentence
     assert finding(verdict, "forgetting").verdict == "not measured"
@@ -124,7 +125,7 @@ def test_without_the_base_the_task_refuses_and_forgetting_is_not_measured() -> N
 def recommended(
     found: dict[str, Any], *, refused: dict[str, str] | None = None, memory_gb: float = 8.0, answered: dict[str, Any] | None = None
 ) -> Any:
-    return recommend_adapter(
+    return recommend(
         found, memory_gb=memory_gb, max_task_drop=5.0, serve=adapter_inputs.params().serve, refused=refused or {},
         answers=said() if answered is None else answered, seed=0,
     )  # fmt: skip
@@ -146,7 +147,7 @@ def test_what_is_refused_or_too_large_is_not_recommended() -> None:
     assert "does not fit in 0.1 GB" in large.reason
     verdicts = {"adapter": judge()}
     assert headline(adapter_inputs.parity(), large, verdicts) == "The model does not fit"
-    broken = {"adapter": Verdict("adapter", "fail", ())}
+    broken = {"adapter": Judgment("adapter", (Check("Seams", "fail", ""),))}
     assert headline(adapter_inputs.parity(), refused, broken) == "Ship nothing: the gate refuses the adapter"
 
 

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from pipeline.config.params import load_params
-from pipeline.gate.rules import Verdict, judge_level
+from pipeline.gate.judgment import Judgment
+from pipeline.gate.rules import judge
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.stages.parity.level_weights import level_weights
@@ -61,18 +62,18 @@ def endless(bench: Any, tools: Toolchain) -> Path:
     return Path(bench.folder / "endless-F16.gguf")
 
 
-def judged(bench: Any, case: str, model: Path, sixteen: Path) -> Verdict:
+def judged(bench: Any, case: str, model: Path, sixteen: Path) -> Judgment:
     """The gate on a level's own evaluation and on parity's seam of its weights."""
     reference, found = bench.evaluated(f"{sixteen.stem}-itself", sixteen, sixteen), bench.evaluated(case, model, sixteen)
     params = load_params(bench.root / "params.yaml")
     seam, _ = level_weights(sixteen, model, LEVEL, params.parity.rmse_slack, {})
     evaluations = {"F16": reference[0], LEVEL: found[0] | {"reference": "F16"}}
     parity = {"verdict": seam.verdict, "seams": {f"weights_{LEVEL.lower()}": asdict(seam)}}
-    return judge_level(LEVEL, evaluations, {"F16": reference[1], LEVEL: found[1]}, parity, params.report.gate, 0)
+    return judge(LEVEL, evaluations, {"F16": reference[1], LEVEL: found[1]}, parity, params.report.gate, 0)
 
 
-def refusing(verdict: Verdict) -> set[str]:
-    return {finding.rule for finding in verdict.findings if finding.verdict == "fail"}
+def refusing(verdict: Judgment) -> set[str]:
+    return {finding.key for finding in verdict.checks if finding.verdict == "fail"}
 
 
 def test_a_clean_level_passes(bench: Any) -> None:

@@ -13,7 +13,7 @@ from pipeline.config.levels import LEVELS
 from pipeline.config.params import load_params
 from pipeline.config.sections import Gate
 from pipeline.core.errors import ConfigError
-from pipeline.gate.rules_adapter import judge_adapter
+from pipeline.gate.rules import judge as judge_model
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.metrics.level_limits import PUBLISHED_KLD, level_limit, other_top, served_limit
 from pipeline.stages.parity.hand_overs import level_seam
@@ -66,19 +66,19 @@ def test_the_gate_holds_each_level_to_its_own_limit_and_says_whose_it_is() -> No
     level: dict[str, Any] = evaluation(kld_mean=0.1, same_top=0.86, parameters=SEVEN)
     assert judge(level, AUTO).verdict == "pass"
     refused = judge(level, AUTO, model="Q5_K_M", evaluations={"Q5_K_M": level}, answers={"Q5_K_M": []})
-    assert [one.rule for one in refused.findings if one.verdict == "fail" and one.rule != "parity"] == ["kld", "same_top"]
+    assert [one.key for one in refused.checks if one.verdict == "fail" and one.key != "parity"] == ["kld", "same_top"]
     assert finding(refused, "kld").limit == level_limit("Q5_K_M", SEVEN).kld
     assert "published for Llama-3-8B at Q5_K_M" in finding(refused, "kld").sentence
     small = evaluation(kld_mean=0.08, same_top=0.88, parameters=SMOL)
-    assert judge(small, AUTO, model="Q5_K_M", evaluations={"Q5_K_M": small}, answers={"Q5_K_M": []}).findings[1].verdict == "pass"
+    assert judge(small, AUTO, model="Q5_K_M", evaluations={"Q5_K_M": small}, answers={"Q5_K_M": []}).checks[1].verdict == "pass"
 
 
 def test_an_adapter_on_its_file_has_the_limit_of_what_serves_it() -> None:
     def verdicts(kld: float, same_top: float) -> list[str]:
         seam = {"title": "", "verdict": "pass", "unit": "nats", "figure": kld, "figures": {"same_top": same_top}}
         parity = {"verdict": "pass", "seams": {"outputs_served": seam}}
-        found = judge_adapter({"adapter": {"reference": "base", "lora": {}}}, {}, parity, AUTO, 0)
-        return [one.verdict for one in found.findings if one.rule in ("kld", "same_top")]
+        found = judge_model("adapter", {"adapter": {"reference": "base", "lora": {}}}, {}, parity, AUTO, 0)
+        return [one.verdict for one in found.checks if one.key in ("kld", "same_top")]
 
     assert verdicts(0.01, 0.94) == ["pass", "pass"]
     assert verdicts(0.07, 0.81) == ["fail", "fail"]

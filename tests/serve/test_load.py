@@ -125,8 +125,8 @@ def test_the_command(server: Server, params: Params, root: Path, capsys: pytest.
 
 
 def test_the_command_without_answers(server: Server, params: Params, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ToolError, match="start the server with `quench serve`"):
+    with pytest.raises(ToolError, match="Q-SERVE-013"):
         command.main(params, tmp_path, clients=1, requests=1, seconds=10, as_json=False)
     monkeypatch.setattr(command, "OWN", ("word " * 500,))
-    with pytest.raises(GateError, match="2 of 2 requests were not answered, most of them so: HTTP 400"):
+    with pytest.raises(GateError, match="Q-SERVE-021"):
         command.main(params, root, clients=1, requests=2, seconds=10, as_json=False)

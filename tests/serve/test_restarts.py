@@ -78,7 +78,7 @@ def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: 
             yield Server(process, "", Path("no log"), client)
 
     monkeypatch.setattr("pipeline.serve.restarts.time.sleep", lambda seconds: None)
-    with pytest.raises(ToolError, match=r"^port 1 of 127.0.0.1 is in use, more than 3 times within an hour[^\n]*\n\(the log is gone\)$"):
+    with pytest.raises(ToolError, match=r"^Q-SERVE-004: port 1 of 127.0.0.1 is in use, more than 3 times within an hour[^\n]*\n\(the log is gone\)$"):
         keep_serving(start, 3, lambda _: None, told.append)
     assert [line.partition(":")[0] for line in told] == [
         "llama-server ended by itself with exit status 0", "port 1 of 127.0.0.1 is in use", "llama-server answers again",

@@ -289,7 +289,7 @@ def no_reference(root: Path) -> None:
     [
         (other_answers, ["Q4_K_M.answers.jsonl are not the answers that reports/eval/Q4_K_M.json sums up"]),
         (other_base, ["reports/eval/base-F16.json is about another file than demo-base-F16.gguf"]),
-        (no_reference, ["demo-F16.gguf is not there, so nothing says"]),
+        (no_reference, ["demo-F16.gguf is missing, so nothing says"]),
         (stale_level, ["reports/eval/Q4_K_M.json is about another file", "reports/parity.json is about another file"]),
         (other_adapter, ["passport differs from models/adapter (quench.adapter.sha256)"]),
         (other_merge, ["quench.merge.onto"]),
@@ -305,22 +305,22 @@ def test_reports_about_other_files_are_refused(project: Path, capsys: pytest.Cap
 
 
 def test_levels_that_can_not_be_shipped_are_named(project: Path) -> None:
-    for asked, words in (("base-Q4_K_M", "is the untuned base"), ("Q2_K", "this recipe makes Q4_K_M, Q5_K_M, F16")):
-        with pytest.raises(ConfigError, match=re.escape(words)):
+    for asked in ("base-Q4_K_M", "Q2_K"):
+        with pytest.raises(ConfigError, match="Q-SHIP-011"):
             command.main(shipping.params(), project, asked, None, None)
     unmeasured = shipping.params()
     fewer = unmeasured.model_copy(update={"evaluate": unmeasured.evaluate.model_copy(update={"models": ["F16", "Q5_K_M"]})})
-    with pytest.raises(ConfigError, match="so nothing is known about it"):
+    with pytest.raises(ConfigError, match="Q-SHIP-012"):
         command.main(fewer, project, "Q4_K_M", None, None)
     (project / "models/gguf" / GGUF).unlink()
-    with pytest.raises(DataError, match="quantize@Q4_K_M"):
+    with pytest.raises(DataError, match="Q-SERVE-002"):
         command.main(shipping.params(), project, "Q4_K_M", None, None)
 
 
 def test_what_is_no_bundle_is_never_replaced(project: Path) -> None:
     (project / "mine/demo-Q4_K_M").mkdir(parents=True)
     (project / "mine/demo-Q4_K_M/thesis.txt").write_text("years of work")
-    with pytest.raises(DataError, match="is there and is no bundle"):
+    with pytest.raises(DataError, match="Q-SHIP-001"):
         command.main(shipping.params(), project, "Q4_K_M", project / "mine", None)
     assert (project / "mine/demo-Q4_K_M/thesis.txt").exists()
 
@@ -377,14 +377,14 @@ def test_keys_that_are_none_and_a_missing_library_are_sentences(
 ) -> None:
     private, public = keys
     for wrong in (public, tmp_path / "none.pem"):
-        with pytest.raises(ConfigError, match="can't sign"):
+        with pytest.raises(ConfigError, match="Q-SHIP-008"):
             command.main(shipping.params(), project, "Q4_K_M", None, wrong)
     assert not (project / "models/bundle/demo-Q4_K_M").exists()
     assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
-    with pytest.raises(ConfigError, match="can't verify"):
+    with pytest.raises(ConfigError, match="Q-SHIP-008"):
         bundle_faults(project / "models/bundle/demo-Q4_K_M", private)
     monkeypatch.setitem(__import__("sys").modules, "model_signing", None)
-    with pytest.raises(ToolError, match=re.escape("quench[signing]")):
+    with pytest.raises(ToolError, match="Q-SHIP-009"):
         signature.sign(project, private)
 
 
@@ -417,15 +417,15 @@ def test_missing_extra_and_oversized_files_are_named(bundle: Path) -> None:
     (bundle / "extra.bin").write_bytes(b"")
     assert refused(bundle) == "Not listed in SHA256SUMS: extra.bin."
     (bundle / SUMS).write_text(sums + f"{'0' * 64}  extra.bin\n")
-    assert refused(bundle) == "These files belong into no bundle: extra.bin."
+    assert refused(bundle) == "These files belong in no bundle: extra.bin."
     (bundle / "extra.bin").unlink()
     (bundle / SUMS).write_text(sums)
     with (bundle / SCRIPT).open("r+b") as file:
         file.truncate(1 << 40)  # a terabyte of nothing: its size alone refuses it
-    assert "larger than anything that belongs into a bundle: serve.sh" in refused(bundle)
+    assert "larger than anything that belongs in a bundle: serve.sh" in refused(bundle)
     (bundle / SCRIPT).write_text("")
     (bundle / SUMS).write_text(sums + f"{'0' * 64}  extra.bin\n")
-    assert refused(bundle) == "Listed in SHA256SUMS and not there: extra.bin."
+    assert refused(bundle) == "Listed in SHA256SUMS and missing: extra.bin."
     (bundle / CARD).unlink()
     assert refused(bundle) == "These files are missing: README.md."
 
@@ -561,7 +561,7 @@ def test_the_commands_exit_with_5_and_a_line_per_reason(made: Path, bundle: Path
     runner = CliRunner()
     good = runner.invoke(app, ["verify-bundle", str(bundle)])
     assert good.exit_code == 0
-    assert "it is not signed: whoever made it may have written serve.sh, quench.service and Modelfile anew" in good.output
+    assert "it is not signed: whoever made it may have written serve.sh, quench.service and Modelfile" in good.output
     (bundle / SUMS).write_text(f"{'0' * 64}  \x1b[2J\x1b[Hall verified\n")
     hostile = runner.invoke(app, ["verify-bundle", str(bundle)])
     assert hostile.exit_code == 5

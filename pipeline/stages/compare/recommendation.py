@@ -29,16 +29,14 @@ class Advice:
 def recommend(level: str, ways: Mapping[str, Measured], differences: Mapping[tuple[str, str], Difference], seeds: int) -> Advice:
     """The way to ship `level`.
 
-    `differences[first, second]` is second less first, for every pair in either order. The best-scoring way is taken where it is measurably better
+    `differences[first, second]` is second less first, for every pair in either order. The best-scoring way is taken if it is measurably better
     than every other; else, of it and those that it isn't measurably better than, the one with the least disk on the way, then the smallest.
     """
     best = max(ways, key=lambda way: (ways[way].score, -list(WAYS).index(way)))
     equals = [way for way in ways if way == best or not between(differences, way, best).measurable]
     chosen = min(equals, key=lambda way: (ways[way].on_disk, ways[way].shipped, list(WAYS).index(way)))
     worse = [way for way in ways if way not in equals]
-    decided = len(equals) == 1
-    told = f"{level}: {title(chosen, level)}"
-    remedy = REMEDIES[chosen].format(level=level)
+    decided, remedy = len(equals) == 1, REMEDIES[chosen].format(level=level)
     over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
     if decided:
         runner = max(worse, key=lambda way: ways[way].score, default=best)
@@ -48,11 +46,11 @@ def recommend(level: str, ways: Mapping[str, Measured], differences: Mapping[tup
         few = f"{len(equals)} of {len(ways)} ways are not measurably below the best one, and of these it needs least disk"
         all_of_them = "no way scores measurably below the best one, so take the one that needs least disk"
         why = f"{over} {few if worse else all_of_them}, {size_in_words(ways[chosen].on_disk)} on the way"
-    return Advice(chosen, decided, f"{told}: {why}: {remedy}")
+    return Advice(chosen, decided, f"{level}: {title(chosen, level)}: {why}: {remedy}")
 
 
 def between(differences: Mapping[tuple[str, str], Difference], first: str, second: str) -> Difference:
-    """The second less the first, whichever way round it was measured."""
+    """The second less the first, in whichever order they were measured."""
     if (first, second) in differences:
         return differences[first, second]
     found = differences[second, first]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.sections import ADAPTED, BARE, SOURCE, UNTUNED
+from pipeline.gate.drops import CHANCE
 from pipeline.gate.recommend import is_base
-from pipeline.gate.rules import CHANCE
 from pipeline.pages.formats import p_value, signed
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.sections import ADAPTED, BARE, SOURCE
+from pipeline.gate.comparison import REFERENCES
+from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation, is_base
-from pipeline.gate.rules import REFERENCES, Verdict
 from pipeline.gate.task_scores import scored_rows
 from pipeline.pages.formats import count, number, percent, points, size
 
@@ -121,7 +122,7 @@ GROUPS: Mapping[str, Sequence[Column]] = {
 }
 
 
-def level_rows(evaluations: Mapping[str, Found], verdicts: Mapping[str, Verdict], advice: Recommendation) -> list[dict[str, Any]]:
+def level_rows(evaluations: Mapping[str, Found], verdicts: Mapping[str, Judgment], advice: Recommendation) -> list[dict[str, Any]]:
     """A row per model: {"model", "tag": what it is, "chosen", "gate": its verdict or None, "groups": cells by group}."""
     return [
         {

@@ -31,7 +31,7 @@ from pipeline.stages.report.verdict import headline
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from pipeline.gate.rules import Verdict
+    from pipeline.gate.judgment import Judgment
 
 QUESTIONS_SHOWN = 4  # of the samples that training took
 TIMES_SHOWN = 6  # evaluations of which a question's answers are shown
@@ -52,7 +52,7 @@ def render(template: str, **values: Any) -> str:
     return fill(template, FILTERS | {"anchor": anchor}, **values)
 
 
-def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "Verdict"], seed: int) -> dict[str, Any]:
+def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "Judgment"], seed: int) -> dict[str, Any]:
     """What the templates need beyond the inputs themselves; `seed` draws the bootstrap's samples."""
     from pipeline.stages.report.quality_plot import quality_plot
     from pipeline.stages.report.training_plots import training_plots

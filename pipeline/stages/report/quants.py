@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.publish import publishing, write_json
 
 if TYPE_CHECKING:
-    from pipeline.gate.rules import Verdict
+    from pipeline.gate.judgment import Judgment
 
 LIKENESS = ("perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp")
 FIGURES = ("bytes", "bits_per_weight", "tensors", "fallback_tensors", *LIKENESS, "prompt_tok_s", "prompt_tok_s_spread",
@@ -20,7 +20,7 @@ SERVING_FIGURES = ("ctx_size", "parallel", "n_gpu_layers", "load_seconds", "peak
 HEADLINE = (("score", "task_score", 100, 1), ("general", "general_score", 100, 1), ("kld", "kld_mean", 1, 4), ("mb", "bytes", 1e-6, 1))
 
 
-def flat_figures(evaluation: Mapping[str, Any], verdict: "Verdict | None" = None) -> dict[str, Any]:
+def flat_figures(evaluation: Mapping[str, Any], verdict: "Judgment | None" = None) -> dict[str, Any]:
     """A model's figures in one level, None for what was not measured: `task_score`, `all_tokens_kld_mean`, `prompt_512_tok_s` and so on."""
     task, speed = evaluation.get("task") or {}, evaluation.get("speed") or {}
     flat: dict[str, Any] = {"gate": verdict.verdict if verdict else None}
@@ -41,7 +41,7 @@ def flat_figures(evaluation: Mapping[str, Any], verdict: "Verdict | None" = None
 
 
 def write_data_files(
-    folder: Path, evaluations: Mapping[str, Mapping[str, Any]], verdicts: Mapping[str, "Verdict"], recommended: str | None, train: Mapping[str, Any]
+    folder: Path, evaluations: Mapping[str, Mapping[str, Any]], verdicts: Mapping[str, "Judgment"], recommended: str | None, train: Mapping[str, Any]
 ) -> None:
     """Publish quants.csv, quants.json and metrics.json into `folder`."""
     table = {model: flat_figures(found, verdicts.get(model)) for model, found in evaluations.items()}

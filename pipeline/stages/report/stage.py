@@ -16,9 +16,9 @@ from pipeline.config.sections import ADAPTED, Report, Serve
 from pipeline.core.errors import DataError
 from pipeline.core.publish import publishing
 from pipeline.gate.advice import advise
+from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs, load_inputs
-from pipeline.gate.rules import Verdict
 from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT
 from pipeline.serve.key import KEY_FILE
 from pipeline.ship.card import PrintedTools, fill_text, served_as, text_values
@@ -31,7 +31,7 @@ from pipeline.stages.report.verdict import with_warnings
 
 
 def report(*, inputs: Inputs, folder: Path, name: str, settings: Report, serve: Serve, seed: int, jinja: str | None = None,
-           llama_home: str | None = None) -> tuple[Recommendation, dict[str, Verdict]]:  # fmt: skip
+           llama_home: str | None = None) -> tuple[Recommendation, dict[str, Judgment]]:  # fmt: skip
     """Write the report's files into `folder`; gives the recommendation and the gate's verdict on each tuned model.
 
     `name` is the GGUFs' name (`convert.name`), `seed` draws the bootstrap's samples, `jinja` is the base's chat template.

@@ -10,10 +10,10 @@ from pipeline.pages.formats import number, percent, points, size
 from pipeline.stages.report.level_table import across
 
 if TYPE_CHECKING:
-    from pipeline.gate.rules import Verdict
+    from pipeline.gate.judgment import Judgment
 
 
-def show(evaluations: Mapping[str, Mapping[str, Any]], advice: Recommendation, verdicts: Mapping[str, "Verdict"], page: Path) -> None:
+def show(evaluations: Mapping[str, Mapping[str, Any]], advice: Recommendation, verdicts: Mapping[str, "Judgment"], page: Path) -> None:
     """Print it all."""
     from rich import box
     from rich.console import Console

@@ -9,10 +9,10 @@ from pipeline.gate.recommend import Recommendation
 from pipeline.pages.parity_words import counts
 
 if TYPE_CHECKING:
-    from pipeline.gate.rules import Verdict
+    from pipeline.gate.judgment import Judgment
 
 
-def headline(parity: Mapping[str, Any], advice: Recommendation, verdicts: Mapping[str, "Verdict"]) -> str:
+def headline(parity: Mapping[str, Any], advice: Recommendation, verdicts: Mapping[str, "Judgment"]) -> str:
     """The verdict in a few words; what stands against shipping comes before the level's name."""
     if parity["verdict"] != "pass":
         return "Ship nothing: parity failed"

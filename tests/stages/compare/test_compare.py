@@ -22,7 +22,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.strategies import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, WAYS
 from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, Stopped
-from pipeline.gate.rules import CHANCE as GATES_CHANCE
+from pipeline.gate.drops import CHANCE as GATES_CHANCE
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.stages.compare import child, plan, projects, reference

@@ -15,7 +15,7 @@ from report_inputs import CHATML_WITH_DEFAULT, MODELS, demo_params, parity, put,
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
-from pipeline.gate.rules import CHANCE
+from pipeline.gate.drops import CHANCE
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.metrics.level_limits import level_limit
 from pipeline.pages.formats import probability
@@ -155,7 +155,7 @@ def test_fidelity_is_shown_where_it_is_of_this_very_base(project: Path, params: 
     assert "Scale of the NF4" not in training(project, params)
     for broken in ("[]", "{", "[" * 100_000, json.dumps(fidelity_report(lines={"a": {}}))):
         file.write_text(broken)
-        with pytest.raises(DataError, match=r"fidelity\.json is not what `quench fidelity` wrote"):
+        with pytest.raises(DataError, match="Q-GATE-003"):
             training(project, params)
 
 
@@ -411,14 +411,14 @@ def test_a_missing_input_is_named_with_its_stage(project: Path, params: Params, 
 )
 def test_a_broken_input_is_named_with_its_stage(project: Path, params: Params, content: str, words: str) -> None:
     (project / "reports" / "eval" / "F16.json").write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=f"F16.json .*{words}.*evaluate@F16"):
+    with pytest.raises(DataError, match=f"Q-GATE-001: .*F16.json .*{words}.*evaluate@F16"):
         stage.main(params, project)
 
 
 def test_answers_to_other_rows_are_refused(project: Path, params: Params) -> None:
     file = project / "reports" / "eval" / "Q5_K_M.answers.jsonl"
     file.write_text("".join(file.read_text(encoding="utf-8").splitlines(keepends=True)[1:]), encoding="utf-8")
-    with pytest.raises(DataError, match=r"Q5_K_M\.answers\.jsonl answers other rows"):
+    with pytest.raises(DataError, match="Q-GATE-002"):
         stage.main(params, project)
 
 

@@ -1,0 +1,148 @@
+"""What a model of either graph is compared with, and the figures of that: the data that `pipeline.gate.rules`
+judges.
+
+A level of a merged model is compared with the 16-bit model. It may lose by rounding, so its divergence is
+what `evaluate` measured. An adapter beside the GGUF that it was trained on loses nothing by rounding. Its
+divergence is that of llama.cpp's arithmetic from training's own, which parity measures; its task score and
+general ability are compared with the base's file alone.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.levels import level_key
+from pipeline.config.sections import ADAPTED, BARE, SOURCE, UNTUNED, reference_of
+from pipeline.metrics.level_limits import LevelLimit, level_limit, served_limit
+
+REFERENCES = ("F16", "BF16")
+SERVED = "outputs_served"  # parity compares training's forward with llama.cpp's
+OF_ADAPTER = {
+    "weights_file": "which file the base is",
+    "weights_lora": "the weights of the adapter's GGUF",
+    SERVED: "what base and adapter say in llama.cpp",
+}
+Evaluation = Mapping[str, Any]  # one reports/eval/MODEL.json
+Evaluations = Mapping[str, Evaluation]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure and its sentence, up to the limit; without a figure half a sentence that says what is
+    missing."""
+
+    figure: float | None
+    words: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one model is compared with. `stage` measures how far it is from it, `allowed` is the limit of that
+    for "auto".
+
+    `needed` has the parity checks that must have passed, by key, with what each measures. `fault` is a
+    sentence if the model's report compares it with something else. `ends` is parity's check of how answers
+    end, for a model whose task is not scored.
+    """
+
+    against: str
+    untuned: str
+    needed: Mapping[str, str]
+    fault: str
+    stage: str
+    allowed: LevelLimit
+    kld: Measured
+    same_top: Measured
+    ends: Mapping[str, Any] | None = None
+
+
+def comparison(model: str, evaluations: Evaluations, parity: Mapping[str, Any]) -> Comparison:
+    """What `model` of `evaluations` is compared with, and how far it is from that."""
+    return _adapter(evaluations[ADAPTED], parity["seams"]) if model == ADAPTED else _level(model, evaluations)
+
+
+def _level(model: str, evaluations: Evaluations) -> Comparison:
+    found, stage = evaluations[model], f"evaluate@{model}"
+    named = found.get("reference")
+    sixteen = next(
+        (name for name in REFERENCES if name in evaluations),
+        str(named or REFERENCES[0]).removeprefix(UNTUNED),
+    )
+    against = reference_of(model, sixteen)
+    own = "weights_gguf" if model == sixteen else level_key("weights", model)
+    fault = f"{model}'s report compares it with {named or 'nothing'}, not with {against}: run `python -m pipeline {stage}` again."
+    # the worse of the assistant's tokens and all: answers known by heart survive damage that the rest of the
+    # text shows
+    klds, tops = (figures_of((found, found.get("all_tokens")), key) for key in ("kld_mean", "same_top"))
+    kld = Measured(None, f"{model}'s divergence from {against} is not in its report")
+    if klds:
+        where = f" over all tokens, {klds[0]:.4f} at the assistant's" if klds[1] > klds[0] else ""
+        kld = Measured(
+            max(klds), f"{model}'s mean KL divergence from {against} is {max(klds):.4f} nats{where}"
+        )
+    same_top = Measured(None, f"how often {model} ranks {against}'s token first is not in its report")
+    if tops and max(tops) <= 1:
+        where = (
+            f"all positions, {share_text(tops[0])} of the assistant's"
+            if tops[1] < tops[0]
+            else "the positions"
+        )
+        same_top = Measured(
+            min(tops), f"{model} ranks {against}'s token first at {share_text(min(tops))} of {where}"
+        )
+    return Comparison(
+        against, UNTUNED + sixteen, {} if model.startswith(UNTUNED) else {own: f"the weights of {model}"},
+        "" if named == against else fault, stage, level_limit(model.removeprefix(UNTUNED), figure_of(found, "parameters")), kld, same_top,
+    )  # fmt: skip
+
+
+def _adapter(found: Evaluation, seams: Mapping[str, Any]) -> Comparison:
+    named, served = found.get("reference"), seams.get(SERVED) or {}
+    fault = f"The report of {ADAPTED} compares it with {named or 'nothing'} or names no adapter's GGUF: run `python -m pipeline evaluate@{ADAPTED}`."
+    nats, top = (
+        figure_of(served, "figure") if served.get("unit") == "nats" else None,
+        figure_of(served.get("figures"), "same_top"),
+    )
+    kld = Measured(None, "how far base and adapter are from the trained model is not in parity's report")
+    if nats is not None:
+        kld = Measured(
+            nats,
+            f"Base and adapter in llama.cpp are {nats:.2g} nats (mean KL divergence) from the trained model",
+        )
+    same_top = Measured(
+        None, "how often llama.cpp ranks the trained model's token first is not in parity's report"
+    )
+    if top is not None and top <= 1:
+        same_top = Measured(
+            top,
+            f"Base and adapter in llama.cpp rank the trained model's token first at {share_text(top)} of the positions",
+        )
+    return Comparison(
+        BARE, BARE, OF_ADAPTER, "" if named in (BARE, SOURCE) and found.get("lora") else fault, "parity", served_limit(), kld, same_top,
+        ends=seams.get("behaviour_answers_end") or {},
+    )  # fmt: skip
+
+
+def figure_of(of: Mapping[str, Any] | None, key: str) -> float | None:
+    """A figure that measures something: finite and not negative; None if it is missing."""
+    value = (of or {}).get(key)
+    return (
+        float(value)
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+        else None
+    )
+
+
+def figures_of(records: tuple[Mapping[str, Any] | None, ...], key: str) -> list[float]:
+    """One figure of each record; empty if one of them is missing."""
+    found = [figure_of(one, key) for one in records]
+    return [] if None in found else [figure for figure in found if figure is not None]
+
+
+def share_text(share: float) -> str:
+    """As many digits as tell a figure from its limit: 84.98% is below 85%."""
+    return f"{share * 100:.6g}%"
