@@ -32,7 +32,11 @@ def answerable_rows(rows: Path, count: int, seed: int) -> list[Row]:
     """`count` drawn chats whose last turn is an answer in words: a call of a tool is not scored. Raises `DataError` where there is none."""
     found = drawn(filter(is_answerable, chats(read_rows(rows))), count, seed)
     if not found:
-        raise DataError(f"no chat of {rows} ends in an answer that can be scored: set evaluate.scorers to [], or mend the chats")
+        raise DataError(
+            "Q-CHAT-004",
+            f"no chat of {rows} ends in an answer that can be scored: set evaluate.scorers to [], or fix "
+            "the chats",
+        )
     return found
 
 

@@ -221,7 +221,10 @@ def added_tokens(lineage: Path) -> tuple[str, ...]:
         tokens = json.loads(lineage.read_text(encoding="utf-8"))["added_tokens"]
         return tuple(token for token in tokens if token.strip())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{lineage} is missing or has no list added_tokens: run `python -m pipeline base` first") from None
+        raise DataError(
+            "Q-CURATE-003",
+            f"{lineage} is missing or has no list added_tokens: run `python -m pipeline base` first",
+        ) from None
 
 
 def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
@@ -233,7 +236,11 @@ def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
         text = unicodedata.normalize("NFC", path.read_text(encoding="utf-8-sig"))  # as the rows are, when names are looked for
         return tuple(name.strip() for name in text.splitlines() if name.strip())
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}, which curate.names asks for, can't be read ({error}): mend the file, or set curate.names to null") from error
+        raise DataError(
+            "Q-CURATE-005",
+            f"{path}, which curate.names asks for, can't be read ({error}): fix the file, or set "
+            "curate.names to null",
+        ) from error
 
 
 def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -273,10 +280,16 @@ def check_globs(key: str, globs: Iterable[str], files: Iterable[str]) -> None:
         if not mine:
             some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             raise ConfigError(
-                f"{key} names {quoted(glob)}, which no file below data/raw matches (there: {printable(some, 200)}): correct the glob or remove it"
+                "Q-CURATE-008",
+                f"{key} names {quoted(glob)}, which no file below data/raw matches (there: "
+                f"{printable(some, 200)}): correct the glob or remove it",
             )
         if all(any(fnmatchcase(name, other) for other in before) for name in mine):
-            raise ConfigError(f"{key} names {quoted(glob)}, but globs before it match all its files and the first counts: put it before them")
+            raise ConfigError(
+                "Q-CURATE-009",
+                f"{key} names {quoted(glob)}, but globs before it match all its files and the first counts: "
+                "put it before them",
+            )
         before.append(glob)
 
 

@@ -244,12 +244,16 @@ def refuse_empty(counts: Mapping[str, Any], samples: Mapping[str, list[dict[str,
         where = first and f"{first['file']}{' line ' + str(first['line']) if first['line'] else ''}"
         example = f"; first {where}: {first['detail']}" if first else ""
         raise DataError(
-            f"0 of {plural(counts['rows_read'], 'row')} in {raw} can be used ({reasons}{example}): docs/data-formats.md shows what is read"
+            "Q-CURATE-013",
+            f"0 of {plural(counts['rows_read'], 'row')} in {raw} can be used ({reasons}{example}): "
+            "docs/data-formats.md shows what is read",
         )
     for split, wanted in (("train", True), ("test", settings.test_fraction > 0)):
         if wanted and not splits[split]:
             lost = counts["rows_rejected"] + counts["rows_dropped"]
             raise DataError(
-                f"of {plural(kept, 'row')} in {raw} none is left for {split} at val_fraction {settings.val_fraction} and "
-                f"test_fraction {settings.test_fraction} ({plural(lost, 'was', 'were')} rejected): add rows or change these fractions"
+                "Q-CURATE-014",
+                f"of {plural(kept, 'row')} in {raw} none is left for {split} at val_fraction "
+                f"{settings.val_fraction} and test_fraction {settings.test_fraction} "
+                f"({plural(lost, 'was', 'were')} rejected): add rows or change these fractions",
             )

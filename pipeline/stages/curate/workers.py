@@ -50,7 +50,11 @@ class Workers:
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
-            raise MachineError("a worker process of curate was ended from outside (out of memory?): close other programs, then run again") from error
+            raise MachineError(
+                "Q-CURATE-015",
+                "a worker process of curate was ended from outside (out of memory?): close other programs, "
+                "then run again",
+            ) from error
         finally:
             for future in waiting:
                 future.cancel()

@@ -27,12 +27,15 @@ def need_rows_apart(base: Path) -> float:
     except Exception as error:  # any architecture may demand sizes of its own
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(
-            f"preprocess.packing is true, but whether {kind} keeps packed rows apart could not be measured ({why}): set it to false"
+            "Q-PREPROCESS-002",
+            f"preprocess.packing is true, but whether {kind} keeps packed rows apart could not be measured "
+            f"({why}): set it to false",
         ) from error
     if not difference <= LIMIT:
         raise ConfigError(
-            f"preprocess.packing is true, but {kind} can't keep rows apart (a packed row's logits differ by {difference:.2g} from the same row's "
-            f"alone, {LIMIT:g} is the limit): set it to false"
+            "Q-PREPROCESS-003",
+            f"preprocess.packing is true, but {kind} can't keep rows apart (a packed row's logits differ by "
+            f"{difference:.2g} from the same row's alone, {LIMIT:g} is the limit): set it to false",
         )
     return difference
 

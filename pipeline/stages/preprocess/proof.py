@@ -45,10 +45,17 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
     for name, values in said.items():
         ends = values.get("eos_token_id")
         if ends is not None and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
-            raise DataError(f"the end of turn is {tokenizer.eos_token_id} ({tokenizer.eos_token}) in the tokenizer and {ends} in {folder / name}, "
-                            "so the model would not stop where it learnt to: mend one of them")  # fmt: skip
+            raise DataError(
+                "Q-PREPROCESS-004",
+                f"the end of turn is {tokenizer.eos_token_id} ({tokenizer.eos_token}) in the tokenizer and "
+                f"{ends} in {folder / name}, so the model would not stop where it learned to: fix one of "
+                "them",
+            )
     if not sizes:
-        raise DataError(f"{folder / 'config.json'} names no vocab_size: fetch the base again")
+        raise DataError(
+            "Q-PREPROCESS-005",
+            f"{folder / 'config.json'} names no vocab_size: fetch the base again",
+        )
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
     added = [token for token in plain.get_added_tokens_decoder().values() if not token.single_word]
     control = [re.escape(token.content) for token in added if len(token.content) > 1 and token.content.replace("▁", " ").strip()]
@@ -65,12 +72,22 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
     written = Written(path)
     file = rows.name
     if len(written.lengths) and written.lengths.max() > max_length:
-        raise DataError(f"{path.name} has a row of {written.lengths.max()} tokens, preprocess.max_length is {max_length}: rows were packed wrongly")
+        raise DataError(
+            "Q-PREPROCESS-013",
+            f"{path.name} has a row of {written.lengths.max()} tokens, preprocess.max_length is "
+            f"{max_length}: rows were packed wrongly",
+        )
     if len(written.ids) and not (written.ids.min() >= 0 and written.ids.max() < base.embeddings):
-        raise DataError(f"{path.name} has token {written.ids.max()}, but the base has {base.embeddings} rows of embeddings: "
-                        "its tokenizer is another model's")  # fmt: skip
+        raise DataError(
+            "Q-PREPROCESS-006",
+            f"{path.name} has token {written.ids.max()}, but the base has {base.embeddings} rows of "
+            "embeddings: its tokenizer is another model's",
+        )
     if np.any((written.labels != IGNORED) & (written.labels != written.ids)):
-        raise DataError(f"{path.name} has a label that is not its own token: the labels are shifted")
+        raise DataError(
+            "Q-PREPROCESS-013",
+            f"{path.name} has a label that is not its own token: the labels are shifted",
+        )
     read = trained_rows = turns = 0
     numbered = enumerate(read_rows(rows), start=1)
     while some := list(islice(numbered, TOGETHER)):
@@ -81,10 +98,13 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
         turns += sum(count for _, _, _, count in claims)
         _compare(claims, base, file)
     if over := next(written.left(), None):
-        raise DataError(f"row {over} of {path.name} is not in {file}, or more often than there: rows were made up")
+        raise DataError(
+            "Q-PREPROCESS-014",
+            f"row {over} of {path.name} is not in {file}, or more often than there: rows were made up",
+        )
     if read != trained_rows + rejected:
         where = f"{trained_rows} are in {path.name} and {rejected} were rejected with a reason"
-        raise DataError(f"{file} has {plural(read, 'row')}, {where}: rows got lost")
+        raise DataError("Q-PREPROCESS-014", f"{file} has {plural(read, 'row')}, {where}: rows got lost")
     trained = int((written.labels != IGNORED).sum())
     return {"rows": trained_rows, "sequences": len(written.row_ids), "packed_rows": len(written.lengths), "tokens": len(written.ids),
             "trained_tokens": trained, "trained_turns": turns}  # fmt: skip
@@ -107,7 +127,11 @@ def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[tuple
         if one is None and part == 1:
             return
         if one is None:
-            raise DataError(f"turn {turn + 1} of row {name} is not in data/tokens, but the turns before it are: the row lost a part")
+            raise DataError(
+                "Q-PREPROCESS-014",
+                f"turn {turn + 1} of row {name} is not in data/tokens, but the turns before it are: the row "
+                "lost a part",
+            )
         yield f"{name}#{part}", one, _of_turns(messages[: turn + 1], tools, [turn], base, name), 1
 
 
@@ -119,7 +143,11 @@ def _of_turns(messages: list[Any], tools: Any, learnt: list[int], base: Base, na
 
     for number, message in enumerate(messages, start=1):
         if found := base.control.search(message["content"]):
-            raise DataError(f"row {name}: turn {number} says {found[0]}, a control token of the base, which would end or begin a turn there")
+            raise DataError(
+                "Q-PREPROCESS-007",
+                f"row {name}: turn {number} says {found[0]}, a control token of the base, which would end "
+                "or begin a turn there",
+            )
     eos = base.tokenizer.eos_token
     whole, at, stretches = text(messages), 0, list[Stretch]()
     for turn in learnt:
@@ -129,9 +157,17 @@ def _of_turns(messages: list[Any], tools: Any, learnt: list[int], base: Base, na
         answer = answer[: answer.rfind(eos) + len(eos)]
         said = messages[turn]["content"].strip()
         if said not in answer and json.dumps(said, ensure_ascii=False)[1:-1] not in answer:
-            raise DataError(f"row {name}: turn {turn + 1} says {_short(said)}, which the template does not show in what is trained")
+            raise DataError(
+                "Q-PREPROCESS-008",
+                f"row {name}: turn {turn + 1} says {_short(said)}, which the template does not show in what "
+                "is trained",
+            )
         if whole[at : len(before)] != before[at:] or not whole.startswith(answer, len(before)):
-            raise DataError(f"row {name}: the template shows turn {turn + 1} differently once more turns follow, so it can't be learnt in one text")
+            raise DataError(
+                "Q-PREPROCESS-008",
+                f"row {name}: the template shows turn {turn + 1} differently once more turns follow, so it "
+                "can't be learned in one text",
+            )
         stretches += [(False, before[at:]), (True, answer)]
         at = len(before) + len(answer)
     return [*stretches, (False, whole[at:])]
@@ -158,16 +194,28 @@ def _compare(claims: list[tuple[str, Any, list[Stretch], int]], base: Base, file
         ends = int((labels == base.tokenizer.eos_token_id).sum())
         bos = base.tokenizer.bos_token_id
         if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
-            raise DataError(f"{where} begins with {base.tokenizer.bos_token} twice: the template and the tokenizer both add it")
+            raise DataError(
+                "Q-PREPROCESS-009",
+                f"{where} begins with {base.tokenizer.bos_token} twice: the template and the tokenizer both "
+                "add it",
+            )
         if not any(trained for trained, _ in found):
-            raise DataError(f"nothing is trained in {where}: its loss would be 0")
+            raise DataError("Q-PREPROCESS-010", f"nothing is trained in {where}: its loss would be 0")
         if ends < turns:
-            raise DataError(f"the end of turn ({base.tokenizer.eos_token}) is not trained in {where}: {ends} of {turns} are")
+            raise DataError(
+                "Q-PREPROCESS-011",
+                f"the end of turn ({base.tokenizer.eos_token}) is not trained in {where}: {ends} of {turns} "
+                "are",
+            )
         wanted = _joined(wanted)
         if not (len(found) == len(wanted) and all(a[0] == b[0] and _same(a[1], b[1], base) for a, b in zip(found, wanted, strict=True))):
-            raise DataError(_difference(where, found, wanted))
+            raise DataError("Q-PREPROCESS-012", _difference(where, found, wanted))
         if ends > turns:
-            raise DataError(f"{where} trains {ends} ends of turn in {turns} turns: the template writes {base.tokenizer.eos_token} inside a turn")
+            raise DataError(
+                "Q-PREPROCESS-011",
+                f"{where} trains {ends} ends of turn in {turns} turns: the template writes "
+                f"{base.tokenizer.eos_token} inside a turn",
+            )
 
 
 def _stretches(ids: Any, labels: Any) -> list[tuple[bool, list[int]]]:

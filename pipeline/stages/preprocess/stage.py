@@ -52,7 +52,11 @@ def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length
         train = account["splits"]["train"]
         if not train["rows"]:
             reasons = ", ".join(f"{code}: {count}" for code, count in tallies["train"].rejected.most_common()) or "there is none"
-            raise DataError(f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): mend the rows or raise preprocess.max_length")
+            raise DataError(
+                "Q-PREPROCESS-001",
+                f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): fix the rows or "
+                "raise preprocess.max_length",
+            )
         account["trained_share"] = round(train["trained_tokens"] / train["tokens"], 4)
         write_json(aside / NAME, manifest(aside, [rows_folder / f"{split}.jsonl" for split in SPLITS], base, tokenizer, account))
         written = Written(aside / "train.parquet")

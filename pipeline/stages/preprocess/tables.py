@@ -85,7 +85,11 @@ class Written:
         counts, owners = (column[name].value_lengths().to_numpy() for name in ("seq_lengths", "row_ids"))
         ends = self.starts[np.concatenate(([0], np.cumsum(counts)))]
         if len(self.ids) != len(self.labels) or not np.array_equal(counts, owners) or not np.array_equal(np.diff(ends), self.lengths):
-            raise DataError(f"{path.name}: its ids, labels, lengths and row ids don't fit each other, so rows would run into each other")
+            raise DataError(
+                "Q-PREPROCESS-013",
+                f"{path.name}: its ids, labels, lengths and row ids don't fit each other, so rows would run "
+                "into each other",
+            )
         self._places: dict[str, list[int]] = {}
         for place in range(len(self.row_ids) - 1, -1, -1):
             self._places.setdefault(self.row_ids[place], []).append(place)

@@ -80,19 +80,19 @@ def bigger(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "problem"),
     [
-        (swap, "row .* of train.jsonl"),
-        (other_ids, "row .* has a masked text that is not the template's"),
-        (bigger, r"has token 1048576, but the base has \d+ rows of embeddings"),
-        (lambda found: found[1:], "rows got lost"),
-        (lambda found: [*found, found[0]], "is not in train.jsonl, or more often than there"),
-        (lambda found: [*found, ("made-up", found[0][1])], "row made-up of train.parquet is not in train.jsonl"),
-        (lambda found: [one for one in found if not one[0].endswith("#2")], "turn 4 of row .* is not in data/tokens"),
+        (swap, "Q-PREPROCESS-012"),
+        (other_ids, "Q-PREPROCESS-012: row .* masked"),
+        (bigger, "Q-PREPROCESS-006: .* 1048576"),
+        (lambda found: found[1:], "Q-PREPROCESS-014"),
+        (lambda found: [*found, found[0]], "Q-PREPROCESS-014"),
+        (lambda found: [*found, ("made-up", found[0][1])], "Q-PREPROCESS-014: row made-up "),
+        (lambda found: [one for one in found if not one[0].endswith("#2")], "Q-PREPROCESS-014: turn 4 "),
     ],
 )
-def test_a_difference_is_named(change: Any, sentence: str, bases: dict[str, Base], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=sentence):
+def test_a_difference_is_named(change: Any, problem: str, bases: dict[str, Base], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=problem):
         proven(tmp_path, bases["qwen3"], [chat("a", "b"), chat("long question", "d e f"), chat("a", "b", "c", "d")], change)
 
 
@@ -100,7 +100,7 @@ def test_text_is_proven_with_the_tokenizers_beginning_and_end(bases: dict[str, B
     segments = [{"text": "1 + 1 =", "train": False}, {"text": " 2", "train": True}]
     row = {"id": "a", "kind": "text", "messages": [], "segments": segments}
     assert proven(tmp_path, bases["smollm"], [row])["trained_turns"] == 1
-    with pytest.raises(DataError, match=r"the end of turn .* is not trained in row a"):
+    with pytest.raises(DataError, match="Q-PREPROCESS-011"):
         proven(tmp_path, bases["smollm"], [row], lambda found: [(name, Encoded(one.ids[:-1], one.labels[:-1])) for name, one in found])
 
 

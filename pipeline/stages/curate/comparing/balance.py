@@ -50,8 +50,10 @@ def capped(rows: NDArray[np.int64], max_share: float) -> NDArray[np.int64]:
         return rows
     if domains * max_share < 1:
         raise DataError(
-            f"curate.max_domain_share is {max_share}, but there {'is only 1 domain' if domains == 1 else f'are only {domains} domains'}, "
-            f"so one has at least {1 / domains:.0%} of the rows: raise it, or name domains in the rows"
+            "Q-CURATE-012",
+            f"curate.max_domain_share is {max_share}, but there "
+            f"{'is only 1 domain' if domains == 1 else f'are only {domains} domains'}, so one has at least "
+            f"{1 / domains:.0%} of the rows: raise it, or name domains in the rows",
         )
     kept = rows
     while True:

@@ -191,12 +191,19 @@ def _runs(place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boile
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:
     """(line or row, text): every string in a file that `curate` reads data from, every paragraph of plain text. Raises `DataError`."""
     if not path.is_file():
-        raise DataError(f"{path}, which curate.decontaminate names, is no file: correct the name or take it out")
+        raise DataError(
+            "Q-CURATE-006",
+            f"{path}, which curate.decontaminate names, is no file: correct the name or remove it",
+        )
     if path.suffix.lower() in PLAIN_SUFFIXES:
         with opened(path) as file:
             yield from _paragraphs(path, file)
     elif refusal(path):
-        raise DataError(f"{path}, which curate.decontaminate names, can't be read: only {READ}, and plain text in *.txt and *.md, are read")
+        raise DataError(
+            "Q-CURATE-006",
+            f"{path}, which curate.decontaminate names, can't be read: only {READ}, and plain text in *.txt "
+            "and *.md, are read",
+        )
     else:
         yield from _strings_of_rows(path)
 
@@ -210,7 +217,11 @@ def _strings_of_rows(path: Path) -> Iterator[tuple[int, str]]:
         except BadLine as error:
             if error.code == "blank":
                 continue
-            raise DataError(f"{path}, line {number}: {error}: curate.decontaminate needs a JSON object in every line: mend or remove it") from error
+            raise DataError(
+                "Q-CURATE-007",
+                f"{path}, line {number}: {error}: curate.decontaminate needs a JSON object in every line: "
+                "fix or remove it",
+            ) from error
         yield from ((number, text) for text in _strings(value))
 
 
@@ -219,7 +230,11 @@ def _paragraphs(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
     lines = ((number, line) for number, _, line in read_raw_lines(file, MAX_TEXT_BYTES))
     for number, line in chain(lines, [(0, b"")]):
         if line is None:
-            raise DataError(f"{path}, line {number}: longer than {MAX_TEXT_BYTES} bytes: curate.decontaminate needs paragraphs in a text file")
+            raise DataError(
+                "Q-CURATE-007",
+                f"{path}, line {number}: longer than {MAX_TEXT_BYTES} bytes: curate.decontaminate needs "
+                "paragraphs in a text file",
+            )
         if line.strip():
             first = first or number
             paragraph += line + b"\n"

@@ -42,7 +42,10 @@ def raw_files(raw: Path) -> list[tuple[str, Path]]:
     files = files_below(raw)
     if not any(_suffixes(name)[0] for name, _ in files):
         others = f" (it holds {plural(len(files), 'file')}, but none that is {READ})" if files else ""
-        raise DataError(f"no data in {raw}{others}: put JSONL there (or `make demo` writes an example)")
+        raise DataError(
+            "Q-CURATE-001",
+            f"no data in {raw}{others}: put JSONL there (or `make demo` writes an example)",
+        )
     return files
 
 
@@ -62,7 +65,11 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
     found.sort()
     for (name, one), (other, two) in pairwise(found):
         if name == other:
-            raise DataError(f"{os.fsencode(one)!r} and {os.fsencode(two)!r} would have one name in the reports: rename one")
+            raise DataError(
+                "Q-CURATE-002",
+                f"{os.fsencode(one)!r} and {os.fsencode(two)!r} would have one name in the reports: rename "
+                "one",
+            )
     return found
 
 

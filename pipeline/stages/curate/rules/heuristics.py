@@ -68,11 +68,19 @@ def _identifier(wanted: tuple[str, ...]) -> Callable[[str], tuple[str, float]]:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ToolError("curate.languages needs the package py3langid: run `pip install 'quench[languages]'`, or set it to []") from error
+        raise ToolError(
+            "Q-CURATE-010",
+            "curate.languages needs the package py3langid: run `pip install 'quench[languages]'`, or set "
+            "it to []",
+        ) from error
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     unknown = sorted(set(wanted) - set(identifier.labels))
     if unknown:
-        raise ConfigError(f"curate.languages has {', '.join(unknown)}, which py3langid can't tell: it knows {', '.join(sorted(identifier.labels))}")
+        raise ConfigError(
+            "Q-CURATE-011",
+            f"curate.languages has {', '.join(unknown)}, which py3langid does not know: choose from "
+            f"{', '.join(sorted(identifier.labels))}",
+        )
     identify: Callable[[str], tuple[str, float]] = identifier.classify
     return identify
 

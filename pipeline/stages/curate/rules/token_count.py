@@ -39,7 +39,11 @@ class TokenCounter:
             self.template = ChatTemplate(folder)
         except Exception as error:  # tokenizers raises bare Exception on a broken file
             why = " ".join(str(error).split())[:200]
-            raise DataError(f"{folder}: its tokenizer or chat template can't be read ({why}): run `python -m pipeline base` again") from error
+            raise DataError(
+                "Q-CURATE-004",
+                f"{folder}: its tokenizer or chat template can't be read ({why}): run `python -m pipeline "
+                "base` again",
+            ) from error
         self.tokenizer.no_truncation()  # some files ask for it; training, which counts here, does not
         self.tokenizer.no_padding()
         self.added = list(self.tokenizer.get_added_tokens_decoder().values())
