@@ -24,11 +24,13 @@ from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, publishing, scratch_folder, write_json, write_text
 from pipeline.core.special_files import need_plain_files
 from pipeline.core.wording import plural, training_words
-from pipeline.stages.curate.clean import Block, Cleaner, blocks, by_glob, check_globs, cleaner_arguments
+from pipeline.stages.curate.checks import check_account, refuse_empty
+from pipeline.stages.curate.clean import Block, Cleaner, blocks
 from pipeline.stages.curate.comparing.compare import Comparison
 from pipeline.stages.curate.comparing.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
 from pipeline.stages.curate.comparing.poison import SAMPLE_ROWS, Suspect, suspects
 from pipeline.stages.curate.comparing.splits import SPLITS, TEST
+from pipeline.stages.curate.inputs import by_glob, check_globs, cleaner_arguments
 from pipeline.stages.curate.outputs import write_clusters, write_rows
 from pipeline.stages.curate.page import render_data_page
 from pipeline.stages.curate.reading.containers import READ, raw_files, raw_lines, refusal, sha256, size
@@ -36,7 +38,7 @@ from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.token_count import TokenCounter
 from pipeline.stages.curate.samples import SHOWN, answer_samples, cluster_samples, leak_samples, row_samples, suspect_samples
 from pipeline.stages.curate.spool import Spool, spread_evenly
-from pipeline.stages.curate.stats import Account, check_account, group_counts, refuse_empty, token_counts, turn_counts
+from pipeline.stages.curate.stats import Account, group_counts, token_counts, turn_counts
 from pipeline.stages.curate.workers import Workers, cores, workers
 
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine, read_raw_lines
+from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine, parse_line, read_raw_lines
 from pipeline.core.special_files import not_listed, printable, trouble, unreadable
 from pipeline.core.wording import plural
 from pipeline.stages.curate.reading.json_array import JSON_SPACE, array_rows
@@ -35,6 +35,21 @@ BEGINS_ARRAY = re.compile(
 )
 
 RawRow = tuple[int, int | None, bytes | BadLine]
+
+
+class RawLine(NamedTuple):
+    """One line, element or record of a raw file."""
+
+    number: int  # from 1
+    offset: int | None  # bytes from the start of the (decompressed) file; None for CSV and Parquet
+    data: bytes | BadLine
+
+
+def parsed(row: bytes | BadLine) -> dict[str, Any]:
+    """The JSON object of a row as `raw_lines` gives it. Raises `BadLine`."""
+    if isinstance(row, BadLine):
+        raise row
+    return parse_line(row)
 
 
 def raw_files(raw: Path) -> list[tuple[str, Path]]:
@@ -108,7 +123,7 @@ def size(path: Path) -> int:
         return os.fstat(file.fileno()).st_size
 
 
-def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]) -> Iterator[RawLine]:
     """Every row of the file: (number from 1, byte offset, its JSON or why there is none).
 
     A row is a line (a blank one too), an array's element or a table's record; where a file can't be read on, all that is
@@ -119,11 +134,11 @@ def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]
     number = 0
     try:
         for number, offset, row in _rows(path, name, max_line_bytes, notes):
-            yield number, offset, row
+            yield RawLine(number, offset, row)
     except BadLine as broken:
-        yield number + 1, None, broken
+        yield RawLine(number + 1, None, broken)
     except OSError as error:
-        yield number + 1, None, BadLine("broken_container", f"the file can't be read on ({error.strerror})")
+        yield RawLine(number + 1, None, BadLine("broken_container", f"the file can't be read on ({error.strerror})"))
 
 
 def _suffixes(name: str) -> tuple[str, str]:
