@@ -9,8 +9,8 @@ import numpy as np
 from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.decide import KEPT, Decisions
 from pipeline.stages.curate.comparing.duplicates import Clusters
-from pipeline.stages.curate.comparing.features import parts
 from pipeline.stages.curate.comparing.poison import Suspect, request_and_answer
+from pipeline.stages.curate.comparing.said import parts
 from pipeline.stages.curate.spool import Spool, spread_evenly
 
 SHOWN = 8

@@ -150,8 +150,6 @@ def compare_and_write(
         "suspects": suspect_samples(suspected),
         "rows": row_samples(spool, decisions),
     }
-    comparison.close()
-    spool.close()
     return account.summary(settings, decisions, table, clusters, extra), samples
 
 

@@ -21,10 +21,10 @@ from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.wording import most, plural, training_words
 from pipeline.stages.preprocess.attention import need_rows_apart
 from pipeline.stages.preprocess.packing import best_fit
-from pipeline.stages.preprocess.page import render_labels_page, untrained_and_scored
-from pipeline.stages.preprocess.proof import Base, load_base, prove
-from pipeline.stages.preprocess.samples import sample
+from pipeline.stages.preprocess.page import render_labels_page, sample, untrained_and_scored
+from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stats import Tally, row_name
+from pipeline.stages.preprocess.stretches import Base
 from pipeline.stages.preprocess.tables import Written, to_table, token_lengths, write_rows_of
 
 SPLITS = ("train", "val")

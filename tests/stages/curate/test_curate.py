@@ -22,9 +22,9 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.jsonl import read_rows
 from pipeline.llamacpp.tools import PROJECT
+from pipeline.stages.curate.checks import count_lines
 from pipeline.stages.curate.comparing.splits import SPLITS
 from pipeline.stages.curate.stage import curate, main
-from pipeline.stages.curate.checks import count_lines
 
 REPO = PROJECT
 DOCS = REPO / "docs/data-formats.md"

@@ -14,7 +14,8 @@ from pipeline.chat.tokens import IGNORED, Encoded, encode, load_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.preprocess.proof import Base, _same, load_base, prove
+from pipeline.stages.preprocess.proof import load_base, prove
+from pipeline.stages.preprocess.stretches import Base, same
 from pipeline.stages.preprocess.tables import to_table, write_rows_of
 
 
@@ -113,10 +114,10 @@ def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
     plain.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     plain.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     base = Base(tokenizer=None, plain=plain, embeddings=4, control=None)  # type: ignore[arg-type]
-    assert _same("a b", "a b", base)
-    assert _same("a", " a", base)
-    assert not _same("ab", "a b", base)
-    assert not _same("a", "b", base)
+    assert same("a b", "a b", base)
+    assert same("a", " a", base)
+    assert not same("ab", "a b", base)
+    assert not same("a", "b", base)
 
 
 @pytest.mark.parametrize(("decoded", "same"), [("  4 and more", True), (" 4 and more", False), ("4 and more", False), ("  4 and more ", False)])
@@ -125,7 +126,7 @@ def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(tiny_qwen2: 
 
     from tokenizers import Tokenizer
 
-    from pipeline.stages.preprocess.proof import _same
+    from pipeline.stages.preprocess.stretches import same
 
     base = SimpleNamespace(plain=Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json")))
-    assert _same(decoded, "  4 and more", base) is same
+    assert same(decoded, "  4 and more", base) is same

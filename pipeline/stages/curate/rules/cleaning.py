@@ -1,10 +1,17 @@
-"""The rules that bring a row into shape: composed Unicode, and turns in the order that a chat template expects."""
+"""The rules that bring a row into shape: composed Unicode, reasoning in its own field, turns in the order that a chat template expects.
+
+Reasoning inside the answer, `<think>…</think>` at its beginning, goes to where templates look for it. Only for a base whose
+tokenizer has these tokens: there they would be control tokens inside text, and its template writes them itself around
+`reasoning_content`. For other bases they are plain text and stay.
+"""
 
 import json
+import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from pipeline.chat.rows import BadRow, Row, edit_texts
+from pipeline.chat.rows import TURN_LISTS, BadRow, Row, edit_texts
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
 
 Turn = dict[str, Any]
@@ -22,6 +29,7 @@ FOLLOWERS = {
 ANSWERED = ("assistant", "call")  # how a conversation to learn from ends
 ASKED = ("user", "tool")  # how a prompt ends
 MOST_MARKS = 64  # Unicode's own limit for text streams is 30 (UAX #15, Stream-Safe Text Format)
+THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # of class 0 themselves, made of marks
 
 
@@ -63,6 +71,25 @@ def has_endless_marks(text: str) -> bool:
 
 def _is_mark(character: str) -> bool:
     return unicodedata.combining(character) > 0 or character in MARKS_BY_PARTS
+
+
+def reasoning(added_tokens: Iterable[str]) -> Rule | None:
+    """The rule for a tokenizer with these added tokens; None if it has no `<think>`."""
+    return move_reasoning if {"<think>", "</think>"} <= set(added_tokens) else None
+
+
+def move_reasoning(row: Row, changes: Changes) -> Row:
+    """The row with the thoughts of every assistant turn in its `reasoning_content`; a turn that already has one is unchanged."""
+    moved = row
+    for field in TURN_LISTS:
+        for number, turn in enumerate(row.get(field, ()), start=1):
+            if turn["role"] != "assistant" or "reasoning_content" in turn or not (thought := THOUGHT.match(turn["content"])):
+                continue
+            answer, said = turn["content"][thought.end() :], thought[1].strip()
+            new = {**turn, "content": answer} | ({"reasoning_content": said} if said else {})  # templates say "none" by an empty thought
+            moved = {**moved, field: [*moved[field][: number - 1], new, *moved[field][number:]]}
+            changes.append(Change("reasoning", f"{field} {number}", *excerpts(turn["content"], answer)))
+    return moved
 
 
 def turns(mode: Literal["mend", "reject"]) -> Rule:
