@@ -168,9 +168,9 @@ def texts(row: Row) -> Iterator[tuple[str, str]]:
 
 
 def edit_texts(row: Row, edit: Callable[[str, str], str]) -> Row:
-    """The row with every text replaced by `edit(place, text)`; the same object where nothing changed.
+    """The row with every text replaced by `edit(place, text)`; the same object if nothing changed.
 
-    Raises `BadRow` where the edit makes two keys of one object (of a tool's schema, of a call's arguments) the same.
+    Raises `BadRow` if the edit makes two keys of one object (of a tool's schema, of a call's arguments) the same.
     """
     changed = dict(row)
     for field in TURN_LISTS:

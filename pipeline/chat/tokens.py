@@ -144,7 +144,7 @@ def _tokenised(tokenizer: Any, texts: list[str]) -> list[Any]:
 def _labelled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -> Encoded:
     """The ids of a rendered conversation, with labels on its trained ranges only.
 
-    Raises `Unrenderable` where the template drops tools, calls or reasoning, where a token lies across the border of a
+    Raises `Unrenderable` if the template drops tools, calls or reasoning, if a token lies across the border of a
     trained range, and where a control token comes from what is said.
     """
     implied = implied_ids(tokenizer, rendered.messages, tools, rendered.since)
@@ -167,7 +167,7 @@ def _labelled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -
 
 
 def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
-    """Token ids of text without a template, with labels on the segments to train. Raises `Unrenderable` where there is none."""
+    """Token ids of text without a template, with labels on the segments to train. Raises `Unrenderable` if there is none."""
     begin = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
     ids, labels = list(begin), [IGNORED] * len(begin)
     for segment in segments:

@@ -36,7 +36,7 @@ def count_lines(path: Path) -> int:
 
 
 def refuse_empty(counts: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], raw: Path, settings: Curate) -> None:
-    """Raise `DataError` where there is nothing to train on, or nothing to measure on though `test_fraction` asks for it.
+    """Raise `DataError` if there is nothing to train on, or nothing to measure on though `test_fraction` asks for it.
 
     `samples` has rejects under "reject REASON".
     """

@@ -103,7 +103,7 @@ class Cleaner:
         return redacted
 
     def clean(self, file: str, line: RawLine, tally: Tally, changes: Changes) -> list[Row]:
-        """The rows of one line. Raises `Rejected` where there are none."""
+        """The rows of one line. Raises `Rejected` if there are none."""
         rule = "read"
         try:
             value = parsed(line.data)

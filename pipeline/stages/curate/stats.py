@@ -22,7 +22,7 @@ ROW_RULES = (
     "read", "format", "normalise", "secrets", "personal", "reasoning", "turns", *JUDGES, "control_tokens", "length",
 )  # fmt: skip
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
-MOST_TURNS = 65535  # that are told apart
+MOST_TURNS = 65535  # that are distinguished
 KINDS: tuple[str, ...] = get_args(Kind)
 BARS = 32  # most bars of the token histogram
 SIZES = ((2, 2), (3, 3), (4, 7), (8, 15), (16, None))  # of clusters, for the histogram

@@ -1,6 +1,6 @@
 """Whether a model keeps packed rows apart: measured on a small random model of the base's own architecture.
 
-Packed rows have no attention mask, only positions that start anew (TRL's `padding_free`). Attention that reads them sees
+Packed rows have no attention mask, only positions that start again (TRL's `padding_free`). Attention that reads them sees
 each row alone; a recurrent layer, or attention that ignores them, would let rows leak into each other in silence.
 """
 
@@ -19,7 +19,7 @@ SMALL = {"vocab_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32,
 
 
 def need_rows_apart(base: Path) -> float:
-    """The largest difference that packing makes to a logit. Raises `ConfigError` where it is above `LIMIT` or can't be measured."""
+    """The largest difference that packing makes to a logit. Raises `ConfigError` if it is above `LIMIT` or can't be measured."""
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     kind = config.get("model_type")
     try:

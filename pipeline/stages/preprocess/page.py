@@ -1,4 +1,4 @@
-"""What the model will learn as a page: rows as coloured tokens, trained against masked, and the account of the tokens.
+"""What the model will learn as a page: rows as colored tokens, trained against masked, and the account of the tokens.
 
 `render_labels_page` fills `templates/labels.html.jinja`; the numbers come from `reports/labels.json`, the rows from the
 tokens that stage `preprocess` wrote.

@@ -25,7 +25,7 @@ TOGETHER = 256  # rows that are decoded in one call
 
 
 def load_base(folder: Path, tokenizer: Any) -> Base:
-    """The base in `folder`; raises `DataError` where tokenizer, config.json and generation_config.json name different ends of turn."""
+    """The base in `folder`; raises `DataError` if tokenizer, config.json and generation_config.json name different ends of turn."""
     from tokenizers import Tokenizer
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -162,7 +162,7 @@ def _of_turns(messages: list[Any], tools: Any, learnt: list[int], base: Base, na
 
 
 def _of_segments(segments: list[Any], base: Base) -> list[Stretch]:
-    """Text without a template, between the tokenizer's own beginning and its end, if that is learnt."""
+    """Text without a template, between the tokenizer's own beginning and its end, if that is learned."""
     tokenizer = base.tokenizer
     stretches = [(segment["train"], segment["text"]) for segment in segments]
     if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] and not segments[0]["text"].startswith(tokenizer.bos_token):

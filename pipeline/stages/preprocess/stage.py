@@ -1,4 +1,4 @@
-"""Turn chats and texts into what the trainer sees: token ids, labels on what is to be learnt only, packed rows.
+"""Turn chats and texts into what the trainer sees: token ids, labels on what is to be learned only, packed rows.
 
 Reads `data/final/{train,val}.jsonl`, and tokenizer, template and configuration in `models/base/`.
 Writes `data/tokens/{train,val}.parquet` (`pipeline.stages.preprocess.tables`), `data/tokens/manifest.json`, `reports/labels.json`
@@ -36,7 +36,7 @@ def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length
     A row longer than `max_length` tokens, one that the template can't render whole and with exact labels, and one of a
     kind that supervised training has no use for is left out and counted by reason; nothing is cut. Raises `DataError`
     where no training row is left, where tokenizer and configuration contradict each other and where the proof fails,
-    `ConfigError` where the base can't keep packed rows apart.
+    `ConfigError` if the base can't keep packed rows apart.
     """
     tokenizer = load_tokenizer(base)
     known = load_base(base, tokenizer)

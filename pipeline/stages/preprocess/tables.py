@@ -63,7 +63,7 @@ class Written:
     """A Parquet file read back: every sequence in it, by row id.
 
     `ids` and `labels` are all tokens in order (int32), `starts` where the sequences begin in them (one more than there are
-    sequences), `row_ids` the sequences' rows, `lengths` the tokens of each packed row. Raises `DataError` where the columns disagree.
+    sequences), `row_ids` the sequences' rows, `lengths` the tokens of each packed row. Raises `DataError` if the columns disagree.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,7 +87,7 @@ class Written:
             self._places.setdefault(self.row_ids[place], []).append(place)
 
     def take(self, row_id: str) -> tuple[Any, Any] | None:
-        """(ids, labels) of the next sequence of this row, which is then used up; None where there is none (left)."""
+        """(ids, labels) of the next sequence of this row, which is then used up; None if there is none (left)."""
         places = self._places.get(row_id)
         if not places:
             return None

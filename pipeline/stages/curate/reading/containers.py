@@ -67,7 +67,7 @@ def raw_files(raw: Path) -> list[tuple[str, Path]]:
 def files_below(top: Path) -> list[tuple[str, Path]]:
     """(name below `top`, path) of every file, sorted by name; hidden ones (`.gitkeep`) are not data, links to folders aren't followed.
 
-    Raises `DataError` where a folder can't be listed, and where two names are one in UTF-8.
+    Raises `DataError` if a folder can't be listed, and where two names are one in UTF-8.
     """
     found: list[tuple[str, Path]] = []
     for folder, inner, names in os.walk(top, onerror=not_listed):
@@ -99,7 +99,7 @@ def refusal(path: Path) -> BadLine | None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
-    """The file, open for reading bytes; `DataError` where the machine can't."""
+    """The file, open for reading bytes; `DataError` if the machine can't."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -109,7 +109,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256, hexadecimal; `DataError` where the machine can't read it."""
+    """The file's SHA-256, hexadecimal; `DataError` if the machine can't read it."""
     with opened(path) as file:
         try:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -118,7 +118,7 @@ def sha256(path: Path) -> str:
 
 
 def size(path: Path) -> int:
-    """The file's bytes on disk; `DataError` where the machine can't open it."""
+    """The file's bytes on disk; `DataError` if the machine can't open it."""
     with opened(path) as file:
         return os.fstat(file.fileno()).st_size
 

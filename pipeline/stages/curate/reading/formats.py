@@ -21,7 +21,7 @@ SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's 
 
 
 def detect(value: Value) -> str:
-    """The name of the row's format, judged by its keys alone. Raises `BadRow` where it has none."""
+    """The name of the row's format, judged by its keys alone. Raises `BadRow` if it has none."""
     for keys, name in GROUPS:
         if _has(value, keys):
             return name

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from pipeline.chat.rows import TURN_LISTS, BadRow, Row, edit_texts
+from pipeline.core.wording import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
 
 Turn = dict[str, Any]
@@ -36,7 +37,7 @@ MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # of class 0 themselves, made of marks
 def normalise(row: Row, changes: Changes) -> Row:
     """Every text in Unicode's composed form (NFC).
 
-    Raises `BadRow` where that makes two keys of an object equal, and where a character carries `MOST_MARKS` marks or more:
+    Raises `BadRow` if that makes two keys of an object equal, and where a character carries `MOST_MARKS` marks or more:
     Python sorts a run of marks in quadratic time.
     """
 
@@ -175,7 +176,7 @@ def mend_turns(row: Row, changes: Changes) -> Row:
 
 
 def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
-    """The turns up to the last one in which the assistant says or calls something; all of them where there is none."""
+    """The turns up to the last one in which the assistant says or calls something; all of them if there is none."""
     end = next((i for i in range(len(turns), 0, -1) if turns[i - 1]["role"] == "assistant" and _said(turns[i - 1]).strip()), len(turns))
     for number, turn in enumerate(turns[end:], start=end + 1):
         changes.append(Change("turns", f"{field} {number}", *excerpts(_said(turn), "")))
@@ -197,13 +198,9 @@ def _join_neighbours(turns: Turns, field: str, changes: Changes) -> Turns:
         if len(said) > 1:
             joined[i] = {**joined[i], "content": "\n\n".join(text for text in said if text.strip())}
             before, after = excerpts(said[0], joined[i]["content"])
-            changes.append(Change("turns", f"{field} {number}", f"{before} ‹and {_more(len(said) - 1)}›", after))
+            changes.append(Change("turns", f"{field} {number}", f"{before} ‹and {plural(len(said) - 1, 'more turn')}›", after))
         number += len(said)
     return joined
-
-
-def _more(turns: int) -> str:
-    return "1 more turn" if turns == 1 else f"{turns:,} more turns"
 
 
 def _same_side(one: Turn, other: Turn) -> bool:
