@@ -81,13 +81,12 @@ def clusters(signed: list[np.ndarray], blocks: list[tuple[Hashes, Offsets]], thr
     rows = sum(map(len, signed))
     parent = np.arange(rows, dtype=np.int32)
     with tempfile.TemporaryDirectory() as folder:
-        similar, first = Similar(Path(folder) / "rows"), 0
+        similar, first = Similar(Path(folder)), 0
         for block, (_, offsets) in zip(signed, blocks, strict=True):
             similar.add(sketch(block, offsets, np.zeros(len(block), np.uint64), bands_for(threshold)), np.uint32(first))
             first += len(block)
         for a, b, alike in similar.pairs(parent, parent.copy()):
             unite(parent, a[alike >= threshold], b[alike >= threshold])
-        similar.close()
     return labels(parent)
 
 

@@ -23,16 +23,20 @@ def drawn(rows: Iterable[Row], count: int, seed: int) -> list[Row]:
 
 
 def encoded_rows(tokenizer: Any, rows: Path, count: int, seed: int, ctx_size: int) -> list[Encoded]:
-    """The sequences of `count` drawn chats that the template can render and `ctx_size` tokens hold; none, where there are none."""
+    """The sequences of `count` drawn chats that the template can render and `ctx_size` tokens hold; none, if there are none."""
     candidates = drawn(chats(read_rows(rows)), SPARE * count, seed)
     return list(islice(encodable(tokenizer, candidates, ctx_size), count))
 
 
 def answerable_rows(rows: Path, count: int, seed: int) -> list[Row]:
-    """`count` drawn chats whose last turn is an answer in words: a call of a tool is not scored. Raises `DataError` where there is none."""
+    """`count` drawn chats whose last turn is an answer in words: a call of a tool is not scored. Raises `DataError` if there is none."""
     found = drawn(filter(is_answerable, chats(read_rows(rows))), count, seed)
     if not found:
-        raise DataError(f"no chat of {rows} ends in an answer that can be scored: set evaluate.scorers to [], or mend the chats")
+        raise DataError(
+            "Q-CHAT-004",
+            f"no chat of {rows} ends in an answer that can be scored: set evaluate.scorers to [], or fix "
+            "the chats",
+        )
     return found
 
 

@@ -39,16 +39,20 @@ def check_manifest(tokens: Path, base: Path, tokenizer: Any) -> dict[str, Any]:
         said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         recorded = {key: said[key] for key in ("files", "tokenizer_sha256", "template_sha256")}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} can't be read ({' '.join(str(error).split())}), so nobody knows what {tokens} was made of: {AGAIN}") from error
+        raise DataError(
+            "Q-CHAT-005",
+            f"{path} can't be read ({' '.join(str(error).split())}), so nobody knows what {tokens} was made "
+            f"of: {AGAIN}",
+        ) from error
     for name, digest in recorded["files"].items():
         if not (tokens / name).is_file():
-            raise DataError(f"{tokens / name} is missing: {AGAIN}")
+            raise DataError("Q-CHAT-006", f"{tokens / name} is missing: {AGAIN}")
         if file_hash(tokens / name) != digest:
-            raise DataError(f"{tokens / name} is not the file that preprocess wrote: {AGAIN}")
+            raise DataError("Q-CHAT-006", f"{tokens / name} is not the file that preprocess wrote: {AGAIN}")
     now = _of_base(base, tokenizer)
     for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "chat template")):
         if recorded[key] != now[key]:
-            raise DataError(f"the {what} of {base} changed since {tokens} was made: {AGAIN}")
+            raise DataError("Q-CHAT-007", f"the {what} of {base} changed since {tokens} was made: {AGAIN}")
     return said
 
 

@@ -3,7 +3,7 @@
 The ranges come from rendering, not from looking for markers: the text up to an assistant turn (with the generation
 prompt) must be a prefix of the text with that turn; what the turn adds, up to and including its end-of-turn token, is
 what is trained. Where the template shows earlier turns differently once more turns follow (Qwen3 takes their reasoning
-out), a conversation is unfolded: one text for each trained turn, ending with it, so that each is learnt behind the very
+out), a conversation is unfolded: one text for each trained turn, ending with it, so that each is learned behind the very
 text that a server shows the model at that point.
 """
 
@@ -41,7 +41,7 @@ class Rendered:
 
 
 def render(tokenizer: Any, messages: list[Message], tools: Tools = None, *, add_generation_prompt: bool = False, **told: Any) -> str:
-    """The conversation as text by the model's own template, which is `told` what else it asks for. Raises `Unrenderable` where it refuses."""
+    """The conversation as text by the model's own template, which is `told` what else it asks for. Raises `Unrenderable` if it refuses."""
     from jinja2 import TemplateError
 
     try:
@@ -58,8 +58,8 @@ def trained_turns(messages: list[Message]) -> list[int]:
 def renderings(tokenizer: Any, messages: list[Message], tools: Tools = None) -> list[Rendered]:
     """The conversation as one text where its trained turns stand in one, else unfolded: a text for each trained turn.
 
-    Raises `Unrenderable` where there is nothing to train, where the template refuses the turns, drops what is said or
-    rewrites it even in the text that ends with it, and where a turn doesn't end in the end-of-turn token.
+    Raises `Unrenderable` if there is nothing to train, if the template refuses the turns, drops what is said or
+    rewrites it even in the text that ends with it, and if a turn doesn't end in the end-of-turn token.
     """
     trained = trained_turns(messages)
     if not trained:
@@ -113,7 +113,7 @@ def control_ids(tokenizer: Any, ids: list[int]) -> list[int]:
 def implied_ids(tokenizer: Any, messages: list[Message], tools: Tools, since: int) -> list[int]:
     """The ids of control tokens that the turns imply, whatever is said in them, in order.
 
-    Raises `Unrenderable` where the template doesn't show something of the turns or tools.
+    Raises `Unrenderable` if the template doesn't show something of the turns or tools.
     """
     return _implied_ids(tokenizer, str(tokenizer.chat_template), json.dumps(skeleton(messages, tools)), since)
 
@@ -139,7 +139,7 @@ def _added_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def own_system_prompt(tokenizer: Any) -> str | None:
-    """The system prompt that the template puts before a conversation without one; None where it puts none, or refuses system turns.
+    """The system prompt that the template puts before a conversation without one; None if it puts none, or refuses system turns.
 
     Found by rendering the same user's turn with and without a system turn before it: what stands there without one, between
     the same markup.

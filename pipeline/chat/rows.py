@@ -8,7 +8,7 @@ The model here is the source of `docs/row.schema.json` (JSON Schema 2020-12); do
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Literal, NotRequired
 
 import orjson
@@ -168,57 +168,37 @@ def texts(row: Row) -> Iterator[tuple[str, str]]:
 
 
 def edit_texts(row: Row, edit: Callable[[str, str], str]) -> Row:
-    """The row with every text replaced by `edit(place, text)`; the same object where nothing changed.
+    """The row with every text replaced by `edit(place, text)`; the same object if nothing changed.
 
-    Raises `BadRow` where the edit makes two keys of one object (of a tool's schema, of a call's arguments) the same.
+    Raises `BadRow` if the edit makes two keys of one object (of a tool's schema, of a call's arguments) the same.
     """
     changed = dict(row)
     for field in TURN_LISTS:
         if field in row:
-            changed[field] = _same_or([_edited_turn(turn, f"{field} {i}", edit) for i, turn in enumerate(row[field], start=1)], row[field])
+            changed[field] = [_edited_turn(turn, f"{field} {i}", edit) for i, turn in enumerate(row[field], start=1)]
     if "segments" in row:
-        segments = [_edited_segment(segment, f"segments {i}", edit) for i, segment in enumerate(row["segments"], start=1)]
-        changed["segments"] = _same_or(segments, row["segments"])
+        changed["segments"] = [{**one, "text": edit(f"segments {i}", one["text"])} for i, one in enumerate(row["segments"], start=1)]
     if "tools" in row:
-        changed["tools"] = _edited_tree(row["tools"], lambda text: edit("tools", text))
+        changed["tools"] = _edited_tree(row["tools"], partial(edit, "tools"))
     if "answer" in row:
         changed["answer"] = edit("answer", row["answer"])
-    return row if all(changed[key] is row[key] for key in row) else changed
-
-
-def _same_or(changed: list[Any], items: list[Any]) -> list[Any]:
-    """`items` itself where no entry of `changed` is a new object."""
-    return items if all(new is old for new, old in zip(changed, items, strict=True)) else changed
+    return row if changed == row else changed
 
 
 def _edited_turn(turn: dict[str, Any], place: str, edit: Callable[[str, str], str]) -> dict[str, Any]:
-    content = turn["content"]
-    new = edit(place, content)
-    if len(turn) == 2 and new is content:  # role and content: the usual case
-        return turn
-    changed = {**turn, "content": new}
+    changed = {**turn, "content": edit(place, turn["content"])}
     for key in ("reasoning_content", "name", "tool_call_id"):
         if key in turn:
             changed[key] = edit(f"{place} {key}", turn[key])
     if "tool_calls" in turn:
-        calls = [_edited_call(call, lambda text: edit(f"{place} tool_calls", text)) for call in turn["tool_calls"]]
-        changed["tool_calls"] = _same_or(calls, turn["tool_calls"])
-    return turn if all(changed[key] is turn[key] for key in turn) else changed
+        changed["tool_calls"] = [_edited_call(call, partial(edit, f"{place} tool_calls")) for call in turn["tool_calls"]]
+    return changed
 
 
 def _edited_call(call: dict[str, Any], edit: Edit) -> dict[str, Any]:
     """A tool call with name, arguments and id edited; its other strings are the format's own."""
-    function, identity = call["function"], call.get("id")
-    changed = {"name": edit(function["name"]), "arguments": _edited_tree(function["arguments"], edit)}
-    new_id = None if identity is None else edit(identity)
-    if new_id is identity and all(changed[key] is function[key] for key in changed):
-        return call
-    return {**call, "function": changed} | ({} if new_id is None else {"id": new_id})
-
-
-def _edited_segment(segment: dict[str, Any], place: str, edit: Callable[[str, str], str]) -> dict[str, Any]:
-    text = edit(place, segment["text"])
-    return segment if text is segment["text"] else {**segment, "text": text}
+    function = {"name": edit(call["function"]["name"]), "arguments": _edited_tree(call["function"]["arguments"], edit)}
+    return {**call, "function": function} | ({"id": edit(call["id"])} if "id" in call else {})
 
 
 def _edited_tree(value: Any, edit: Edit) -> Any:
@@ -226,14 +206,12 @@ def _edited_tree(value: Any, edit: Edit) -> Any:
     if isinstance(value, str):
         return edit(value)
     if isinstance(value, list):
-        return _same_or([_edited_tree(item, edit) for item in value], value)
+        return [_edited_tree(item, edit) for item in value]
     if isinstance(value, dict):
-        pairs = [(edit(key), _edited_tree(item, edit)) for key, item in value.items()]
-        if all(key is old and item is value[old] for (key, item), old in zip(pairs, value, strict=True)):
-            return value
-        if len(dict(pairs)) < len(pairs):
+        edited = {edit(key): _edited_tree(item, edit) for key, item in value.items()}
+        if len(edited) < len(value):
             raise BadRow("duplicate_key", "what the rules change makes two keys of one object the same")
-        return dict(pairs)
+        return edited
     return value
 
 

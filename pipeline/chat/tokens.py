@@ -53,15 +53,20 @@ def load_tokenizer(folder: Path) -> Any:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / "tokenizer.json"))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not tokenizer.chat_template:
-        raise DataError(f"{folder} has no chat template: choose an instruct model as base")
+        raise DataError("Q-CHAT-001", f"{folder} has no chat template: choose an instruct model as base")
     if tokenizer.eos_token is None:
-        raise DataError(f"{folder} names no end-of-turn token (eos_token): mend its tokenizer_config.json")
+        raise DataError(
+            "Q-CHAT-002",
+            f"{folder} names no end-of-turn token (eos_token): fix its tokenizer_config.json",
+        )
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
     for text in PROBES:
         ours, theirs = tokenizer(text, add_special_tokens=False)["input_ids"], plain.encode(text, add_special_tokens=False).ids
         if ours != theirs:
             raise DataError(
-                f"{folder}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, its tokenizer.json gives {theirs[:8]}: mend the folder"
+                "Q-CHAT-003",
+                f"{folder}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, its tokenizer.json "
+                f"gives {theirs[:8]}: fetch the base again",
             )
     return tokenizer
 
@@ -139,7 +144,7 @@ def _tokenised(tokenizer: Any, texts: list[str]) -> list[Any]:
 def _labelled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -> Encoded:
     """The ids of a rendered conversation, with labels on its trained ranges only.
 
-    Raises `Unrenderable` where the template drops tools, calls or reasoning, where a token lies across the border of a
+    Raises `Unrenderable` if the template drops tools, calls or reasoning, if a token lies across the border of a
     trained range, and where a control token comes from what is said.
     """
     implied = implied_ids(tokenizer, rendered.messages, tools, rendered.since)
@@ -162,7 +167,7 @@ def _labelled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -
 
 
 def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
-    """Token ids of text without a template, with labels on the segments to train. Raises `Unrenderable` where there is none."""
+    """Token ids of text without a template, with labels on the segments to train. Raises `Unrenderable` if there is none."""
     begin = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
     ids, labels = list(begin), [IGNORED] * len(begin)
     for segment in segments:

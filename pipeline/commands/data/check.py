@@ -56,7 +56,8 @@ def rejects(settings: Curate, root: Path, paths: Sequence[Path], found: Counter[
 
     `found` counts files and rows, see `pipeline.stages.curate.clean.check_file`.
     """
-    from pipeline.stages.curate.clean import Cleaner, added_tokens, check_file, read_names
+    from pipeline.stages.curate.clean import Cleaner, check_file
+    from pipeline.stages.curate.inputs import added_tokens, read_names
 
     lineage, base = root / "models" / "base.json", root / "models" / "base"
     tokens = added_tokens(lineage) if lineage.exists() else None

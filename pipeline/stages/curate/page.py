@@ -66,7 +66,7 @@ def _worked(rule: Mapping[str, Any]) -> bool:
 
 
 def _flow(account: Mapping[str, Any], rejects: Sequence[Mapping[str, Any]], splits: Mapping[str, int]) -> str:
-    """The rules that did something, as a stream; "" where nothing was read."""
+    """The rules that did something, as a stream; "" if nothing was read."""
     if not account["rows_read"]:
         return ""
     rule_of = {line["reason"]: line.get("rule") for line in rejects}

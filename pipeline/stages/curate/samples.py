@@ -1,17 +1,15 @@
 """A few rows of every kind for the page: what was rejected and changed, clusters, contradicting answers, leaks, suspects, rows kept."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from pipeline.chat.rows import Row
-from pipeline.stages.curate.comparing.decide import KEPT, Decisions
 from pipeline.stages.curate.comparing.duplicates import Clusters
-from pipeline.stages.curate.comparing.features import parts
-from pipeline.stages.curate.comparing.poison import Suspect, request_and_answer
-from pipeline.stages.curate.spool import Spool, spread_evenly
+from pipeline.stages.curate.comparing.poison import request_and_answer
+from pipeline.stages.curate.comparing.said import parts
+from pipeline.stages.curate.spool import Spool
 
 SHOWN = 8
 LOOKED_AT = 1000  # near-duplicates among which clusters are chosen
@@ -46,21 +44,6 @@ def answer_samples(spool: Spool, requests: Sequence[Sequence[int]]) -> list[dict
         pairs = [request_and_answer(spool.row(row)) for row in rows[:4]]
         found.append({"prompt": _cut(pairs[0][0]), "answers": [_cut(answer) for _, answer in pairs]})
     return found
-
-
-def leak_samples(spool: Spool, leaks: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Spans that training rows share with the test split or with a guarded file."""
-    return [{"source": spool.source(row), "matched": told["detail"], "span": told["spans"][0]["text"]} for row, told in leaks]
-
-
-def row_samples(spool: Spool, decisions: Decisions) -> list[dict[str, Any]]:
-    """Some rows that are kept, spread evenly."""
-    return [spool.row(index) for index in spread_evenly(np.flatnonzero(decisions.fate == KEPT), ROWS_SHOWN)]
-
-
-def suspect_samples(suspects: Sequence[Suspect]) -> list[dict[str, Any]]:
-    """Suspects as the page shows them."""
-    return [asdict(suspect) for suspect in suspects[:SHOWN]]
 
 
 def said(row: Row) -> str:

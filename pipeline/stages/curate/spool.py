@@ -32,9 +32,7 @@ class Spool:
     def finish(self) -> None:
         """No row comes any more; from now on they can be read."""
         self.file.flush()
-        lengths = np.concatenate([*self.lengths, np.zeros(0, np.int32)])
-        self.offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=self.offsets[1:])
+        self.offsets = np.cumsum(np.concatenate([np.zeros(1, np.int64), *self.lengths]))
         self.lengths.clear()
 
     def __len__(self) -> int:
@@ -66,10 +64,6 @@ class Spool:
             last = max(first + 1, min(within, first + BLOCK_ROWS, len(self)))
             yield int(self.offsets[first]), int(self.offsets[last] - self.offsets[first])
             first = last
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self.file.close()
 
 
 def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:

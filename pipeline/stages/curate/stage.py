@@ -10,6 +10,7 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,25 +20,28 @@ from numpy.typing import NDArray
 from pipeline.chat.rows import BadRow
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
+from pipeline.core.hardware import usable_cores
 from pipeline.core.jsonl import dump_line
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, publishing, scratch_folder, write_json, write_text
 from pipeline.core.special_files import need_plain_files
 from pipeline.core.wording import plural, training_words
-from pipeline.stages.curate.clean import Block, Cleaner, blocks, by_glob, check_globs, cleaner_arguments
+from pipeline.stages.curate.checks import check_account, refuse_empty
+from pipeline.stages.curate.clean import Block, Cleaner, blocks
 from pipeline.stages.curate.comparing.compare import Comparison
 from pipeline.stages.curate.comparing.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
 from pipeline.stages.curate.comparing.poison import SAMPLE_ROWS, Suspect, suspects
 from pipeline.stages.curate.comparing.splits import SPLITS, TEST
+from pipeline.stages.curate.inputs import by_glob, check_globs, cleaner_arguments
 from pipeline.stages.curate.outputs import write_clusters, write_rows
 from pipeline.stages.curate.page import render_data_page
 from pipeline.stages.curate.reading.containers import READ, raw_files, raw_lines, refusal, sha256, size
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.token_count import TokenCounter
-from pipeline.stages.curate.samples import SHOWN, answer_samples, cluster_samples, leak_samples, row_samples, suspect_samples
+from pipeline.stages.curate.samples import ROWS_SHOWN, SHOWN, answer_samples, cluster_samples
 from pipeline.stages.curate.spool import Spool, spread_evenly
-from pipeline.stages.curate.stats import Account, check_account, group_counts, refuse_empty, token_counts, turn_counts
-from pipeline.stages.curate.workers import Workers, cores, workers
+from pipeline.stages.curate.stats import Account, group_counts, token_counts, turn_counts
+from pipeline.stages.curate.workers import Workers, workers
 
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
 ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
@@ -50,7 +54,7 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
     """Run the stage below `root`, publish its outputs, and give the account (what `reports/data.json` holds).
 
     Streams: memory grows by some 60 bytes a row. `processes`: workers, by default one a core; the outputs are the same bytes
-    with any number. Raises `DataError` where no row can be used or a wanted split is empty, `ConfigError` for a glob that no file
+    with any number. Raises `DataError` if no row can be used or a wanted split is empty, `ConfigError` for a glob that no file
     matches; then nothing is published.
     """
     data = root / "data"
@@ -65,7 +69,7 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
         final, *lists = (stack.enter_context(publishing(data / name)) for name in ("final", "rejects.jsonl", "changes.jsonl", "clusters.jsonl"))
         final.mkdir()
         work = stack.enter_context(scratch_folder(data / ".curating"))
-        pool = stack.enter_context(workers(processes or (cores() if total_bytes > ALONE_BYTES else 1), Cleaner, *arguments))
+        pool = stack.enter_context(workers(processes or (usable_cores() if total_bytes > ALONE_BYTES else 1) or 1, Cleaner, *arguments))
         with lists[0].open("wb", buffering=1 << 20) as rejects, lists[1].open("wb", buffering=1 << 20) as changes:
             spool, account = Spool(work / "rows.jsonl"), Account()
             with progress("curate: reading and cleaning", total_bytes) as advance:
@@ -144,12 +148,13 @@ def compare_and_write(
         "changes": account.samples_of("change"),
         "clusters": cluster_samples(spool, clusters) if settings.drop_duplicates == "near" else [],
         "answers": answer_samples(spool, shown_requests),
-        "contamination": leak_samples(spool, [(row, comparison.tell(leaks[row])) for row in list(leaks)[:SHOWN]]),
-        "suspects": suspect_samples(suspected),
-        "rows": row_samples(spool, decisions),
+        "contamination": [
+            {"source": spool.source(row), "matched": told["detail"], "span": told["spans"][0]["text"]}
+            for row, told in ((row, comparison.tell(leaks[row])) for row in list(leaks)[:SHOWN])
+        ],
+        "suspects": [asdict(suspect) for suspect in suspected[:SHOWN]],
+        "rows": [spool.row(index) for index in spread_evenly(np.flatnonzero(kept), ROWS_SHOWN)],
     }
-    comparison.close()
-    spool.close()
     return account.summary(settings, decisions, table, clusters, extra), samples
 
 
@@ -168,7 +173,7 @@ def not_measured(settings: Curate, base: Path) -> list[str]:
 
 
 def count_tokens(base: Path, spool: Spool, kept: NDArray[np.bool_]) -> dict[str, Any]:
-    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none where there is no tokenizer to count with."""
+    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none if there is no tokenizer to count with."""
     if not base.is_dir() or not kept.any():
         return token_counts(np.zeros(0, np.int64))
     counter, tokens = TokenCounter(base), []

@@ -1,9 +1,8 @@
-"""The account of every line: what `reports/data.json` holds, and the checks that it adds up."""
+"""The account of every line: what `reports/data.json` holds."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -11,11 +10,9 @@ from numpy.typing import NDArray
 
 from pipeline.chat.rows import TRAINED, Kind
 from pipeline.config.sections import Curate
-from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine
-from pipeline.core.wording import plural
 from pipeline.stages.curate.clean import Cleaned, Tally, keep_sample
-from pipeline.stages.curate.comparing.decide import FATES, KEPT, SAMPLED_OUT, Decisions, Table
+from pipeline.stages.curate.comparing.decide import FATES, KEPT, ROW, SAMPLED_OUT, Decisions, Table
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.minhash import ALGORITHM
 from pipeline.stages.curate.comparing.splits import SPLITS, TRAIN
@@ -25,7 +22,7 @@ ROW_RULES = (
     "read", "format", "normalise", "secrets", "personal", "reasoning", "turns", *JUDGES, "control_tokens", "length",
 )  # fmt: skip
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
-MOST_TURNS = 65535  # that are told apart
+MOST_TURNS = 65535  # that are distinguished
 KINDS: tuple[str, ...] = get_args(Kind)
 BARS = 32  # most bars of the token histogram
 SIZES = ((2, 2), (3, 3), (4, 7), (8, 15), (16, None))  # of clusters, for the histogram
@@ -35,54 +32,51 @@ SIZES = ((2, 2), (3, 3), (4, 7), (8, 15), (16, None))  # of clusters, for the hi
 class Account:
     """What the first phase, line by line, found; grows block by block."""
 
-    tally: Tally = field(default_factory=Tally)
+    lines: int = 0
+    accepted: int = 0
+    tally: Tally = field(default_factory=Counter)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)  # of the files, in order
     files_found: int = 0
-    files_rejected: Counter[str] = field(default_factory=Counter)
     files_unread: dict[str, str] = field(default_factory=dict)  # name → why
-    kinds: Counter[str] = field(default_factory=Counter)
     domains: dict[str, int] = field(default_factory=dict)  # name → number, in order of appearance
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # "reject REASON" or "change RULE" → the first few
-    columns: list[tuple[NDArray, ...]] = field(default_factory=list)  # of `Table`, a block at a time
+    rows: list[NDArray] = field(default_factory=list)  # of `Table`, a block at a time
 
     def open_file(self, name: str, sha256: str) -> Counter[str]:
         """Begin a file; gives the counter for what its reader notes."""
         notes: Counter[str] = Counter()
         self.numbers[name] = len(self.numbers)
-        self.files[name] = {"rows": 0, "kept": 0, "rejected": 0, "sha256": sha256, "formats": {}, "notes": notes}
+        self.files[name] = {"rows": 0, "kept": 0, "rejected": 0, "sha256": sha256, "formats": Counter(), "notes": notes}
         return notes
 
     def refuse(self, name: str, why: BadLine) -> dict[str, Any]:
         """Account for a whole file that isn't read; gives its line for the rejects."""
         entry = {"file": name, "line": None, "offset": None, "rule": "read", "reason": why.code, "detail": str(why), "text": ""}
-        self.files_rejected[why.code] += 1
+        self.tally["files_rejected", why.code] += 1
         self.files_unread[name] = str(why)
         keep_sample(self.samples, f"reject {why.code}", entry)
         return entry
 
     def add(self, done: Cleaned) -> None:
         """Add one block."""
-        tally, file = done.tally, self.files[done.file]
-        self.tally.add(tally)
-        file["rows"] += tally.lines
-        file["kept"] += tally.accepted
-        file["rejected"] += tally.lines - tally.accepted
-        for format, count in tally.formats.items():
-            file["formats"][format] = file["formats"].get(format, 0) + count
-        self.kinds.update(done.kinds)
+        self.lines += done.lines
+        self.accepted += done.accepted
+        self.tally.update(done.tally)
+        file = self.files[done.file]
+        file["rows"] += done.lines
+        file["kept"] += done.accepted
+        file["rejected"] += done.lines - done.accepted
+        file["formats"].update(counted(done.tally, "formats"))
         for key, entries in done.samples.items():
             for entry in entries:
                 keep_sample(self.samples, key, entry)
-        count = len(done.ids)
-        self.columns.append((
-            np.full(count, self.numbers[done.file], np.int32),
-            np.fromiter(map(self._domain, done.domains), np.int32, count),
-            np.fromiter((int(identity, 16) for identity in done.ids), np.uint64, count),
-            np.fromiter((min(turns, MOST_TURNS) for turns in done.turns), np.uint16, count),
-            np.fromiter(map(KINDS.index, done.kinds), np.uint8, count),
-            np.fromiter(done.scored, np.bool_, count),
-        ))  # fmt: skip
+        self.tally.update(("kinds", row.kind) for row in done.facts)
+        number = self.numbers[done.file]
+        self.rows.append(np.array([
+            (number, self._domain(row.domain), int(row.id, 16), min(row.turns, MOST_TURNS), KINDS.index(row.kind), row.scored)
+            for row in done.facts
+        ], ROW))  # fmt: skip
 
     def _domain(self, name: str) -> int:
         if name not in self.domains and len(self.domains) >= MOST_DOMAINS:
@@ -91,11 +85,7 @@ class Account:
 
     def table(self) -> Table:
         """What the rules that compare rows need to know of each clean row."""
-        types = (np.int32, np.int32, np.uint64, np.uint16, np.uint8, np.bool_)
-        empty = tuple(np.zeros(0, each) for each in types)
-        columns = [np.concatenate(parts) for parts in zip(empty, *self.columns, strict=True)]
-        self.columns.clear()
-        return Table(*columns)
+        return np.concatenate([np.zeros(0, ROW), *self.rows]).view(np.recarray)
 
     def samples_of(self, kind: str) -> list[dict[str, Any]]:
         """The samples of all reasons ("reject") or rules ("change")."""
@@ -110,21 +100,21 @@ class Account:
         kinds = dict(zip(KINDS, np.bincount(table.kind[kept], minlength=len(KINDS)).tolist(), strict=True))
         return {
             "seed": settings.seed,
-            "rows_read": self.tally.lines,
-            "rows_accepted": self.tally.accepted,
-            "rows_rejected": self.tally.lines - self.tally.accepted,
-            "parts_added": len(table.key) - self.tally.accepted,
+            "rows_read": self.lines,
+            "rows_accepted": self.accepted,
+            "rows_rejected": self.lines - self.accepted,
+            "parts_added": len(table.key) - self.accepted,
             "rows_dropped": sum(lost.values()),
             "rows_kept": int(kept.sum()),
-            "rules": self.rules(lost, len(table.key) - self.tally.accepted),
-            "rejected": dict(self.tally.rejected) | reasons,
+            "rules": self.rules(lost, len(table.key) - self.accepted),
+            "rejected": counted(self.tally, "rejected") | reasons,
             "files_found": self.files_found,
-            "files_rejected": dict(self.files_rejected),
+            "files_rejected": counted(self.tally, "files_rejected"),
             "files_unread": dict(self.files_unread),
-            "changed": dict(self.tally.changed),
-            "redactions": dict(sorted(self.tally.redactions.items())),
-            "formats": dict(self.tally.formats),
-            "kinds": dict(self.kinds),
+            "changed": counted(self.tally, "changed"),
+            "redactions": dict(sorted(counted(self.tally, "redactions").items())),
+            "formats": counted(self.tally, "formats"),
+            "kinds": counted(self.tally, "kinds"),
             "untrained": {kind: rows for kind, rows in kinds.items() if rows and kind not in TRAINED},
             "scored": int(table.scored[kept].sum()),
             "splits": {split: int((decisions.split[kept] == number).sum()) for number, split in enumerate(SPLITS)},
@@ -137,29 +127,36 @@ class Account:
 
     def rules(self, lost: Mapping[str, int], parts_added: int) -> list[dict[str, Any]]:
         """How many rows every rule saw, passed on, rejected and changed, in the order in which they are applied."""
-        table, now = [], self.tally.lines
+        steps, now = [], self.lines
         for rule in (*ROW_RULES, *lost):
-            rejected = lost.get(rule, self.tally.rejected_by[rule])
+            rejected = lost.get(rule, self.tally["rejected_by", rule])
             after = now - rejected + (parts_added if rule == "length" else 0)
-            table.append({"rule": rule, "rows_in": now, "rows_out": after, "rejected": rejected, "changed": self.tally.rows_changed[rule]})
+            steps.append({"rule": rule, "rows_in": now, "rows_out": after, "rejected": rejected, "changed": self.tally["rows_changed", rule]})
             now = after
-        return table
+        return steps
+
+
+def counted(tally: Tally, what: str) -> dict[str, int]:
+    """The counts of one kind, by name."""
+    return {name: count for (kind, name), count in tally.items() if kind == what}
 
 
 def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
     """Clean rows and rows in each split, by domain."""
-    kept = decisions.fate == KEPT
-    read = np.bincount(table.domain, minlength=len(domains))
-    by_split = [np.bincount(table.domain[kept & (decisions.split == number)], minlength=len(domains)) for number in range(len(SPLITS))]
-    return {name: {"read": int(read[i])} | {split: int(by_split[number][i]) for number, split in enumerate(SPLITS)} for i, name in enumerate(domains)}
+    rows = {"read": np.ones(len(table), np.bool_)}
+    rows |= {split: (decisions.fate == KEPT) & (decisions.split == number) for number, split in enumerate(SPLITS)}
+    return _by_domain(rows, table, domains)
 
 
 def balance_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
     """Training rows before and after balancing, by domain."""
     after = (decisions.fate == KEPT) & (decisions.split == TRAIN)
-    before = after | (decisions.fate == SAMPLED_OUT)
-    counts = [np.bincount(table.domain[rows], minlength=len(domains)) for rows in (before, after)]
-    return {name: {"before": int(counts[0][i]), "after": int(counts[1][i])} for i, name in enumerate(domains)}
+    return _by_domain({"before": after | (decisions.fate == SAMPLED_OUT), "after": after}, table, domains)
+
+
+def _by_domain(rows: Mapping[str, NDArray[np.bool_]], table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
+    counts = {name: np.bincount(table.domain[some], minlength=len(domains)).tolist() for name, some in rows.items()}
+    return {domain: {name: count[i] for name, count in counts.items()} for i, domain in enumerate(domains)}
 
 
 def duplicate_counts(clusters: Clusters, settings: Curate) -> dict[str, Any]:
@@ -205,51 +202,3 @@ def token_counts(tokens: NDArray[np.int64]) -> dict[str, Any]:
 
 def _size_name(low: int, high: int | None) -> str:
     return f"{low}+" if high is None else str(low) if low == high else f"{low}-{high}"
-
-
-def check_account(counts: Mapping[str, Any], folder: Path, rejects: Path) -> None:
-    """Compare the counts with each other and with the files written; a difference is a bug of ours."""
-    written = {split: count_lines(folder / f"{split}.jsonl") for split in SPLITS}
-    entries = counts["rows_rejected"] + counts["rows_dropped"] + sum(counts["files_rejected"].values())
-    whole = (
-        counts["rows_read"] == counts["rows_accepted"] + counts["rows_rejected"]
-        and counts["rows_accepted"] + counts["parts_added"] == counts["rows_kept"] + counts["rows_dropped"]
-        and counts["rules"][-1]["rows_out"] == counts["rows_kept"]
-        and sum(counts["rejected"].values()) == counts["rows_rejected"] + counts["rows_dropped"]
-        and sum(file["rows"] for file in counts["files"].values()) == counts["rows_read"]
-        and all(file["rows"] == file["kept"] + file["rejected"] for file in counts["files"].values())
-        and counts["files_found"] == len(counts["files"]) + len(counts["files_unread"])
-        and sum(counts["files_rejected"].values()) == len(counts["files_unread"])
-    )
-    if not whole or written != counts["splits"] or count_lines(rejects) != entries:
-        raise RuntimeError(f"curate's account does not balance: {counts}, written {written} and {count_lines(rejects)} rejects")
-
-
-def count_lines(path: Path) -> int:
-    """Newline bytes in a file."""
-    with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-
-
-def refuse_empty(counts: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], raw: Path, settings: Curate) -> None:
-    """Raise `DataError` where there is nothing to train on, or nothing to measure on though `test_fraction` asks for it.
-
-    `samples` has rejects under "reject REASON".
-    """
-    kept, splits = counts["rows_kept"], counts["splits"]
-    if not kept:
-        commonest = (Counter(counts["rejected"]) + Counter(counts["files_rejected"])).most_common(3)
-        reasons = ", ".join(f"{count} {code}" for code, count in commonest) or "no line in it"
-        first = next(iter(samples.get(f"reject {commonest[0][0]}", [])), None) if commonest else None
-        where = first and f"{first['file']}{' line ' + str(first['line']) if first['line'] else ''}"
-        example = f"; first {where}: {first['detail']}" if first else ""
-        raise DataError(
-            f"0 of {plural(counts['rows_read'], 'row')} in {raw} can be used ({reasons}{example}): docs/data-formats.md shows what is read"
-        )
-    for split, wanted in (("train", True), ("test", settings.test_fraction > 0)):
-        if wanted and not splits[split]:
-            lost = counts["rows_rejected"] + counts["rows_dropped"]
-            raise DataError(
-                f"of {plural(kept, 'row')} in {raw} none is left for {split} at val_fraction {settings.val_fraction} and "
-                f"test_fraction {settings.test_fraction} ({plural(lost, 'was', 'were')} rejected): add rows or change these fractions"
-            )

@@ -21,11 +21,6 @@ _state: Any = None  # what a worker made once, at its start
 _failure: QuenchError | None = None  # or why it couldn't
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Workers:
     """Maps functions `(state, block) → result` over blocks; `state` is made once per process by `make(*arguments)`."""
 
@@ -50,7 +45,11 @@ class Workers:
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
-            raise MachineError("a worker process of curate was ended from outside (out of memory?): close other programs, then run again") from error
+            raise MachineError(
+                "Q-CURATE-015",
+                "a worker process of curate was ended from outside (out of memory?): close other programs, "
+                "then run again",
+            ) from error
         finally:
             for future in waiting:
                 future.cancel()

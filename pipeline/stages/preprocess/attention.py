@@ -1,6 +1,6 @@
 """Whether a model keeps packed rows apart: measured on a small random model of the base's own architecture.
 
-Packed rows have no attention mask, only positions that start anew (TRL's `padding_free`). Attention that reads them sees
+Packed rows have no attention mask, only positions that start again (TRL's `padding_free`). Attention that reads them sees
 each row alone; a recurrent layer, or attention that ignores them, would let rows leak into each other in silence.
 """
 
@@ -19,7 +19,7 @@ SMALL = {"vocab_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32,
 
 
 def need_rows_apart(base: Path) -> float:
-    """The largest difference that packing makes to a logit. Raises `ConfigError` where it is above `LIMIT` or can't be measured."""
+    """The largest difference that packing makes to a logit. Raises `ConfigError` if it is above `LIMIT` or can't be measured."""
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     kind = config.get("model_type")
     try:
@@ -27,12 +27,15 @@ def need_rows_apart(base: Path) -> float:
     except Exception as error:  # any architecture may demand sizes of its own
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(
-            f"preprocess.packing is true, but whether {kind} keeps packed rows apart could not be measured ({why}): set it to false"
+            "Q-PREPROCESS-002",
+            f"preprocess.packing is true, but whether {kind} keeps packed rows apart could not be measured "
+            f"({why}): set it to false",
         ) from error
     if not difference <= LIMIT:
         raise ConfigError(
-            f"preprocess.packing is true, but {kind} can't keep rows apart (a packed row's logits differ by {difference:.2g} from the same row's "
-            f"alone, {LIMIT:g} is the limit): set it to false"
+            "Q-PREPROCESS-003",
+            f"preprocess.packing is true, but {kind} can't keep rows apart (a packed row's logits differ by "
+            f"{difference:.2g} from the same row's alone, {LIMIT:g} is the limit): set it to false",
         )
     return difference
 

@@ -1,4 +1,4 @@
-"""What the model will learn as a page: rows as coloured tokens, trained against masked, and the account of the tokens.
+"""What the model will learn as a page: rows as colored tokens, trained against masked, and the account of the tokens.
 
 `render_labels_page` fills `templates/labels.html.jinja`; the numbers come from `reports/labels.json`, the rows from the
 tokens that stage `preprocess` wrote.
@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from pipeline.chat.tokens import IGNORED
 from pipeline.core.wording import count, percent, plural, training_words
 from pipeline.pages.drawings import bars
 from pipeline.pages.templating import fill
+from pipeline.stages.preprocess.tables import Written
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -26,6 +28,7 @@ KINDS = {
     "unfolded": ("Unfolded", "The template shows earlier turns differently once more turns follow, so each answer is learnt in a text of its own."),
     "text": ("Text", "Segments without a template; those to be trained are."),
 }
+LONGEST = 600  # tokens that are shown of a sequence
 LITTLE = 0.02  # of the tokens trained: hardly worth the reading
 
 
@@ -43,14 +46,11 @@ def render_labels_page(account: Mapping[str, Any], samples: Sequence[Mapping[str
     told = "; ".join(f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in lengths if one["rows"])
     drawing = bars("lengths", "Sequences by length in tokens", told, [(f"{one['from']:,}", one["rows"]) for one in lengths], edges=True)
     return fill(
-        "labels.html.jinja", account=account, splits=account["splits"], train=train, kinds=kinds, title=_title(account),
+        "labels.html.jinja", account=account, splits=account["splits"], train=train, kinds=kinds,
+        title=f"{percent(account['trained_share'])} of the tokens are trained",
         verdict=_verdict(account), notes=_notes(account), drawing=Markup(drawing),  # noqa: S704 (our own; drawings escapes its texts)
         rejects=_rejects(account),
     )  # fmt: skip
-
-
-def _title(account: Mapping[str, Any]) -> str:
-    return f"{percent(account['trained_share'])} of the tokens are trained"
 
 
 def _verdict(account: Mapping[str, Any]) -> str:
@@ -118,3 +118,24 @@ def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
         inside = "".join(map(token, stretch))
         parts.append(f"<mark>{inside}</mark>" if trained else inside)
     return Markup("".join(parts))  # noqa: S704 (the text in it is escaped, the rest is ours)
+
+
+def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]:
+    """The sequence of this name in a file that was read back: kind, name, counts and its pieces, of which the first `LONGEST` tokens' are given."""
+    found = written.take(name)
+    assert found is not None, name
+    ids, labels = (part.tolist() for part in found)
+    trained = [label != IGNORED for label in labels]
+    return {"kind": kind, "row": name, "tokens": len(ids), "trained": sum(trained), "pieces": pieces(ids[:LONGEST], trained[:LONGEST], plain)}
+
+
+def pieces(ids: list[int], trained: list[bool], plain: Any) -> list[dict[str, Any]]:
+    """{"text", "trained", "special", "tokens"} of each token, or of several neighbours that only together are characters (an emoji)."""
+    special, start = set(plain.get_added_tokens_decoder()), 0
+    found = []
+    for end in range(1, len(ids) + 1):
+        text: str = plain.decode(ids[start:end], skip_special_tokens=False)
+        if end == len(ids) or trained[end] != trained[start] or ids[end] in special or "\N{REPLACEMENT CHARACTER}" not in text:
+            found.append({"text": text, "trained": trained[start], "special": ids[start] in special, "tokens": end - start})
+            start = end
+    return found

@@ -7,35 +7,25 @@ gives for the row's turns: an answer, up to its end of turn, is what the templat
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipeline.chat.tokens import IGNORED, Row
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.wording import plural
 from pipeline.stages.preprocess.stats import row_name
+from pipeline.stages.preprocess.stretches import Base, Claim, Stretch, check_claims, short
 from pipeline.stages.preprocess.tables import Written
 
 TOGETHER = 256  # rows that are decoded in one call
-SHOWN = 60  # characters of a text in a message
-Stretch = tuple[bool, str]  # trained or masked, and its text
-
-
-@dataclass(frozen=True)
-class Base:
-    """What of the base the proof needs: its tokenizer, the same as `tokenizer.json` has it, rows of embeddings, a pattern of control tokens."""
-
-    tokenizer: Any
-    plain: Any
-    embeddings: int
-    control: re.Pattern[str]
 
 
 def load_base(folder: Path, tokenizer: Any) -> Base:
-    """The base in `folder`; raises `DataError` where tokenizer, config.json and generation_config.json name different ends of turn."""
+    """The base in `folder`; raises `DataError` if tokenizer, config.json and generation_config.json name different ends of turn."""
     from tokenizers import Tokenizer
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -45,10 +35,17 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
     for name, values in said.items():
         ends = values.get("eos_token_id")
         if ends is not None and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
-            raise DataError(f"the end of turn is {tokenizer.eos_token_id} ({tokenizer.eos_token}) in the tokenizer and {ends} in {folder / name}, "
-                            "so the model would not stop where it learnt to: mend one of them")  # fmt: skip
+            raise DataError(
+                "Q-PREPROCESS-004",
+                f"the end of turn is {tokenizer.eos_token_id} ({tokenizer.eos_token}) in the tokenizer and "
+                f"{ends} in {folder / name}, so the model would not stop where it learned to: fix one of "
+                "them",
+            )
     if not sizes:
-        raise DataError(f"{folder / 'config.json'} names no vocab_size: fetch the base again")
+        raise DataError(
+            "Q-PREPROCESS-005",
+            f"{folder / 'config.json'} names no vocab_size: fetch the base again",
+        )
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
     added = [token for token in plain.get_added_tokens_decoder().values() if not token.single_word]
     control = [re.escape(token.content) for token in added if len(token.content) > 1 and token.content.replace("▁", " ").strip()]
@@ -60,37 +57,48 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
 
     Raises `DataError` with the failure's name and the row at the first difference.
     """
-    import numpy as np
-
     written = Written(path)
     file = rows.name
     if len(written.lengths) and written.lengths.max() > max_length:
-        raise DataError(f"{path.name} has a row of {written.lengths.max()} tokens, preprocess.max_length is {max_length}: rows were packed wrongly")
+        raise DataError(
+            "Q-PREPROCESS-013",
+            f"{path.name} has a row of {written.lengths.max()} tokens, preprocess.max_length is "
+            f"{max_length}: rows were packed wrongly",
+        )
     if len(written.ids) and not (written.ids.min() >= 0 and written.ids.max() < base.embeddings):
-        raise DataError(f"{path.name} has token {written.ids.max()}, but the base has {base.embeddings} rows of embeddings: "
-                        "its tokenizer is another model's")  # fmt: skip
+        raise DataError(
+            "Q-PREPROCESS-006",
+            f"{path.name} has token {written.ids.max()}, but the base has {base.embeddings} rows of "
+            "embeddings: its tokenizer is another model's",
+        )
     if np.any((written.labels != IGNORED) & (written.labels != written.ids)):
-        raise DataError(f"{path.name} has a label that is not its own token: the labels are shifted")
+        raise DataError(
+            "Q-PREPROCESS-013",
+            f"{path.name} has a label that is not its own token: the labels are shifted",
+        )
     read = trained_rows = turns = 0
     numbered = enumerate(read_rows(rows), start=1)
     while some := list(islice(numbered, TOGETHER)):
-        claims: list[tuple[str, Any, list[Stretch], int]] = []
+        claims: list[Claim] = []
         for number, row in some:
             mine = list(_claims(row, row_name(row, file, number), written, base))
             read, trained_rows, claims = read + 1, trained_rows + bool(mine), claims + mine
         turns += sum(count for _, _, _, count in claims)
-        _compare(claims, base, file)
+        check_claims(claims, base, file)
     if over := next(written.left(), None):
-        raise DataError(f"row {over} of {path.name} is not in {file}, or more often than there: rows were made up")
+        raise DataError(
+            "Q-PREPROCESS-014",
+            f"row {over} of {path.name} is not in {file}, or more often than there: rows were made up",
+        )
     if read != trained_rows + rejected:
         where = f"{trained_rows} are in {path.name} and {rejected} were rejected with a reason"
-        raise DataError(f"{file} has {plural(read, 'row')}, {where}: rows got lost")
+        raise DataError("Q-PREPROCESS-014", f"{file} has {plural(read, 'row')}, {where}: rows got lost")
     trained = int((written.labels != IGNORED).sum())
     return {"rows": trained_rows, "sequences": len(written.row_ids), "packed_rows": len(written.lengths), "tokens": len(written.ids),
             "trained_tokens": trained, "trained_turns": turns}  # fmt: skip
 
 
-def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[tuple[str, Any, list[Stretch], int]]:
+def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
     """(name, what is written, what should be, how many turns are trained) of each sequence of the row; none of a row that was left out."""
     whole = written.take(name)
     if row.get("kind", "chat") == "text":
@@ -107,7 +115,11 @@ def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[tuple
         if one is None and part == 1:
             return
         if one is None:
-            raise DataError(f"turn {turn + 1} of row {name} is not in data/tokens, but the turns before it are: the row lost a part")
+            raise DataError(
+                "Q-PREPROCESS-014",
+                f"turn {turn + 1} of row {name} is not in data/tokens, but the turns before it are: the row "
+                "lost a part",
+            )
         yield f"{name}#{part}", one, _of_turns(messages[: turn + 1], tools, [turn], base, name), 1
 
 
@@ -119,7 +131,11 @@ def _of_turns(messages: list[Any], tools: Any, learnt: list[int], base: Base, na
 
     for number, message in enumerate(messages, start=1):
         if found := base.control.search(message["content"]):
-            raise DataError(f"row {name}: turn {number} says {found[0]}, a control token of the base, which would end or begin a turn there")
+            raise DataError(
+                "Q-PREPROCESS-007",
+                f"row {name}: turn {number} says {found[0]}, a control token of the base, which would end "
+                "or begin a turn there",
+            )
     eos = base.tokenizer.eos_token
     whole, at, stretches = text(messages), 0, list[Stretch]()
     for turn in learnt:
@@ -129,16 +145,24 @@ def _of_turns(messages: list[Any], tools: Any, learnt: list[int], base: Base, na
         answer = answer[: answer.rfind(eos) + len(eos)]
         said = messages[turn]["content"].strip()
         if said not in answer and json.dumps(said, ensure_ascii=False)[1:-1] not in answer:
-            raise DataError(f"row {name}: turn {turn + 1} says {_short(said)}, which the template does not show in what is trained")
+            raise DataError(
+                "Q-PREPROCESS-008",
+                f"row {name}: turn {turn + 1} says {short(said)}, which the template does not show in what "
+                "is trained",
+            )
         if whole[at : len(before)] != before[at:] or not whole.startswith(answer, len(before)):
-            raise DataError(f"row {name}: the template shows turn {turn + 1} differently once more turns follow, so it can't be learnt in one text")
+            raise DataError(
+                "Q-PREPROCESS-008",
+                f"row {name}: the template shows turn {turn + 1} differently once more turns follow, so it "
+                "can't be learned in one text",
+            )
         stretches += [(False, before[at:]), (True, answer)]
         at = len(before) + len(answer)
     return [*stretches, (False, whole[at:])]
 
 
 def _of_segments(segments: list[Any], base: Base) -> list[Stretch]:
-    """Text without a template, between the tokenizer's own beginning and its end, if that is learnt."""
+    """Text without a template, between the tokenizer's own beginning and its end, if that is learned."""
     tokenizer = base.tokenizer
     stretches = [(segment["train"], segment["text"]) for segment in segments]
     if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] and not segments[0]["text"].startswith(tokenizer.bos_token):
@@ -146,76 +170,3 @@ def _of_segments(segments: list[Any], base: Base) -> list[Stretch]:
     if segments[-1]["train"] and not segments[-1]["text"].endswith(tokenizer.eos_token):
         stretches.append((True, tokenizer.eos_token))
     return stretches
-
-
-def _compare(claims: list[tuple[str, Any, list[Stretch], int]], base: Base, file: str) -> None:
-    """Raise `DataError` unless every sequence decodes, stretch by stretch, to what it should be."""
-    cut = [_stretches(*pair) for _, pair, _, _ in claims]
-    texts = iter(base.plain.decode_batch([ids for stretches in cut for _, ids in stretches], skip_special_tokens=False))
-    for (name, (ids, labels), wanted, turns), stretches in zip(claims, cut, strict=True):
-        found = [(trained, next(texts)) for trained, _ in stretches]
-        where = f"row {name} of {file}"
-        ends = int((labels == base.tokenizer.eos_token_id).sum())
-        bos = base.tokenizer.bos_token_id
-        if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
-            raise DataError(f"{where} begins with {base.tokenizer.bos_token} twice: the template and the tokenizer both add it")
-        if not any(trained for trained, _ in found):
-            raise DataError(f"nothing is trained in {where}: its loss would be 0")
-        if ends < turns:
-            raise DataError(f"the end of turn ({base.tokenizer.eos_token}) is not trained in {where}: {ends} of {turns} are")
-        wanted = _joined(wanted)
-        if not (len(found) == len(wanted) and all(a[0] == b[0] and _same(a[1], b[1], base) for a, b in zip(found, wanted, strict=True))):
-            raise DataError(_difference(where, found, wanted))
-        if ends > turns:
-            raise DataError(f"{where} trains {ends} ends of turn in {turns} turns: the template writes {base.tokenizer.eos_token} inside a turn")
-
-
-def _stretches(ids: Any, labels: Any) -> list[tuple[bool, list[int]]]:
-    """Runs of trained and of masked tokens, in order."""
-    import numpy as np
-
-    trained = labels != IGNORED
-    edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(ids)]
-    return [(bool(trained[start]), ids[start:end].tolist()) for start, end in pairwise(edges) if end > start]
-
-
-def _joined(stretches: list[Stretch]) -> list[Stretch]:
-    """Neighbours of one kind as one, empty ones left out."""
-    joined: list[Stretch] = []
-    for trained, text in stretches:
-        if text and joined and joined[-1][0] == trained:
-            joined[-1] = (trained, joined[-1][1] + text)
-        elif text:
-            joined.append((trained, text))
-    return joined
-
-
-def _same(decoded: str, text: str, base: Base) -> bool:
-    """Whether both are one text to the tokenizer: some compose characters (NFC) or add or drop a space where a stretch begins."""
-    if decoded == text:
-        return True
-    again: str = base.plain.decode(base.plain.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
-    return decoded == again or (_drops_a_space(base.plain) and again in (f" {decoded}", decoded.removeprefix(" ")))
-
-
-def _drops_a_space(plain: Any) -> bool:
-    """Whether a stretch that begins with a space is decoded without it, as Llama 2's tokenizer does."""
-    ids = plain.encode("b a", add_special_tokens=False).ids
-    return all(plain.decode(ids[start:], skip_special_tokens=False) != " a" for start in range(len(ids)))
-
-
-def _difference(where: str, found: list[Stretch], wanted: list[Stretch]) -> str:
-    """The first difference in words."""
-    trained, should = ("".join(text for is_trained, text in stretches if is_trained) for stretches in (found, wanted))
-    if trained != should:
-        at = next((place for place, (a, b) in enumerate(zip(trained, should, strict=False)) if a != b), min(len(trained), len(should)))
-        if len(trained) > len(should):
-            return f"a token that is not the assistant's is trained in {where}: {_short(trained[at:])}, where {_short(should[at:])} should be"
-        return f"a token of the assistant's is not trained in {where}: {_short(should[at:])} should be, {_short(trained[at:])} is"
-    shown, right = ("".join(text for _, text in stretches) for stretches in (found, wanted))
-    at = next((place for place, (a, b) in enumerate(zip(shown, right, strict=False)) if a != b), min(len(shown), len(right)))
-    return f"{where} has a masked text that is not the template's, a system prompt perhaps: {_short(shown[at:])}, not {_short(right[at:])}"
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")

@@ -1,4 +1,4 @@
-"""Turn chats and texts into what the trainer sees: token ids, labels on what is to be learnt only, packed rows.
+"""Turn chats and texts into what the trainer sees: token ids, labels on what is to be learned only, packed rows.
 
 Reads `data/final/{train,val}.jsonl`, and tokenizer, template and configuration in `models/base/`.
 Writes `data/tokens/{train,val}.parquet` (`pipeline.stages.preprocess.tables`), `data/tokens/manifest.json`, `reports/labels.json`
@@ -21,10 +21,10 @@ from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.wording import most, plural, training_words
 from pipeline.stages.preprocess.attention import need_rows_apart
 from pipeline.stages.preprocess.packing import best_fit
-from pipeline.stages.preprocess.page import render_labels_page, untrained_and_scored
-from pipeline.stages.preprocess.proof import Base, load_base, prove
-from pipeline.stages.preprocess.samples import sample
+from pipeline.stages.preprocess.page import render_labels_page, sample, untrained_and_scored
+from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stats import Tally, row_name
+from pipeline.stages.preprocess.stretches import Base
 from pipeline.stages.preprocess.tables import Written, to_table, token_lengths, write_rows_of
 
 SPLITS = ("train", "val")
@@ -36,7 +36,7 @@ def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length
     A row longer than `max_length` tokens, one that the template can't render whole and with exact labels, and one of a
     kind that supervised training has no use for is left out and counted by reason; nothing is cut. Raises `DataError`
     where no training row is left, where tokenizer and configuration contradict each other and where the proof fails,
-    `ConfigError` where the base can't keep packed rows apart.
+    `ConfigError` if the base can't keep packed rows apart.
     """
     tokenizer = load_tokenizer(base)
     known = load_base(base, tokenizer)
@@ -52,7 +52,11 @@ def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length
         train = account["splits"]["train"]
         if not train["rows"]:
             reasons = ", ".join(f"{code}: {count}" for code, count in tallies["train"].rejected.most_common()) or "there is none"
-            raise DataError(f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): mend the rows or raise preprocess.max_length")
+            raise DataError(
+                "Q-PREPROCESS-001",
+                f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): fix the rows or "
+                "raise preprocess.max_length",
+            )
         account["trained_share"] = round(train["trained_tokens"] / train["tokens"], 4)
         write_json(aside / NAME, manifest(aside, [rows_folder / f"{split}.jsonl" for split in SPLITS], base, tokenizer, account))
         written = Written(aside / "train.parquet")

@@ -45,7 +45,7 @@ def test_no_domain_has_more_than_its_share():
 
 
 def test_a_share_that_can_not_be_met_is_one_sentence():
-    with pytest.raises(DataError, match=r"max_domain_share is 0.3, but there are only 2 domains, so one has at least 50%"):
+    with pytest.raises(DataError, match="Q-CURATE-012"):
         capped(np.array([5, 5]), 0.3)
 
 

@@ -393,7 +393,7 @@ def test_links_to_files_are_data_and_links_to_folders_are_not_followed(tmp_path:
 def test_two_files_with_one_name_in_the_reports_are_told(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).touch()
     (tmp_path / "\\udcff.jsonl").touch()
-    with pytest.raises(DataError, match=r"udcff\.jsonl' and b'.*/\\xff\.jsonl' would have one name in the reports: rename one"):
+    with pytest.raises(DataError, match=r"Q-CURATE-002: .*udcff\.jsonl' and b'.*/\\xff\.jsonl' "):
         raw_files(tmp_path)
 
 
@@ -432,10 +432,10 @@ def test_a_folder_whose_files_cannot_be_reached_is_told(tmp_path: Path, monkeypa
 
 def test_a_folder_without_data_is_told(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match=r"no data in .*: put JSONL there"):
+        with pytest.raises(DataError, match="Q-CURATE-001"):
             raw_files(folder)
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(DataError, match=r"it holds 1 file, but none that is \*\.jsonl.*\*\.parquet"):
+    with pytest.raises(DataError, match=r"Q-CURATE-001: .* 1 file,"):
         raw_files(tmp_path)
 
 

@@ -22,9 +22,9 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.jsonl import read_rows
 from pipeline.llamacpp.tools import PROJECT
+from pipeline.stages.curate.checks import count_lines
 from pipeline.stages.curate.comparing.splits import SPLITS
 from pipeline.stages.curate.stage import curate, main
-from pipeline.stages.curate.stats import count_lines
 
 REPO = PROJECT
 DOCS = REPO / "docs/data-formats.md"
@@ -116,7 +116,7 @@ def test_a_bad_line_is_rejected_with_its_reason_and_the_run_goes_on(
 @pytest.mark.parametrize("globs", [["logs/*"], ["b.*", "c.*"], ["*", "b.*"]])
 def test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written(tmp_path: Path, key: str, globs: list[str]) -> None:
     project = Project(tmp_path, {"b.jsonl": lines(GOOD, chat("another"))})
-    with pytest.raises(ConfigError, match=rf"curate\.{key} names {re.escape(repr(globs[-1]))}"):
+    with pytest.raises(ConfigError, match=rf"Q-CURATE-00[89]: curate\.{key} names {re.escape(repr(globs[-1]))}"):
         project.run(**{key: dict.fromkeys(globs, "messages" if key == "formats" else 0.5)})
     assert not (tmp_path / "data/final").exists()
 
@@ -180,7 +180,7 @@ def test_the_same_answer_twice_is_one_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_worker_that_can_not_be_made_says_why(tmp_path: Path, processes: int) -> None:
     project = Project(tmp_path, {"a.jsonl": lines(GOOD)})
-    with pytest.raises(ConfigError, match="xx"):
+    with pytest.raises(ConfigError, match="Q-CURATE-011"):
         project.run(processes, languages=["xx"])
     assert project.outputs() == {}
 
@@ -321,7 +321,7 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(tmp_path: P
 
     monkeypatch.setattr(pipeline.stages.curate.stage, "raw_lines", killing)
     monkeypatch.setattr(pipeline.stages.curate.stage, "BLOCK_BYTES", 1000)
-    with pytest.raises(MachineError, match="a worker process of curate was ended from outside"):
+    with pytest.raises(MachineError, match="Q-CURATE-015"):
         project.run(2)
     assert project.outputs() == before
     assert not (tmp_path / "data/.curating").exists()
@@ -394,27 +394,27 @@ def test_domains_are_balanced_and_split_in_proportion(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "changed", "sentence"),
+    ("files", "changed", "problem"),
     [
-        ({}, {}, r"no data in .*/raw: put JSONL there \(or `make demo` writes an example\)"),
-        ({".gitkeep": b""}, {}, r"no data in .*/raw: "),
-        ({"a.doc": b"x"}, {}, r"no data in .*/raw \(it holds 1 file, but none that is \*\.jsonl"),
-        ({"a.jsonl": b""}, {}, r"0 of 0 rows .*no line in it"),
-        ({"a.json": b"[]"}, {}, r"0 of 0 rows "),
-        ({"a.jsonl": b"\nx\ny\n"}, {}, r"0 of 3 rows in .* can be used \(2 not_json, 1 blank; first a\.jsonl line 2: "),
-        ({"a.jsonl": lines(GOOD)}, {"test_fraction": 0.5}, r"of 1 row in .* none is left for test at .*\(0 were rejected\): add rows"),
-        ({"a.jsonl": lines(GOOD, chat("b"))}, {"val_fraction": 0.5, "test_fraction": 0.5}, r"of 2 rows in .* none is left for train"),
-        ({"a.jsonl": lines(GOOD)}, {"names": "names.txt"}, r"guard/names\.txt, which curate\.names asks for, can't be read"),
-        ({"a.jsonl": lines(GOOD)}, {"decontaminate": ["exam.jsonl"]}, r"guard/exam\.jsonl, which curate\.decontaminate names, "),
-        ({"a.jsonl": lines(GOOD)}, {"max_domain_share": 0.5}, r"max_domain_share is 0\.5, but there is only 1 domain"),
+        ({}, {}, "Q-CURATE-001"),
+        ({".gitkeep": b""}, {}, "Q-CURATE-001"),
+        ({"a.doc": b"x"}, {}, "Q-CURATE-001"),
+        ({"a.jsonl": b""}, {}, "Q-CURATE-013"),
+        ({"a.json": b"[]"}, {}, "Q-CURATE-013"),
+        ({"a.jsonl": b"\nx\ny\n"}, {}, r"Q-CURATE-013: .* \(2 not_json, 1 blank; first a\.jsonl line 2: "),
+        ({"a.jsonl": lines(GOOD)}, {"test_fraction": 0.5}, r"Q-CURATE-014: of 1 row .* test "),
+        ({"a.jsonl": lines(GOOD, chat("b"))}, {"val_fraction": 0.5, "test_fraction": 0.5}, r"Q-CURATE-014: of 2 rows .* train "),
+        ({"a.jsonl": lines(GOOD)}, {"names": "names.txt"}, "Q-CURATE-005"),
+        ({"a.jsonl": lines(GOOD)}, {"decontaminate": ["exam.jsonl"]}, "Q-CURATE-006"),
+        ({"a.jsonl": lines(GOOD)}, {"max_domain_share": 0.5}, "Q-CURATE-012"),
     ],
 )  # fmt: skip
-def test_nothing_to_train_or_measure_on_is_one_sentence(tmp_path: Path, files: dict[str, bytes], changed: dict[str, Any], sentence: str) -> None:
+def test_nothing_to_train_or_measure_on_is_one_sentence(tmp_path: Path, files: dict[str, bytes], changed: dict[str, Any], problem: str) -> None:
     project = Project(tmp_path, files)
-    with pytest.raises(DataError, match=sentence) as caught:
+    with pytest.raises(DataError, match=problem) as caught:
         project.run(**changed)
     assert caught.value.exit_code == 3
-    assert "\n" not in str(caught.value)
+    assert "\n" not in caught.value.sentence
     assert project.outputs() == {}
 
 
@@ -435,7 +435,7 @@ def test_a_missing_or_odd_base_record_is_one_sentence(tmp_path: Path, base: str 
     (tmp_path / "models/base.json").unlink()
     if base is not None:
         (tmp_path / "models/base.json").write_text(base)
-    with pytest.raises(DataError, match=r"base\.json is missing or has no list added_tokens: run `python -m pipeline base` first"):
+    with pytest.raises(DataError, match="Q-CURATE-003"):
         project.run()
 
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 import pipeline.stages.curate.comparing.features
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.curate.comparing.duplicates import Clusters, Index, best_of, labels, unite
-from pipeline.stages.curate.comparing.features import COMMON_ROWS, OWN, Boilerplate, boilerplate, features, parts, quality
+from pipeline.stages.curate.comparing.features import COMMON_ROWS, OWN, Boilerplate, boilerplate, features
 from pipeline.stages.curate.comparing.minhash import FOUND, PERMUTATIONS, bands_for, signatures, similarity, sketch
+from pipeline.stages.curate.comparing.said import parts, quality
 from pipeline.stages.curate.comparing.shingles import Common, shingles, tokenise
 
 NOTHING = Common(np.zeros(0, np.uint64))
@@ -62,7 +63,6 @@ def clusters(rows: Sequence[dict[str, Any]], threshold: float = 0.7, block: int 
         for at in range(0, len(rows), block):
             index.add(features(rows[at : at + block], common, threshold=threshold, ngram=13))
         found = index.clusters()
-        index.close()
         assert not list(folder.iterdir())
     return found
 

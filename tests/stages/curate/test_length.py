@@ -354,11 +354,11 @@ def test_without_a_tokenizer_everything_passes() -> None:
 def test_a_broken_folder_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
     import shutil
 
-    with pytest.raises(DataError, match="run `python -m pipeline base` again"):
+    with pytest.raises(DataError, match="Q-CURATE-004"):
         Length(tmp_path, 10, "split").parts(long_chat(1), [])
     folder = Path(shutil.copytree(folders["smollm"], tmp_path / "base"))
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(DataError, match="no chat template"):
+    with pytest.raises(DataError, match="Q-CURATE-004"):
         TokenCounter(folder)
 
 

@@ -125,6 +125,6 @@ def test_common_is_a_set(members: set[int], asked: list[int]) -> None:
 
 
 def test_common_counts_rows_not_occurrences(tmp_path: Path) -> None:
-    with Spill(tmp_path / "s") as spill:
-        spill.add(np.array([1, 1, 1, 2, 2, 2, 3], np.uint64) << np.uint64(60), np.array([0, 0, 0, 0, 1, 2, 0], np.uint32))
-        assert Common.of(spill, 3).hashes.tolist() == [2 << 60]
+    spill = Spill(tmp_path)
+    spill.add(np.array([1, 1, 1, 2, 2, 2, 3], np.uint64) << np.uint64(60), np.array([0, 0, 0, 0, 1, 2, 0], np.uint32))
+    assert Common.of(spill, 3).hashes.tolist() == [2 << 60]

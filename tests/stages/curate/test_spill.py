@@ -27,12 +27,8 @@ def grouped(records: list[tuple[int, int]], least: int) -> dict[int, list[int]]:
 
 @given(RECORDS, st.integers(2, 4), st.integers(1, 50), st.integers(1, 50))
 def test_groups_are_those_of_a_dictionary(blocks: list[list[tuple[int, int]]], least: int, run: int, partition: int) -> None:
-    with (
-        TemporaryDirectory() as folder,
-        patch.object(spill, "RUN", run),
-        patch.object(spill, "PARTITION", partition),
-        Spill(Path(folder) / "s") as it,
-    ):
+    with TemporaryDirectory() as folder, patch.object(spill, "RUN", run), patch.object(spill, "PARTITION", partition):
+        it = Spill(Path(folder))
         for block in blocks:
             it.add(np.array([key for key, _ in block], np.uint64), np.array([row for _, row in block], np.uint32))
         for _ in range(2):  # it can be read again
@@ -45,7 +41,8 @@ def test_groups_are_those_of_a_dictionary(blocks: list[list[tuple[int, int]]], l
 
 def test_a_partition_is_no_larger_than_asked(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    with patch.object(spill, "RUN", 1000), patch.object(spill, "PARTITION", 2000), Spill(tmp_path / "s") as it:
+    with patch.object(spill, "RUN", 1000), patch.object(spill, "PARTITION", 2000):
+        it = Spill(tmp_path)
         keys = np.tile(rng.integers(2**64, size=10_000, dtype=np.uint64), 2)
         it.add(keys, np.arange(20_000, dtype=np.uint32))
         read = [len(keys) for keys, _ in it.groups()]
@@ -53,10 +50,10 @@ def test_a_partition_is_no_larger_than_asked(tmp_path: Path) -> None:
     assert max(read) <= 2000
 
 
-def test_closing_removes_the_file(tmp_path: Path) -> None:
-    with Spill(tmp_path / "s") as it:
-        it.add(np.ones(3, np.uint64), np.arange(3, dtype=np.uint32))
-        assert [rows.tolist() for _, rows in it.groups()] == [[0, 1, 2]]
+def test_no_file_is_left(tmp_path: Path) -> None:
+    it = Spill(tmp_path)
+    it.add(np.ones(3, np.uint64), np.arange(3, dtype=np.uint32))
+    assert [rows.tolist() for _, rows in it.groups()] == [[0, 1, 2]]
     assert not list(tmp_path.iterdir())
 
 

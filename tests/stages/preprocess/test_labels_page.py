@@ -10,8 +10,7 @@ from tokenizer_folders import qwen_folder
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.preprocess.page import render_labels_page, tokens_html
-from pipeline.stages.preprocess.samples import pieces
+from pipeline.stages.preprocess.page import pieces, render_labels_page, tokens_html
 from pipeline.stages.preprocess.stage import preprocess
 
 

@@ -52,7 +52,7 @@ def test_two_runs_give_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
 
 
 def test_rows_that_are_too_long_are_counted_and_never_cut(prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"too_long: \d+"):
+    with pytest.raises(DataError, match=r"Q-PREPROCESS-001: .*too_long: \d+"):
         run(prepared, tmp_path / "tokens", max_length=16)
     assert not (tmp_path / "tokens").exists()
 

@@ -14,7 +14,8 @@ from pipeline.chat.tokens import IGNORED, Encoded, encode, load_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.preprocess.proof import Base, _same, load_base, prove
+from pipeline.stages.preprocess.proof import load_base, prove
+from pipeline.stages.preprocess.stretches import Base, same
 from pipeline.stages.preprocess.tables import to_table, write_rows_of
 
 
@@ -80,19 +81,19 @@ def bigger(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "problem"),
     [
-        (swap, "row .* of train.jsonl"),
-        (other_ids, "row .* has a masked text that is not the template's"),
-        (bigger, r"has token 1048576, but the base has \d+ rows of embeddings"),
-        (lambda found: found[1:], "rows got lost"),
-        (lambda found: [*found, found[0]], "is not in train.jsonl, or more often than there"),
-        (lambda found: [*found, ("made-up", found[0][1])], "row made-up of train.parquet is not in train.jsonl"),
-        (lambda found: [one for one in found if not one[0].endswith("#2")], "turn 4 of row .* is not in data/tokens"),
+        (swap, "Q-PREPROCESS-012"),
+        (other_ids, "Q-PREPROCESS-012: row .* masked"),
+        (bigger, "Q-PREPROCESS-006: .* 1048576"),
+        (lambda found: found[1:], "Q-PREPROCESS-014"),
+        (lambda found: [*found, found[0]], "Q-PREPROCESS-014"),
+        (lambda found: [*found, ("made-up", found[0][1])], "Q-PREPROCESS-014: row made-up "),
+        (lambda found: [one for one in found if not one[0].endswith("#2")], "Q-PREPROCESS-014: turn 4 "),
     ],
 )
-def test_a_difference_is_named(change: Any, sentence: str, bases: dict[str, Base], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=sentence):
+def test_a_difference_is_named(change: Any, problem: str, bases: dict[str, Base], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=problem):
         proven(tmp_path, bases["qwen3"], [chat("a", "b"), chat("long question", "d e f"), chat("a", "b", "c", "d")], change)
 
 
@@ -100,7 +101,7 @@ def test_text_is_proven_with_the_tokenizers_beginning_and_end(bases: dict[str, B
     segments = [{"text": "1 + 1 =", "train": False}, {"text": " 2", "train": True}]
     row = {"id": "a", "kind": "text", "messages": [], "segments": segments}
     assert proven(tmp_path, bases["smollm"], [row])["trained_turns"] == 1
-    with pytest.raises(DataError, match=r"the end of turn .* is not trained in row a"):
+    with pytest.raises(DataError, match="Q-PREPROCESS-011"):
         proven(tmp_path, bases["smollm"], [row], lambda found: [(name, Encoded(one.ids[:-1], one.labels[:-1])) for name, one in found])
 
 
@@ -113,10 +114,10 @@ def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
     plain.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     plain.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     base = Base(tokenizer=None, plain=plain, embeddings=4, control=None)  # type: ignore[arg-type]
-    assert _same("a b", "a b", base)
-    assert _same("a", " a", base)
-    assert not _same("ab", "a b", base)
-    assert not _same("a", "b", base)
+    assert same("a b", "a b", base)
+    assert same("a", " a", base)
+    assert not same("ab", "a b", base)
+    assert not same("a", "b", base)
 
 
 @pytest.mark.parametrize(("decoded", "same"), [("  4 and more", True), (" 4 and more", False), ("4 and more", False), ("  4 and more ", False)])
@@ -125,7 +126,7 @@ def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(tiny_qwen2: 
 
     from tokenizers import Tokenizer
 
-    from pipeline.stages.preprocess.proof import _same
+    from pipeline.stages.preprocess.stretches import same
 
     base = SimpleNamespace(plain=Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json")))
-    assert _same(decoded, "  4 and more", base) is same
+    assert same(decoded, "  4 and more", base) is same

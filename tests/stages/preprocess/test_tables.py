@@ -63,5 +63,5 @@ def test_columns_that_disagree_are_refused(column: str, tmp_path: Path) -> None:
     place = table.schema.get_field_index(column)
     shorter = array([values[:-1] for values in table[column].to_pylist()], table.schema.field(place).type)
     parquet.write_table(table.set_column(place, column, shorter), path)
-    with pytest.raises(DataError, match="rows would run into each other"):
+    with pytest.raises(DataError, match="Q-PREPROCESS-013"):
         Written(path)

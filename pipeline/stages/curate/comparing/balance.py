@@ -18,7 +18,7 @@ def sample_rows(
     A domain of n rows keeps n·(smallest/n)^(1−temperature) of them: all at temperature 1, as many as the smallest domain at 0
     (the exponent of multilingual BERT's sampling, but by leaving out). Then the largest are cut until none has more than
     `max_domain_share` of the rows. Which rows stay is drawn from seed and content (`keys`), so it doesn't depend on their order.
-    Raises `DataError` where `max_domain_share` can't be met by so few domains.
+    Raises `DataError` if `max_domain_share` can't be met by so few domains.
     """
     order = np.flatnonzero(train)[np.argsort(draws(keys[train], "balance", seed), kind="stable")]
     counts = np.bincount(source[order], minlength=len(weights))
@@ -50,8 +50,10 @@ def capped(rows: NDArray[np.int64], max_share: float) -> NDArray[np.int64]:
         return rows
     if domains * max_share < 1:
         raise DataError(
-            f"curate.max_domain_share is {max_share}, but there {'is only 1 domain' if domains == 1 else f'are only {domains} domains'}, "
-            f"so one has at least {1 / domains:.0%} of the rows: raise it, or name domains in the rows"
+            "Q-CURATE-012",
+            f"curate.max_domain_share is {max_share}, but there "
+            f"{'is only 1 domain' if domains == 1 else f'are only {domains} domains'}, so one has at least "
+            f"{1 / domains:.0%} of the rows: raise it, or name domains in the rows",
         )
     kept = rows
     while True:

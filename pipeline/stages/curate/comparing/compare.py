@@ -1,8 +1,9 @@
 """Compares the clean rows with each other and with the user's guarded texts: features in workers, decisions here."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 from pipeline.config.sections import Curate
 from pipeline.stages.curate.comparing.contamination import Leak, Overlaps, Span
 from pipeline.stages.curate.comparing.duplicates import Clusters, Index
-from pipeline.stages.curate.comparing.features import SAMPLE_ROWS, Boilerplate, Features, boilerplate, features, key_of
+from pipeline.stages.curate.comparing.features import SAMPLE_ROWS, Features, boilerplate, features
 from pipeline.stages.curate.comparing.poison import request_and_answer
+from pipeline.stages.curate.comparing.said import key_of
 from pipeline.stages.curate.comparing.spill import starts
 from pipeline.stages.curate.spool import Spool, read_rows_at, spread_evenly
 from pipeline.stages.curate.workers import Workers
@@ -20,22 +22,9 @@ ANSWERS_COMPARED = 16  # rows of one request
 EXCERPT = 300  # characters of a shared span that the account shows
 
 
-class Part(NamedTuple):
-    """Some rows of the spool, and what they are compared by."""
-
-    path: Path
-    offset: int
-    size: int
-    boilerplate: Boilerplate
-    threshold: float
-    ngram: int
-    guarded: bool
-
-
-def part_features(_: Any, part: Part) -> Features:
-    """The features of one part (in a worker)."""
-    rows = read_rows_at(part.path, part.offset, part.size)
-    return features(rows, part.boilerplate, threshold=part.threshold, ngram=part.ngram, guarded=part.guarded)
+def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) -> Features:
+    """The features of one part (offset, size) of the spool at `path` (in a worker)."""
+    return features(read_rows_at(path, *part), **settings)
 
 
 class Comparison:
@@ -50,12 +39,11 @@ class Comparison:
 
     def read(self, pool: Workers, advance: Callable[[int], None]) -> None:
         """Have the workers compute every row's features; `advance` is told the rows."""
-        settings = self.settings
-        parts = (
-            Part(self.spool.path, offset, size, self.boilerplate, settings.near_threshold, settings.ngram, bool(settings.decontaminate))
-            for offset, size in self.spool.ranges()
-        )
-        for found in pool.map(part_features, parts):
+        work = partial(
+            part_features, path=self.spool.path, boilerplate=self.boilerplate, threshold=self.settings.near_threshold,
+            ngram=self.settings.ngram, guarded=bool(self.settings.decontaminate),
+        )  # fmt: skip
+        for found in pool.map(work, self.spool.ranges()):
             self.index.add(found)
             self.overlaps.add(found.fingerprints, len(found.exact))
             advance(len(found.exact))
@@ -92,11 +80,6 @@ class Comparison:
         """What the rejects say of a leak: `detail` and `spans`."""
         where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {self.spool.source(leak.other)}"
         return {"detail": f"shares a run of {self.settings.ngram} words or more with {where}", "spans": [_shown(span) for span in leak.spans]}
-
-    def close(self) -> None:
-        """Remove the files."""
-        self.index.close()
-        self.overlaps.close()
 
 
 def _shown(span: Span) -> dict[str, Any]:

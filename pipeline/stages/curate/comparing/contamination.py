@@ -8,30 +8,25 @@ can only be caught as duplicates.
 Winnowed fingerprints (`pipeline.stages.curate.comparing.features`) are joined on disk and give candidates, whose texts are then compared.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
-from pipeline.core.errors import DataError
-from pipeline.core.jsonl import BadLine, parse_line, read_raw_lines
-from pipeline.stages.curate.comparing.features import Boilerplate, fingerprints, of_boilerplate, parts, run_keys
+from pipeline.stages.curate.comparing.features import Boilerplate, fingerprints, of_boilerplate, run_keys
+from pipeline.stages.curate.comparing.said import parts
 from pipeline.stages.curate.comparing.shingles import Hashes, tokenise, word_ngrams
-from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, starts
-from pipeline.stages.curate.reading.containers import READ, opened, raw_lines, refusal
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, scratch_file, starts
+from pipeline.stages.curate.reading.guarded import read_texts
 
 PARTNERS = 4  # of one training row for one key
 CHECKED = 32  # candidates looked at for one training row, among files and as many among test rows
 SPANS = 3  # shown of one training row
 DOCUMENT = 1 << 31  # added to the number of a named file's text; smaller numbers are rows
-PLAIN_SUFFIXES = (".txt", ".md")
-MAX_TEXT_BYTES = 1 << 28  # of one line of a named file
 CANDIDATE = np.dtype([("row", "u4"), ("other", "u4"), ("key", "u8")])
 Candidates = NDArray  # of CANDIDATE
 
@@ -61,11 +56,9 @@ class Overlaps:
     """Finds training rows that share a run of `ngram` words with others; `folder` takes its files."""
 
     def __init__(self, folder: Path, ngram: int, boilerplate: Boilerplate) -> None:
-        self.spill = Spill(folder / "fingerprints")
+        self.spill, self.texts = Spill(folder), scratch_file(folder)
         self.ngram, self.boilerplate = ngram, boilerplate
         self.rows = 0
-        self.path = folder / "documents"
-        self.texts = self.path.open("w+b")
         self.documents: list[tuple[str, int, int, int]] = []  # file, line, and where the text is in `texts`: offset and bytes
 
     def add(self, found: tuple[Keys, Rows], count: int) -> None:
@@ -129,12 +122,6 @@ class Overlaps:
         self.texts.seek(offset)
         return [self.texts.read(size).decode("utf-8", "surrogatepass")]
 
-    def close(self) -> None:
-        """Remove the files."""
-        self.spill.close()
-        self.texts.close()
-        self.path.unlink(missing_ok=True)
-
 
 def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Iterator[Candidates]:
     """The pairs of a training row (`ours`) and another (`theirs`) with the same key, for grouped records."""
@@ -186,55 +173,3 @@ def _runs(place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boile
             end = int(own.at[final + 1]) if final + 1 < len(own.at) else len(text)
             shared_text = text[start:end].rstrip()
             yield Span(place, start, start + len(shared_text), shared_text)
-
-
-def read_texts(path: Path) -> Iterator[tuple[int, str]]:
-    """(line or row, text): every string in a file that `curate` reads data from, every paragraph of plain text. Raises `DataError`."""
-    if not path.is_file():
-        raise DataError(f"{path}, which curate.decontaminate names, is no file: correct the name or take it out")
-    if path.suffix.lower() in PLAIN_SUFFIXES:
-        with opened(path) as file:
-            yield from _paragraphs(path, file)
-    elif refusal(path):
-        raise DataError(f"{path}, which curate.decontaminate names, can't be read: only {READ}, and plain text in *.txt and *.md, are read")
-    else:
-        yield from _strings_of_rows(path)
-
-
-def _strings_of_rows(path: Path) -> Iterator[tuple[int, str]]:
-    for number, _, line in raw_lines(path, path.name, max_line_bytes=MAX_TEXT_BYTES, notes=Counter()):
-        try:
-            if isinstance(line, BadLine):
-                raise line
-            value = parse_line(line)
-        except BadLine as error:
-            if error.code == "blank":
-                continue
-            raise DataError(f"{path}, line {number}: {error}: curate.decontaminate needs a JSON object in every line: mend or remove it") from error
-        yield from ((number, text) for text in _strings(value))
-
-
-def _paragraphs(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
-    first, paragraph = 0, bytearray()
-    lines = ((number, line) for number, _, line in read_raw_lines(file, MAX_TEXT_BYTES))
-    for number, line in chain(lines, [(0, b"")]):
-        if line is None:
-            raise DataError(f"{path}, line {number}: longer than {MAX_TEXT_BYTES} bytes: curate.decontaminate needs paragraphs in a text file")
-        if line.strip():
-            first = first or number
-            paragraph += line + b"\n"
-        elif paragraph:
-            yield first, paragraph.decode("utf-8", "replace")
-            first, paragraph = 0, bytearray()
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Every string in a JSON value, keys not."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)

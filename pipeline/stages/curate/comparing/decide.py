@@ -24,16 +24,9 @@ FATES = {
 }
 
 
-@dataclass(frozen=True)
-class Table:
-    """The clean rows in order: which file, which domain, 64 bits of the row's id, how many turns, which kind, whether it has a reward."""
-
-    file: NDArray[np.int32]
-    domain: NDArray[np.int32]
-    key: NDArray[np.uint64]
-    turns: NDArray[np.uint16]
-    kind: NDArray[np.uint8]  # its place among `pipeline.chat.rows.Kind`
-    scored: NDArray[np.bool_]
+# a clean row: number of its file and its domain, 64 bits of its id, number of turns, place among `pipeline.chat.rows.Kind`, has a reward
+ROW = np.dtype([("file", "i4"), ("domain", "i4"), ("key", "u8"), ("turns", "u2"), ("kind", "u1"), ("scored", "?")])
+Table = np.recarray  # of ROW, in the order in which the rows were read
 
 
 @dataclass

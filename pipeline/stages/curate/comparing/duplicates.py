@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.stages.curate.comparing.features import RELATED, Features
 from pipeline.stages.curate.comparing.minhash import PERMUTATIONS, Sketch, similarity
-from pipeline.stages.curate.comparing.spill import Keys, Spill, sizes, starts
+from pipeline.stages.curate.comparing.spill import Keys, Spill, scratch_file, sizes, starts
 
 ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays
 NEIGHBOURS = 4  # in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not pairs
@@ -48,10 +48,10 @@ class Index:
     """Takes the features of all rows, block by block, and finds the clusters; `folder` takes its files."""
 
     def __init__(self, folder: Path, threshold: float) -> None:
-        self.exact, self.asking, self.divided = (Spill(folder / name) for name in ("exact", "asking", "divided"))
-        self.whole, self.family, self.request = (Similar(folder / name) for name in ("whole", "family", "request"))
+        self.exact, self.asking, self.divided = (Spill(folder) for _ in range(3))
+        self.whole, self.family, self.request = (Similar(folder) for _ in range(3))
         self.threshold, self.related = threshold, min(threshold, RELATED)
-        self.quality = (folder / "quality").open("w+b")
+        self.quality = scratch_file(folder)
         self.rows = 0
 
     def add(self, block: Features) -> None:
@@ -117,20 +117,12 @@ class Index:
             found[some] = np.maximum(self.whole.similarity(*pairs), self.family.similarity(*pairs))
         return found
 
-    def close(self) -> None:
-        """Remove the files."""
-        for part in (self.exact, self.asking, self.divided, self.whole, self.family, self.request, self.quality):
-            part.close()
-        Path(self.quality.name).unlink(missing_ok=True)
-
 
 class Similar:
     """Finds rows with similar sketches."""
 
-    def __init__(self, path: Path) -> None:
-        self.bands = Spill(path.with_suffix(".bands"))
-        self.path = path.with_suffix(".signatures")
-        self.signatures = self.path.open("w+b")
+    def __init__(self, folder: Path) -> None:
+        self.bands, self.signatures = Spill(folder), scratch_file(folder)
 
     def add(self, sketch: Sketch, first: np.uint32) -> None:
         """Add the sketches of the next rows, counted from `first`."""
@@ -163,12 +155,6 @@ class Similar:
             self.signatures.readinto(page.data)
             found[near] = page[rows[near] - first]
         return found
-
-    def close(self) -> None:
-        """Remove the files."""
-        self.bands.close()
-        self.signatures.close()
-        self.path.unlink(missing_ok=True)
 
 
 def labels(parent: Labels) -> Labels:

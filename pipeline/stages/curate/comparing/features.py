@@ -17,15 +17,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import orjson
-import xxhash
 from numpy.typing import NDArray
 
-from pipeline.chat.rows import TURN_LISTS, Row
+from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
+from pipeline.stages.curate.comparing.said import key_of, parts, quality
 from pipeline.stages.curate.comparing.shingles import Common, Hashes, Offsets, Tokens, filtered, shingles, spread, tokenise, word_ngrams
 from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, offsets_of
 
@@ -39,9 +38,7 @@ LONG_REQUEST = 8  # tokens
 BLOCK_ROWS, BLOCK_CHARACTERS = 256, 1 << 20  # of the sample, read at a time
 WINDOW = 5  # successive n-grams of which winnowing takes the smallest
 _ONE, _TOP = np.uint64(1), np.uint64(63)
-_PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*_\d+\]")
 _PART = re.compile(r":\d+#\d+$")
-_MOST = (1 << 20) - 1
 
 
 @dataclass(frozen=True)
@@ -66,63 +63,6 @@ class Features:
     asking: tuple[Keys, Rows]  # rows with the same key make the same request
     divided: tuple[Keys, Rows]  # rows with the same key are parts of one conversation
     fingerprints: tuple[Keys, Rows]  # for `pipeline.stages.curate.comparing.contamination`
-
-
-class Part(NamedTuple):
-    """Something said in a row; `asked`: it belongs to the request. The place is that of `pipeline.chat.rows.texts`."""
-
-    role: str
-    text: str
-    asked: bool
-    field: str
-    number: int = 0
-    key: str = ""
-
-    @property
-    def place(self) -> str:
-        """`messages 2`, `messages 2 tool_calls`, `answer`."""
-        return " ".join(filter(None, (self.field, str(self.number or ""), self.key)))
-
-
-def parts(row: Row) -> list[Part]:
-    """All that is said in a row, in order: contents, reasoning, tool calls (as JSON), segments, the expected answer.
-
-    The request is what the user says, of a chat only before the last answer.
-    """
-    said: list[Part] = []
-    roles = [turn["role"] for turn in row["messages"]]
-    answered = row["kind"] not in ("preference", "prompt") and "assistant" in roles
-    last = len(roles) - roles[::-1].index("assistant") if answered else len(roles) + 1
-    for field in TURN_LISTS:
-        if field not in row:
-            continue
-        for number, turn in enumerate(row[field], start=1):
-            role = turn["role"]
-            said.append(Part(role, turn["content"], role == "user" and number < last and field == "messages", field, number))
-            if len(turn) > 2:
-                if "reasoning_content" in turn:
-                    said.append(Part(role, turn["reasoning_content"], False, field, number, "reasoning_content"))
-                if "tool_calls" in turn:
-                    said.append(Part(role, orjson.dumps(turn["tool_calls"]).decode(), False, field, number, "tool_calls"))
-    for number, segment in enumerate(row.get("segments", ()), start=1):
-        said.append(Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number))
-    if "answer" in row:
-        said.append(Part("assistant", row["answer"], False, "answer"))
-    return said
-
-
-def key_of(texts: Iterable[str]) -> int:
-    """64-bit hash of texts, whatever their case and white space."""
-    return xxhash.xxh3_64_intdigest(" ".join(" \0 ".join(texts).casefold().split()).encode("utf-8", "surrogatepass"))
-
-
-def quality(row: Row) -> int:
-    """The more trained characters the better, then the fewer redaction placeholders; 20 and 12 bits."""
-    turns = [*row["messages"], *row.get("chosen", ())]
-    trained = [turn["content"] for turn in turns if turn["role"] == "assistant" and turn.get("train", True)]
-    trained += [segment["text"] for segment in row.get("segments", ()) if segment["train"]]
-    placeholders = sum(len(_PLACEHOLDER.findall(text)) for text in trained if "[" in text)
-    return min(sum(map(len, trained)), _MOST) << 12 | 4095 - min(placeholders, 4095)
 
 
 @dataclass(frozen=True)
@@ -251,7 +191,7 @@ def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
 
 def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate:
     """What is common among `rows`, a sample of at most `SAMPLE_ROWS` spread evenly over all; `folder` takes temporary files."""
-    spills = [Spill(folder / f"common-{name}") for name in ("shingles", "grams", "short-requests", "requests")]
+    spills = [Spill(folder) for _ in range(4)]  # shingles, grams, short requests, requests
     count = 0
     for block in _blocks(rows):
         read = _read(block)
@@ -266,8 +206,6 @@ def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate
     least, most = max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count))), max(COMMON_ROWS, int(TEMPLATE_SHARE * count) + 1)
     common, common_grams, short_requests = (Common.of(spill, least) for spill in spills[:3])
     template, requests_of_most = (Common.of(spill, most) for spill in (spills[0], spills[3]))
-    for spill in spills:
-        spill.close()
     return Boilerplate(common, common_grams, Common(np.union1d(short_requests.hashes, requests_of_most.hashes)), template)
 
 

@@ -191,7 +191,7 @@ def filtered(hashes: Hashes, offsets: Offsets, keep: NDArray[np.bool_]) -> tuple
 
 @dataclass(frozen=True)
 class Common:
-    """A sorted set of hashes, quick to ask: most others are told apart by a bitmap of their first 16 bits."""
+    """A sorted set of hashes, quick to ask: most others are distinguished by a bitmap of their first 16 bits."""
 
     hashes: Hashes
 

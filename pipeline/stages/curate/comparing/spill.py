@@ -6,8 +6,9 @@ all records of a key are then in memory at once, whatever the number of runs.
 """
 
 from collections.abc import Iterator
+from io import BufferedRandom
 from pathlib import Path
-from types import TracebackType
+from tempfile import TemporaryFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +21,10 @@ _SLOTS = np.uint64((1 << 20) - 1)
 
 
 class Spill:
-    """Holds 12 bytes per record in the file `path`, which is removed by `close`. Keys have to be evenly spread, as hashes are."""
+    """Holds 12 bytes per record in a temporary file in `folder`. Keys have to be evenly spread, as hashes are."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file = path.open("w+b")
+    def __init__(self, folder: Path) -> None:
+        self.file = scratch_file(folder)
         self.directory: list[tuple[int, NDArray[np.int64]]] = []  # of each run: its offset, and where each first byte begins
         self.keys, self.rows = np.empty(RUN, np.uint64), np.empty(RUN, np.uint32)
         self.held = 0
@@ -89,16 +89,12 @@ class Spill:
             at += stop - start
         return keys, rows
 
-    def close(self) -> None:
-        """Remove the file."""
-        self.file.close()
-        self.path.unlink(missing_ok=True)
 
-    def __enter__(self) -> "Spill":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+def scratch_file(folder: Path) -> BufferedRandom:
+    """A file without a name in `folder`, which goes with its last reference."""
+    file = TemporaryFile(dir=folder)  # noqa: SIM115 (closed with its last reference)
+    assert isinstance(file, BufferedRandom)
+    return file
 
 
 def offsets_of(counts: NDArray) -> NDArray[np.int64]:

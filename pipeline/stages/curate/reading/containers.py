@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine, read_raw_lines
+from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine, parse_line, read_raw_lines
 from pipeline.core.special_files import not_listed, printable, trouble, unreadable
 from pipeline.core.wording import plural
 from pipeline.stages.curate.reading.json_array import JSON_SPACE, array_rows
@@ -37,19 +37,37 @@ BEGINS_ARRAY = re.compile(
 RawRow = tuple[int, int | None, bytes | BadLine]
 
 
+class RawLine(NamedTuple):
+    """One line, element or record of a raw file."""
+
+    number: int  # from 1
+    offset: int | None  # bytes from the start of the (decompressed) file; None for CSV and Parquet
+    data: bytes | BadLine
+
+
+def parsed(row: bytes | BadLine) -> dict[str, Any]:
+    """The JSON object of a row as `raw_lines` gives it. Raises `BadLine`."""
+    if isinstance(row, BadLine):
+        raise row
+    return parse_line(row)
+
+
 def raw_files(raw: Path) -> list[tuple[str, Path]]:
     """`files_below` data/raw. Raises `DataError` also where none of them is one that is read."""
     files = files_below(raw)
     if not any(_suffixes(name)[0] for name, _ in files):
         others = f" (it holds {plural(len(files), 'file')}, but none that is {READ})" if files else ""
-        raise DataError(f"no data in {raw}{others}: put JSONL there (or `make demo` writes an example)")
+        raise DataError(
+            "Q-CURATE-001",
+            f"no data in {raw}{others}: put JSONL there (or `make demo` writes an example)",
+        )
     return files
 
 
 def files_below(top: Path) -> list[tuple[str, Path]]:
     """(name below `top`, path) of every file, sorted by name; hidden ones (`.gitkeep`) are not data, links to folders aren't followed.
 
-    Raises `DataError` where a folder can't be listed, and where two names are one in UTF-8.
+    Raises `DataError` if a folder can't be listed, and where two names are one in UTF-8.
     """
     found: list[tuple[str, Path]] = []
     for folder, inner, names in os.walk(top, onerror=not_listed):
@@ -62,7 +80,11 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
     found.sort()
     for (name, one), (other, two) in pairwise(found):
         if name == other:
-            raise DataError(f"{os.fsencode(one)!r} and {os.fsencode(two)!r} would have one name in the reports: rename one")
+            raise DataError(
+                "Q-CURATE-002",
+                f"{os.fsencode(one)!r} and {os.fsencode(two)!r} would have one name in the reports: rename "
+                "one",
+            )
     return found
 
 
@@ -77,7 +99,7 @@ def refusal(path: Path) -> BadLine | None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
-    """The file, open for reading bytes; `DataError` where the machine can't."""
+    """The file, open for reading bytes; `DataError` if the machine can't."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -87,7 +109,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256, hexadecimal; `DataError` where the machine can't read it."""
+    """The file's SHA-256, hexadecimal; `DataError` if the machine can't read it."""
     with opened(path) as file:
         try:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -96,12 +118,12 @@ def sha256(path: Path) -> str:
 
 
 def size(path: Path) -> int:
-    """The file's bytes on disk; `DataError` where the machine can't open it."""
+    """The file's bytes on disk; `DataError` if the machine can't open it."""
     with opened(path) as file:
         return os.fstat(file.fileno()).st_size
 
 
-def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]) -> Iterator[RawLine]:
     """Every row of the file: (number from 1, byte offset, its JSON or why there is none).
 
     A row is a line (a blank one too), an array's element or a table's record; where a file can't be read on, all that is
@@ -112,11 +134,11 @@ def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]
     number = 0
     try:
         for number, offset, row in _rows(path, name, max_line_bytes, notes):
-            yield number, offset, row
+            yield RawLine(number, offset, row)
     except BadLine as broken:
-        yield number + 1, None, broken
+        yield RawLine(number + 1, None, broken)
     except OSError as error:
-        yield number + 1, None, BadLine("broken_container", f"the file can't be read on ({error.strerror})")
+        yield RawLine(number + 1, None, BadLine("broken_container", f"the file can't be read on ({error.strerror})"))
 
 
 def _suffixes(name: str) -> tuple[str, str]:

@@ -5,27 +5,23 @@ Whether turns alternate or say anything is left to a cleaning rule; here only wh
 """
 
 import json
-import math
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.chat.rows import BadRow, Kind, Row
-from pipeline.stages.curate.reading.turns import Turn, items, kind, read_tools, read_turns, text, turn
+from pipeline.stages.curate.reading.turns import Turn, items, read_tools, read_turns, text, turn
+from pipeline.stages.curate.reading.values import Value, answer_of, domain_of, label_of, number_of, thumb_of
 
-Value = Mapping[str, Any]
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
 
 LOST = frozenset({"image", "images", "audio", "audios", "video", "videos"})  # media: without it the row means something else
-DOMAIN_CHARACTERS = 64
-NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
 
 
 def detect(value: Value) -> str:
-    """The name of the row's format, judged by its keys alone. Raises `BadRow` where it has none."""
+    """The name of the row's format, judged by its keys alone. Raises `BadRow` if it has none."""
     for keys, name in GROUPS:
         if _has(value, keys):
             return name
@@ -44,7 +40,7 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     if not LOST.isdisjoint(value) and (lost := sorted(key for key in LOST if value.get(key))):
         raise BadRow("unsupported_field", f"{lost[0]} would be lost")
     kind, content = FORMATS[name].read(value)
-    return {"source": source, "kind": kind, "domain": _domain(value, domain), **content}
+    return {"source": source, "kind": kind, "domain": domain_of(value, domain), **content}
 
 
 def _messages(value: Value) -> Content:
@@ -71,14 +67,14 @@ def _prompt_completion(value: Value) -> Content:
 def _kto(value: Value) -> Content:
     """TRL's (`label`) and LLaMA-Factory's (`kto_tag`) unpaired preferences."""
     read = _prompt_completion if _has(value, ("prompt", "completion")) else _messages if _has(value, ("messages",)) else _sharegpt
-    thumb = _thumb(value, _first(value, "kto_tag", "label"))
+    thumb = thumb_of(value, _first(value, "kto_tag", "label"))
     return read({key: value[key] for key in value if key not in ("kto_tag", "label")} | {"label": thumb})
 
 
 def _prompt(value: Value) -> Content:
     field = _first(value, "prompt", "question", "messages")
     messages = _system(value) + (_turns(value, field, "user") if field != "messages" else read_turns(value[field], field))
-    return "prompt", _with_tools(value, messages) | {"answer": _answer(value["answer"])}
+    return "prompt", _with_tools(value, messages) | {"answer": answer_of(value["answer"])}
 
 
 def _preference(value: Value) -> Content:
@@ -153,34 +149,12 @@ def _chat(value: Value, turns: list[Turn]) -> Content:
     if len(value) == 1:
         return "chat", {"messages": turns}
     content = _with_tools(value, _system(value) + turns)
-    if (thumb := _label(value)) is not None:
+    if (thumb := label_of(value)) is not None:
         return "feedback", content | {"label": thumb}
     if turns and turns[-1]["role"] == "user" and value.get("answer") is not None:
-        return "prompt", content | {"answer": _answer(value["answer"])}
+        return "prompt", content | {"answer": answer_of(value["answer"])}
     scored = next((key for key in ("reward", "score") if value.get(key) not in (None, "")), None)
-    return "chat", content | {"reward": _number(value[scored], scored)} if scored else content
-
-
-def _label(value: Value) -> bool | None:
-    """The thumb that a row of no particular format has; words other than true and false are the names of classes."""
-    if value.get("kto_tag") is not None:
-        return _thumb(value, "kto_tag")
-    label = value.get("label")
-    label = label.strip().lower() if isinstance(label, str) else label
-    if isinstance(label, bool) or label in ("true", "false"):
-        return label in (True, "true")
-    if label in (0, 1, -1, "0", "1", "-1"):  # trained as a good answer, a thumb down would do harm
-        raise BadRow("unsupported_field", "label is a thumb or the number of a class: write true or false for a thumb, else take it out")
-    return None
-
-
-def _thumb(value: Value, field: str) -> bool:
-    """The field's thumb, true or false, as text or a number too."""
-    label = value[field].strip().lower() if isinstance(value[field], str) else value[field]
-    thumbs = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}  # True == 1 == 1.0
-    if isinstance(label, list | dict) or label not in thumbs:
-        raise BadRow("bad_shape", f"{field} is neither true nor false")
-    return thumbs[label]
+    return "chat", content | {"reward": number_of(value[scored], scored)} if scored else content
 
 
 def _with_tools(value: Value, messages: list[Turn]) -> dict[str, Any]:
@@ -225,31 +199,6 @@ def _transcript(words: str, where: str) -> list[Turn]:
 def _system(value: Value) -> list[Turn]:
     system = value.get("system") or value.get("system_prompt")
     return [turn("system", system, "system")] if system else []
-
-
-def _answer(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadRow("content_not_text", f"answer is {kind(value)}, neither text nor a number")
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _number(value: Any, field: str) -> float:
-    """A finite number, also as text (tables have nothing but text)."""
-    number = math.nan
-    if not isinstance(value, bool) and (isinstance(value, int | float) or (isinstance(value, str) and NUMBER.fullmatch(value))):
-        with suppress(OverflowError):
-            number = float(value)
-    if not math.isfinite(number):
-        raise BadRow("bad_shape", f"{field} is no finite number")
-    return number
-
-
-def _domain(value: Value, default: str) -> str:
-    for key in ("domain", "category"):
-        name = value.get(key)
-        if isinstance(name, str) and (name := name.strip()) and len(name) <= DOMAIN_CHARACTERS and name.isprintable():
-            return name
-    return default
 
 
 def _has(value: Value, keys: tuple[str, ...]) -> bool:

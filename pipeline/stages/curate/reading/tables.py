@@ -100,7 +100,7 @@ def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Record]:
 
 
 def _records(file: BufferedReader, max_bytes: int) -> Iterator[tuple[bytes | None, int]]:
-    """(bytes or None where they are too many, lines) of each record."""
+    """(bytes or None if they are too many, lines) of each record."""
     parts: list[bytes] = []
     size = quotes = lines = 0
     while piece := file.readline(max_bytes + 1):
@@ -183,7 +183,7 @@ def _batch_rows(batch: Any, max_bytes: int) -> Iterator[bytes | BadLine]:
 
 
 def _only_cell(column: Any) -> Any:
-    """The value of a column of one; None where it is a time that Python can't tell."""
+    """The value of a column of one; None if it is a time that Python can't tell."""
     from pyarrow.types import is_temporal
 
     try:

@@ -1,10 +1,18 @@
-"""The rules that bring a row into shape: composed Unicode, and turns in the order that a chat template expects."""
+"""The rules that bring a row into shape: composed Unicode, reasoning in its own field, turns in the order that a chat template expects.
+
+Reasoning inside the answer, `<think>…</think>` at its beginning, goes to where templates look for it. Only for a base whose
+tokenizer has these tokens: there they would be control tokens inside text, and its template writes them itself around
+`reasoning_content`. For other bases they are plain text and stay.
+"""
 
 import json
+import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from pipeline.chat.rows import BadRow, Row, edit_texts
+from pipeline.chat.rows import TURN_LISTS, BadRow, Row, edit_texts
+from pipeline.core.wording import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
 
 Turn = dict[str, Any]
@@ -22,13 +30,14 @@ FOLLOWERS = {
 ANSWERED = ("assistant", "call")  # how a conversation to learn from ends
 ASKED = ("user", "tool")  # how a prompt ends
 MOST_MARKS = 64  # Unicode's own limit for text streams is 30 (UAX #15, Stream-Safe Text Format)
+THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # of class 0 themselves, made of marks
 
 
 def normalise(row: Row, changes: Changes) -> Row:
     """Every text in Unicode's composed form (NFC).
 
-    Raises `BadRow` where that makes two keys of an object equal, and where a character carries `MOST_MARKS` marks or more:
+    Raises `BadRow` if that makes two keys of an object equal, and where a character carries `MOST_MARKS` marks or more:
     Python sorts a run of marks in quadratic time.
     """
 
@@ -63,6 +72,25 @@ def has_endless_marks(text: str) -> bool:
 
 def _is_mark(character: str) -> bool:
     return unicodedata.combining(character) > 0 or character in MARKS_BY_PARTS
+
+
+def reasoning(added_tokens: Iterable[str]) -> Rule | None:
+    """The rule for a tokenizer with these added tokens; None if it has no `<think>`."""
+    return move_reasoning if {"<think>", "</think>"} <= set(added_tokens) else None
+
+
+def move_reasoning(row: Row, changes: Changes) -> Row:
+    """The row with the thoughts of every assistant turn in its `reasoning_content`; a turn that already has one is unchanged."""
+    moved = row
+    for field in TURN_LISTS:
+        for number, turn in enumerate(row.get(field, ()), start=1):
+            if turn["role"] != "assistant" or "reasoning_content" in turn or not (thought := THOUGHT.match(turn["content"])):
+                continue
+            answer, said = turn["content"][thought.end() :], thought[1].strip()
+            new = {**turn, "content": answer} | ({"reasoning_content": said} if said else {})  # templates say "none" by an empty thought
+            moved = {**moved, field: [*moved[field][: number - 1], new, *moved[field][number:]]}
+            changes.append(Change("reasoning", f"{field} {number}", *excerpts(turn["content"], answer)))
+    return moved
 
 
 def turns(mode: Literal["mend", "reject"]) -> Rule:
@@ -148,7 +176,7 @@ def mend_turns(row: Row, changes: Changes) -> Row:
 
 
 def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
-    """The turns up to the last one in which the assistant says or calls something; all of them where there is none."""
+    """The turns up to the last one in which the assistant says or calls something; all of them if there is none."""
     end = next((i for i in range(len(turns), 0, -1) if turns[i - 1]["role"] == "assistant" and _said(turns[i - 1]).strip()), len(turns))
     for number, turn in enumerate(turns[end:], start=end + 1):
         changes.append(Change("turns", f"{field} {number}", *excerpts(_said(turn), "")))
@@ -170,13 +198,9 @@ def _join_neighbours(turns: Turns, field: str, changes: Changes) -> Turns:
         if len(said) > 1:
             joined[i] = {**joined[i], "content": "\n\n".join(text for text in said if text.strip())}
             before, after = excerpts(said[0], joined[i]["content"])
-            changes.append(Change("turns", f"{field} {number}", f"{before} ‹and {_more(len(said) - 1)}›", after))
+            changes.append(Change("turns", f"{field} {number}", f"{before} ‹and {plural(len(said) - 1, 'more turn')}›", after))
         number += len(said)
     return joined
-
-
-def _more(turns: int) -> str:
-    return "1 more turn" if turns == 1 else f"{turns:,} more turns"
 
 
 def _same_side(one: Turn, other: Turn) -> bool:

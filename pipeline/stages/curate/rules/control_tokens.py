@@ -50,7 +50,7 @@ class ControlTokens:
         self.opening, self.ascii_opening = _openings({word[0] for word in folded}, {word[1] for word in folded})
 
     def __call__(self, row: Row, changes: Changes) -> Row:
-        """The row with every control token broken up. Raises `BadRow` where one is found and `mode` is reject."""
+        """The row with every control token broken up. Raises `BadRow` if one is found and `mode` is reject."""
         if row["kind"] == "text" and len(row["segments"]) > 1:
             return row
 
@@ -74,7 +74,7 @@ class ControlTokens:
         return next((token for family in self.families if (token := family.find(text))), None)
 
     def neutralise(self, text: str) -> str:
-        """The text with every token written `< |im_end| >`; such a text stays as it is. Raises `BadRow` where tokens come up again and again."""
+        """The text with every token written `< |im_end| >`; such a text stays as it is. Raises `BadRow` if tokens come up again and again."""
         for _ in range(PASSES):
             if self.find(text) is None:
                 return text
@@ -84,7 +84,7 @@ class ControlTokens:
 
 
 class _Family:
-    """Tokens that are looked for in the same way: `words` maps a token as folded to the token as spelt."""
+    """Tokens that are looked for in the same way: `words` maps a token as folded to the token as spelled."""
 
     def __init__(self, words: dict[str, str], fold: Fold, loose: bool) -> None:
         self.fold, self.loose = fold, loose  # loose: whatever the case, with white space inside

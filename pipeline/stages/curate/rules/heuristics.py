@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def refusals(mode: Literal["reject", "keep"]) -> Rule | None:
-    """The rule that rejects rows whose last answer is nothing but a stock refusal in English; None where they are kept.
+    """The rule that rejects rows whose last answer is nothing but a stock refusal in English; None if they are kept.
 
     Only answers that are trained to be given count: not those with `train: false` or a thumb down.
     """
@@ -47,7 +47,7 @@ NO_LANGUAGE = "zxx"  # ISO 639: no linguistic content
 def languages(wanted: tuple[str, ...]) -> Rule:
     """The rule that rejects rows with an answer surely in none of the languages `wanted` (ISO 639-1 codes).
 
-    Short texts and code pass. Raises `ToolError` where py3langid is missing, `ConfigError` for a language it doesn't know.
+    Short texts and code pass. Raises `ToolError` if py3langid is missing, `ConfigError` for a language it doesn't know.
     """
     identify = _identifier(wanted)
 
@@ -68,17 +68,25 @@ def _identifier(wanted: tuple[str, ...]) -> Callable[[str], tuple[str, float]]:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ToolError("curate.languages needs the package py3langid: run `pip install 'quench[languages]'`, or set it to []") from error
+        raise ToolError(
+            "Q-CURATE-010",
+            "curate.languages needs the package py3langid: run `pip install 'quench[languages]'`, or set "
+            "it to []",
+        ) from error
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     unknown = sorted(set(wanted) - set(identifier.labels))
     if unknown:
-        raise ConfigError(f"curate.languages has {', '.join(unknown)}, which py3langid can't tell: it knows {', '.join(sorted(identifier.labels))}")
+        raise ConfigError(
+            "Q-CURATE-011",
+            f"curate.languages has {', '.join(unknown)}, which py3langid does not know: choose from "
+            f"{', '.join(sorted(identifier.labels))}",
+        )
     identify: Callable[[str], tuple[str, float]] = identifier.classify
     return identify
 
 
 def answers(row: Row) -> Iterator[tuple[str, str]]:
-    """(place, text) of what is to be learnt: trained assistant turns, chosen answers, trained segments."""
+    """(place, text) of what is to be learned: trained assistant turns, chosen answers, trained segments."""
     field = "chosen" if row["kind"] == "preference" else "messages"
     for number, turn in enumerate(row[field], start=1):
         if turn["role"] == "assistant" and turn.get("train", True):
@@ -113,7 +121,7 @@ def garbage() -> Rule:
 
 
 def garbage_in(text: str) -> str | None:
-    """What makes a text garbage, with the figure and its limit; None where nothing does.
+    """What makes a text garbage, with the figure and its limit; None if nothing does.
 
     After the rules that MassiveText was filtered by (Rae et al. 2021, arXiv:2112.11446, table A1): the share of words with
     letters, and of n-grams that come again. The limits are far looser: theirs are for long prose, and chats hold code,

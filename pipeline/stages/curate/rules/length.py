@@ -44,7 +44,7 @@ class Length:
         A chat is split in front of a user's turn only. Each part starts with the chat's system turn and takes as many
         whole exchanges as fit; so what is asked and answered stays together, but a part doesn't see the parts before it.
         An exchange that is too long by itself, or a part in which nothing is trained, is left out and goes to `changes`.
-        A text is split where `text_parts` says; of its parts only the last one ends in an end of text that is learnt.
+        A text is split where `text_parts` says; of its parts only the last one ends in an end of text that is learned.
         Raises `BadRow` (`over_budget`) if no part is left, if a text has a stretch that can't be cut, if `mode` is reject, and for
         all rows that only make sense as a whole: preferences, feedback, prompts, chats with a reward, text in several
         segments. Also where counting or splitting would take seconds (`MOST_DEAR`, `MOST_TURNS`, `MOST_PARTS`, `WORK`) or
@@ -73,7 +73,7 @@ class Length:
         return self._split(row, said, changes)
 
     def _count(self, row: Row, splits: bool) -> int:
-        """The row's tokens; above `EXACT` times the budget just some number there. Raises `BadRow` where counting would take seconds."""
+        """The row's tokens; above `EXACT` times the budget just some number there. Raises `BadRow` if counting would take seconds."""
         texts = self.counter.rendered(row)
         most = EXACT * self.max_tokens
         least = max(map(self.counter.at_least, texts), default=0)

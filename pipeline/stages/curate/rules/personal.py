@@ -143,7 +143,7 @@ def _ibans(text: str) -> Iterator[Span]:
 
 @lru_cache
 def _iban_length(country: str) -> int:
-    """Characters of an IBAN of this country, from stdnum's copy of SWIFT's registry; 0 where there are none."""
+    """Characters of an IBAN of this country, from stdnum's copy of SWIFT's registry; 0 if there are none."""
     found = numdb.get("iban").info(country)[0][1].get("bban", "")
     return 4 + sum(map(int, re.findall(r"(\d+)!", found))) if found else 0
 

@@ -29,7 +29,7 @@ KINDS = "aBéжß東ا9½_-'’\"()<>|#$&+.,!?:;@/\\~*{}[]=🙂\u0301\u200d£\uf
 
 
 class TokenCounter:
-    """The tokenizer and the template of a Hugging Face folder. Raises `DataError` where they are missing or broken."""
+    """The tokenizer and the template of a Hugging Face folder. Raises `DataError` if they are missing or broken."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -39,7 +39,11 @@ class TokenCounter:
             self.template = ChatTemplate(folder)
         except Exception as error:  # tokenizers raises bare Exception on a broken file
             why = " ".join(str(error).split())[:200]
-            raise DataError(f"{folder}: its tokenizer or chat template can't be read ({why}): run `python -m pipeline base` again") from error
+            raise DataError(
+                "Q-CURATE-004",
+                f"{folder}: its tokenizer or chat template can't be read ({why}): run `python -m pipeline "
+                "base` again",
+            ) from error
         self.tokenizer.no_truncation()  # some files ask for it; training, which counts here, does not
         self.tokenizer.no_padding()
         self.added = list(self.tokenizer.get_added_tokens_decoder().values())
@@ -57,7 +61,7 @@ class TokenCounter:
             return least
         if self.words is None:
             return self.count_whole(text)
-        # words repeat, and looking them up is many times faster than merging them anew
+        # words repeat, and looking them up is many times faster than merging them again
         sections = self.marks.split(text)
         tokens = len(sections) - 1
         for section in filter(None, sections):
@@ -125,7 +129,7 @@ class TokenCounter:
     def bound(self, row: Row, most: float = math.inf) -> int | None:
         """A number of tokens that a plain chat can't exceed, at a hundredth of the cost of counting.
 
-        None where there is no such short cut, or where the texts alone go over `most`.
+        None if there is no such short cut, or where the texts alone go over `most`.
 
         A byte-level tokenizer makes at most one token of a byte; what the template adds is measured for each order of
         roles, blank turns apart: a template can put its own words where a system turn says nothing. Raises `BadRow` as the
@@ -171,7 +175,7 @@ class TokenCounter:
         return isinstance(self.tokenizer.model, BPE) and byte_level and self.normalised in (None, "NFC")
 
     def _longest(self) -> int | None:
-        """The most characters that one token can stand for; None where that is not known."""
+        """The most characters that one token can stand for; None if that is not known."""
         from tokenizers.pre_tokenizers import ByteLevel
 
         words, before = self.tokenizer.get_vocab(), _state(self.tokenizer.pre_tokenizer)
@@ -207,5 +211,5 @@ class _Words(dict[str, int]):
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """A normaliser or pre-tokenizer as `tokenizer.json` describes it; empty where there is none."""
+    """A normaliser or pre-tokenizer as `tokenizer.json` describes it; empty if there is none."""
     return dict(json.loads(part.__getstate__())) if part is not None else {}

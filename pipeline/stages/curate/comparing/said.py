@@ -1,0 +1,70 @@
+"""What a row says, part by part, and how good a row it is: what rows are compared by."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import orjson
+import xxhash
+
+from pipeline.chat.rows import TURN_LISTS, Row
+
+_PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*_\d+\]")
+_MOST = (1 << 20) - 1
+
+
+class Part(NamedTuple):
+    """Something said in a row; `asked`: it belongs to the request. The place is that of `pipeline.chat.rows.texts`."""
+
+    role: str
+    text: str
+    asked: bool
+    field: str
+    number: int = 0
+    key: str = ""
+
+    @property
+    def place(self) -> str:
+        """`messages 2`, `messages 2 tool_calls`, `answer`."""
+        return " ".join(filter(None, (self.field, str(self.number or ""), self.key)))
+
+
+def parts(row: Row) -> list[Part]:
+    """All that is said in a row, in order: contents, reasoning, tool calls (as JSON), segments, the expected answer.
+
+    The request is what the user says, of a chat only before the last answer.
+    """
+    said: list[Part] = []
+    roles = [turn["role"] for turn in row["messages"]]
+    answered = row["kind"] not in ("preference", "prompt") and "assistant" in roles
+    last = len(roles) - roles[::-1].index("assistant") if answered else len(roles) + 1
+    for field in TURN_LISTS:
+        if field not in row:
+            continue
+        for number, turn in enumerate(row[field], start=1):
+            role = turn["role"]
+            said.append(Part(role, turn["content"], role == "user" and number < last and field == "messages", field, number))
+            if len(turn) > 2:
+                if "reasoning_content" in turn:
+                    said.append(Part(role, turn["reasoning_content"], False, field, number, "reasoning_content"))
+                if "tool_calls" in turn:
+                    said.append(Part(role, orjson.dumps(turn["tool_calls"]).decode(), False, field, number, "tool_calls"))
+    for number, segment in enumerate(row.get("segments", ()), start=1):
+        said.append(Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number))
+    if "answer" in row:
+        said.append(Part("assistant", row["answer"], False, "answer"))
+    return said
+
+
+def key_of(texts: Iterable[str]) -> int:
+    """64-bit hash of texts, whatever their case and white space."""
+    return xxhash.xxh3_64_intdigest(" ".join(" \0 ".join(texts).casefold().split()).encode("utf-8", "surrogatepass"))
+
+
+def quality(row: Row) -> int:
+    """The more trained characters the better, then the fewer redaction placeholders; 20 and 12 bits."""
+    turns = [*row["messages"], *row.get("chosen", ())]
+    trained = [turn["content"] for turn in turns if turn["role"] == "assistant" and turn.get("train", True)]
+    trained += [segment["text"] for segment in row.get("segments", ()) if segment["train"]]
+    placeholders = sum(len(_PLACEHOLDER.findall(text)) for text in trained if "[" in text)
+    return min(sum(map(len, trained)), _MOST) << 12 | 4095 - min(placeholders, 4095)

@@ -1,0 +1,109 @@
+"""Sequences in stretches of trained and of masked text: what was written against what should have been."""
+
+import re
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from pipeline.chat.tokens import IGNORED
+from pipeline.core.errors import DataError
+
+SHOWN = 60  # characters of a text in a message
+Stretch = tuple[bool, str]  # trained or masked, and its text
+Claim = tuple[str, Any, list[Stretch], int]  # name, what is written, what should be, how many turns are trained
+
+
+@dataclass(frozen=True)
+class Base:
+    """What of the base the proof needs: its tokenizer, the same as `tokenizer.json` has it, rows of embeddings, a pattern of control tokens."""
+
+    tokenizer: Any
+    plain: Any
+    embeddings: int
+    control: re.Pattern[str]
+
+
+def check_claims(claims: list[Claim], base: Base, file: str) -> None:
+    """Raise `DataError` unless every sequence decodes, stretch by stretch, to what it should be."""
+    cut = [_stretches(*pair) for _, pair, _, _ in claims]
+    texts = iter(base.plain.decode_batch([ids for stretches in cut for _, ids in stretches], skip_special_tokens=False))
+    for (name, (ids, labels), wanted, turns), stretches in zip(claims, cut, strict=True):
+        found = [(trained, next(texts)) for trained, _ in stretches]
+        where = f"row {name} of {file}"
+        ends = int((labels == base.tokenizer.eos_token_id).sum())
+        bos = base.tokenizer.bos_token_id
+        if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
+            raise DataError(
+                "Q-PREPROCESS-009",
+                f"{where} begins with {base.tokenizer.bos_token} twice: the template and the tokenizer both "
+                "add it",
+            )
+        if not any(trained for trained, _ in found):
+            raise DataError("Q-PREPROCESS-010", f"nothing is trained in {where}: its loss would be 0")
+        if ends < turns:
+            raise DataError(
+                "Q-PREPROCESS-011",
+                f"the end of turn ({base.tokenizer.eos_token}) is not trained in {where}: {ends} of {turns} "
+                "are",
+            )
+        wanted = _joined(wanted)
+        if not (len(found) == len(wanted) and all(a[0] == b[0] and same(a[1], b[1], base) for a, b in zip(found, wanted, strict=True))):
+            raise DataError("Q-PREPROCESS-012", _difference(where, found, wanted))
+        if ends > turns:
+            raise DataError(
+                "Q-PREPROCESS-011",
+                f"{where} trains {ends} ends of turn in {turns} turns: the template writes "
+                f"{base.tokenizer.eos_token} inside a turn",
+            )
+
+
+def _stretches(ids: Any, labels: Any) -> list[tuple[bool, list[int]]]:
+    """Runs of trained and of masked tokens, in order."""
+    trained = labels != IGNORED
+    edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(ids)]
+    return [(bool(trained[start]), ids[start:end].tolist()) for start, end in pairwise(edges) if end > start]
+
+
+def _joined(stretches: list[Stretch]) -> list[Stretch]:
+    """Neighbours of one kind as one, empty ones left out."""
+    runs = groupby(((trained, text) for trained, text in stretches if text), key=itemgetter(0))
+    return [(trained, "".join(text for _, text in run)) for trained, run in runs]
+
+
+def same(decoded: str, text: str, base: Base) -> bool:
+    """Whether both are one text to the tokenizer: some compose characters (NFC) or add or drop a space where a stretch begins."""
+    if decoded == text:
+        return True
+    again: str = base.plain.decode(base.plain.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
+    return decoded == again or (_drops_a_space(base.plain) and again in (f" {decoded}", decoded.removeprefix(" ")))
+
+
+def _drops_a_space(plain: Any) -> bool:
+    """Whether a stretch that begins with a space is decoded without it, as Llama 2's tokenizer does."""
+    ids = plain.encode("b a", add_special_tokens=False).ids
+    return all(plain.decode(ids[start:], skip_special_tokens=False) != " a" for start in range(len(ids)))
+
+
+def _difference(where: str, found: list[Stretch], wanted: list[Stretch]) -> str:
+    """The first difference in words."""
+    trained, should = ("".join(text for is_trained, text in stretches if is_trained) for stretches in (found, wanted))
+    if trained != should:
+        at = _first_difference(trained, should)
+        if len(trained) > len(should):
+            return f"a token that is not the assistant's is trained in {where}: {short(trained[at:])}, where {short(should[at:])} should be"
+        return f"a token of the assistant's is not trained in {where}: {short(should[at:])} should be, {short(trained[at:])} is"
+    shown, right = ("".join(text for _, text in stretches) for stretches in (found, wanted))
+    at = _first_difference(shown, right)
+    return f"{where} has a masked text that is not the template's, a system prompt perhaps: {short(shown[at:])}, not {short(right[at:])}"
+
+
+def _first_difference(one: str, other: str) -> int:
+    return next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def short(text: str) -> str:
+    """The beginning of a text, quoted."""
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
