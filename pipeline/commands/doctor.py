@@ -34,13 +34,13 @@ def doctor(*, root: Path, lock: Path) -> list[Check]:
 def python() -> Check:
     """Python 3.11 or later."""
     found = ".".join(map(str, sys.version_info[:3]))
-    return Check("Python", "ok", found) if sys.version_info >= (3, 11) else Check("Python", "fail", found, "install Python 3.11 or later")
+    return Check("Python", "pass", found) if sys.version_info >= (3, 11) else Check("Python", "fail", found, "install Python 3.11 or later")
 
 
 def compiler() -> Check:
     """A C++ compiler, which only the first `make setup` needs."""
     try:
-        return Check("C++ compiler", "ok", find_compiler())
+        return Check("C++ compiler", "pass", find_compiler())
     except ToolError:
         return Check("C++ compiler", "warn", "none on PATH", "install g++ if `make setup` has not built llama.cpp yet")
 
@@ -52,7 +52,7 @@ def git(root: Path) -> Check:
     done = subprocess.run(["git", "-C", str(root), "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return Check("Git", "fail", "no repository here", "run `git init`: DVC needs it")
-    return Check("Git", "ok", done.stdout.strip())
+    return Check("Git", "pass", done.stdout.strip())
 
 
 def packages(lock: Path) -> Check:
@@ -61,13 +61,13 @@ def packages(lock: Path) -> Check:
     wrong = [f"{name} {found or 'missing'} (pinned {pins[name]})" for name in PINNED if (found := _version(name)) != pins[name]]
     if wrong:
         return Check("packages", "fail", ", ".join(wrong), "run `make setup`")
-    return Check("packages", "ok", f"{len(PINNED)} pins as in {lock.name}")
+    return Check("packages", "pass", f"{len(PINNED)} pins as in {lock.name}")
 
 
 def torch() -> Check:
-    """PyTorch is there; its build (CPU, CUDA) is in its version."""
+    """PyTorch is installed; its version names its build (CPU, CUDA)."""
     found = _version("torch")
-    return Check("torch", "ok", found) if found else Check("torch", "fail", "missing", "run `make setup`")
+    return Check("torch", "pass", found) if found else Check("torch", "fail", "missing", "run `make setup`")
 
 
 def configuration(root: Path) -> tuple[Check, str | None]:
@@ -80,12 +80,12 @@ def configuration(root: Path) -> tuple[Check, str | None]:
     try:
         params = load_params(file)
     except ConfigError as error:
-        return Check("params.yaml", "fail", str(error), "correct it there"), None
-    return Check("params.yaml", "ok", f"graph of {WORDS[params.graph]}"), params.llamacpp.home
+        return Check("params.yaml", "fail", error.sentence, "correct it there", error.id), None
+    return Check("params.yaml", "pass", f"graph of {WORDS[params.graph]}"), params.llamacpp.home
 
 
 def llama_cpp(home: str | None) -> Check:
-    """The llama.cpp that stages will use is whole and runs, and the binding is of the pinned version; `home` is `llamacpp.home`."""
+    """The llama.cpp that stages will use is complete and runs, and the binding is of the pinned version; `home` is `llamacpp.home`."""
     chosen = "LLAMA_CPP_HOME" if os.environ.get("LLAMA_CPP_HOME") else "llamacpp.home" if home else None
     remedy = f"correct {chosen}" if chosen else "run `make setup`"
     try:
@@ -93,19 +93,23 @@ def llama_cpp(home: str | None) -> Check:
         for name in TOOLS:
             tools.tool(name)
         version = tools.version
-    except (ToolError, OSError, subprocess.SubprocessError) as error:
+    except ToolError as error:
+        return Check("llama.cpp", "fail", error.sentence, remedy, error.id)
+    except (OSError, subprocess.SubprocessError) as error:
         return Check("llama.cpp", "fail", str(error), remedy)
     binding = _version("llama-cpp-python")
     if binding != VERSION:
         return Check("llama.cpp", "fail", f"its Python binding is {binding or 'missing'}, {VERSION} is pinned", "run `make setup`")
-    return Check("llama.cpp", "ok", f"{version} in {tools.bin}{f' ({chosen})' if chosen else ''}")
+    return Check("llama.cpp", "pass", f"{version} in {tools.bin}{f' ({chosen})' if chosen else ''}")
 
 
 def disk(root: Path) -> Check:
     """Room for the demo."""
     free = shutil.disk_usage(root).free
     finding = f"{free / GB:.1f} GB free"
-    return Check("disk", "ok", finding) if free >= DEMO_DISK else Check("disk", "warn", finding, f"the demo wants {DEMO_DISK / GB:.0f} GB: make room")
+    if free < DEMO_DISK:
+        return Check("disk", "warn", finding, f"the demo wants {DEMO_DISK / GB:.0f} GB: make room")
+    return Check("disk", "pass", finding)
 
 
 def memory() -> Check:
@@ -116,30 +120,30 @@ def memory() -> Check:
     finding = f"{free / GB:.1f} GB available"
     if free < DEMO_MEMORY:
         return Check("memory", "warn", finding, f"the demo wants {DEMO_MEMORY / GB:.0f} GB: close programs")
-    return Check("memory", "ok", finding)
+    return Check("memory", "pass", finding)
 
 
 def gpu() -> Check:
     """A GPU that the driver shows, and a torch that can use it."""
     if not shutil.which("nvidia-smi"):
-        return Check("GPU", "ok", "none; the demo trains on the CPU")
+        return Check("GPU", "pass", "none; the demo trains on the CPU")
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
-        return Check("GPU", "warn", "nvidia-smi fails", "mend the driver: training takes the CPU meanwhile")
+        return Check("GPU", "warn", "nvidia-smi fails", "repair the driver: until then training takes the CPU")
     found = "; ".join(done.stdout.strip().splitlines())
     if "+cpu" in (_version("torch") or ""):
         return Check("GPU", "warn", f"{found}, but torch is a CPU build", "docs/gpu.md has the line that installs a CUDA build")
-    return Check("GPU", "ok", found)
+    return Check("GPU", "pass", found)
 
 
 def main(root: Path) -> None:
-    """Print every check; `ToolError` where one fails."""
+    """Print every check; `ToolError` if one fails."""
     checks = doctor(root=root, lock=PROJECT / "requirements.lock")
     print(*checks, sep="\n")
-    failed = [check.name for check in checks if check.state == "fail"]
+    failed = [check.name for check in checks if check.verdict == "fail"]
     if failed:
-        raise ToolError(f"{', '.join(failed)} failed: each line above says what to do")
+        raise ToolError("Q-DOCTOR-001", f"{', '.join(failed)} failed: each line above says what to do")
 
 
 def _version(name: str) -> str | None:

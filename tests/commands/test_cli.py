@@ -120,8 +120,8 @@ def test_report_prints_where_the_page_is(tmp_path: Path) -> None:
 
 def test_doctor_finds_this_set_up_whole() -> None:
     checks = {check.name: check for check in doctor.doctor(root=PROJECT, lock=PROJECT / "requirements.lock")}
-    assert [checks[name].state for name in ("Python", "packages", "torch", "llama.cpp")] == ["ok"] * 4
-    assert all(check.remedy for check in checks.values() if check.state != "ok")
+    assert [checks[name].verdict for name in ("Python", "packages", "torch", "llama.cpp")] == ["pass"] * 4
+    assert all(check.remedy for check in checks.values() if check.verdict != "pass")
 
 
 def test_doctor_names_a_wrong_package_and_a_missing_toolchain(
@@ -130,11 +130,11 @@ def test_doctor_names_a_wrong_package_and_a_missing_toolchain(
     lock = (PROJECT / "requirements.lock").read_text()
     other = tmp_path / "requirements.lock"
     other.write_text(lock.replace("\npeft==", "\npeft==99."))
-    assert (found := doctor.packages(other)).state == "fail" and "pinned 99." in found.finding and found.remedy == "run `make setup`"
+    assert (found := doctor.packages(other)).verdict == "fail" and "pinned 99." in found.sentence and found.remedy == "run `make setup`"
     monkeypatch.setenv("LLAMA_CPP_HOME", str(tmp_path))
-    with pytest.raises(ToolError, match=r"llama\.cpp failed"):
+    with pytest.raises(ToolError, match="Q-DOCTOR-001"):
         doctor.main(PROJECT)
-    assert f"fail  llama.cpp: no llama.cpp in {tmp_path}" in capsys.readouterr().out
+    assert f"fail          llama.cpp: no llama.cpp in {tmp_path}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ def test_doctor_checks_the_llama_cpp_that_stages_will_use(
     for name in filter(None, (variable, home)):
         fake_build(tmp_path / name)
     settings, found = doctor.configuration(tmp_path)
-    assert (settings.state, found) == ("ok", str(tmp_path / home) if home else None)
+    assert (settings.verdict, found) == ("pass", str(tmp_path / home) if home else None)
     check = doctor.llama_cpp(found)
-    assert (check.state, str(tmp_path / used) in check.finding if used else True) == ("ok", True)
+    assert (check.verdict, str(tmp_path / used) in check.sentence if used else True) == ("pass", True)
     if used:
         (tmp_path / used / "build/bin/llama-bench").unlink()
         broken = doctor.llama_cpp(found)
-        assert broken.state == "fail" and "llama-bench" in broken.finding
+        assert broken.verdict == "fail" and "llama-bench" in broken.sentence
         assert broken.remedy == ("correct LLAMA_CPP_HOME" if variable else "correct llamacpp.home")
 
 
@@ -173,10 +173,10 @@ def fake_build(home: Path) -> None:
 
 def test_doctor_says_what_is_wrong_with_params_yaml(tmp_path: Path) -> None:
     check, home = doctor.configuration(tmp_path)
-    assert (check.state, home) == ("warn", None)
+    assert (check.verdict, home) == ("warn", None)
     (tmp_path / "params.yaml").write_text("base: [\n")
     check, home = doctor.configuration(tmp_path)
-    assert (check.state, home) == ("fail", None) and "line 2" in check.finding
+    assert (check.verdict, home) == ("fail", None) and "line 2" in check.sentence
 
 
 def test_doctor_wants_a_repository(tmp_path: Path) -> None:

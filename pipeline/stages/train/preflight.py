@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.sections import LoraType, Training
-from pipeline.core.checks import Check, State
-from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.checks import Check, Verdict
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
 from pipeline.gguf.base_files import MODEL_FILE
@@ -51,7 +51,7 @@ def preflight(
         checks += nf4_widths(shape, settings, card)
         plan = make_plan(shape, settings, max_length, levels, card, packed=packed_in(base, settings), lora=lora, untuned=untuned)
     except (ConfigError, DataError) as error:
-        unplanned = [Check(name, "not measured", str(error)) for name in ("memory plan", "disk")]
+        unplanned = [Check(name, "not measured", error.sentence) for name in ("memory plan", "disk")]
         return [*checks, *unplanned]
     return [*checks, memory_plan(plan, room(card)), disk_plan(plan.disk, shutil.disk_usage(disk).free)]
 
@@ -62,7 +62,7 @@ def data(tokens: Path) -> Check:
     import pyarrow.parquet as pq
 
     def fails(finding: str) -> Check:
-        return Check("data", "fail", finding, "run `snakemake --force preprocess`", DataError)
+        return Check("data", "fail", finding, "run `snakemake --force preprocess`", "Q-TRAIN-001")
 
     try:
         expected = json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))["splits"]
@@ -78,7 +78,7 @@ def data(tokens: Path) -> Check:
         return fails(f"{tokens} is not what stage preprocess writes ({' '.join(str(error).split())[:120]})")
     if not found["train"]["packed_rows"]:
         return fails("there is no row to train on")
-    return Check("data", "ok", ", ".join(f"{split} {count['packed_rows']:,} rows of {count['tokens']:,} tokens" for split, count in found.items()))
+    return Check("data", "pass", ", ".join(f"{split} {count['packed_rows']:,} rows of {count['tokens']:,} tokens" for split, count in found.items()))
 
 
 def whole_base(base: Path) -> Check:
@@ -89,7 +89,7 @@ def whole_base(base: Path) -> Check:
             if name not in missing and not isinstance(json.loads((base / name).read_text(encoding="utf-8")), dict):
                 raise ValueError(f"{name} is no JSON object")
         if CONFIG not in missing and (sign := sign_of_experts(json.loads((base / CONFIG).read_text(encoding="utf-8")))):
-            return Check("base", "fail", f"a mixture of experts ({sign})", "take a dense model as base.model", DataError)
+            return Check("base", "fail", f"a mixture of experts ({sign})", "take a dense model as base.model", "Q-TRAIN-003")
         if (packed := base / MODEL_FILE).is_file():
             return packed_base(packed, missing)
         index = base / "model.safetensors.index.json"
@@ -97,12 +97,12 @@ def whole_base(base: Path) -> Check:
         missing += [name for name in names if not (base / name).is_file()]
         torn = [name for name in names if name not in missing and (base / name).stat().st_size != safetensors_length(base / name)]
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        return Check("base", "fail", f"{base} can't be read ({' '.join(str(error).split())[:120]})", "run `snakemake --force base`", DataError)
+        return Check("base", "fail", f"{base} can't be read ({' '.join(str(error).split())[:120]})", "run `snakemake --force base`", "Q-TRAIN-002")
     if missing or torn:
         finding = "; ".join(f"{', '.join(which)} {what}" for which, what in ((missing, "missing"), (torn, "cut short")) if which)
-        return Check("base", "fail", finding, "run `snakemake --force base`", DataError)
+        return Check("base", "fail", finding, "run `snakemake --force base`", "Q-TRAIN-002")
     size = sum((base / name).stat().st_size for name in names)
-    return Check("base", "ok", f"{disk_gb(size)} of weights in {len(names)} file{'s' if len(names) > 1 else ''}")
+    return Check("base", "pass", f"{disk_gb(size)} of weights in {len(names)} file{'s' if len(names) > 1 else ''}")
 
 
 def packed_base(file: Path, missing: Sequence[str]) -> Check:
@@ -110,10 +110,10 @@ def packed_base(file: Path, missing: Sequence[str]) -> Check:
     try:
         header = read_header(file)
     except (NotGguf, OSError) as error:
-        return Check("base", "fail", f"{file} is not a whole GGUF ({error})", "run `snakemake --force base`", DataError)
+        return Check("base", "fail", f"{file} is not a whole GGUF ({error})", "run `snakemake --force base`", "Q-TRAIN-002")
     if missing:
-        return Check("base", "fail", f"{', '.join(missing)} missing", "run `snakemake --force base`", DataError)
-    return Check("base", "ok", f"{disk_gb(file.stat().st_size)} of weights in {file.name}, {len(header.tensors)} tensors")
+        return Check("base", "fail", f"{', '.join(missing)} missing", "run `snakemake --force base`", "Q-TRAIN-002")
+    return Check("base", "pass", f"{disk_gb(file.stat().st_size)} of weights in {file.name}, {len(header.tensors)} tensors")
 
 
 def safetensors_length(path: Path) -> int:
@@ -147,8 +147,8 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
             wrong.append(width)
     if wrong:
         finding = f"bitsandbytes dequantises linears of {' and '.join(map(str, wrong))} inputs wrongly on this CPU"
-        return [Check("NF4 widths", "fail", finding, "set base.quantization to none, or train on a GPU")]
-    return [Check("NF4 widths", "ok", f"linears of {' and '.join(map(str, widths))} inputs are dequantised as they should be")]
+        return [Check("NF4 widths", "fail", finding, "set base.quantization to none, or train on a GPU", "Q-TRAIN-004")]
+    return [Check("NF4 widths", "pass", f"linears of {' and '.join(map(str, widths))} inputs are dequantised as they should be")]
 
 
 def memory_plan(plan: Plan, free: int) -> Check:
@@ -158,11 +158,11 @@ def memory_plan(plan: Plan, free: int) -> Check:
     needed = f"training needs {memory_gb(plan.memory.total)} by the plan"
     whole, name = plan.card.memory, plan.card.name
     if plan.memory.total > whole:
-        return Check("memory plan", "fail", f"{needed} and {name} has {memory_gb(whole)}", plan.remedy, MachineError)
+        return Check("memory plan", "fail", f"{needed} and {name} has {memory_gb(whole)}", plan.remedy, "Q-TRAIN-005")
     if plan.memory.total > free:
-        state: State = "fail" if plan.card.device == "cuda" else "warn"  # main memory can be freed and swapped
-        return Check("memory plan", state, f"{needed} and {memory_gb(free)} of {name} are free", "end the programs that hold it", MachineError)
-    return Check("memory plan", "ok", f"{needed}, {memory_gb(free)} of {name} are free")
+        verdict: Verdict = "fail" if plan.card.device == "cuda" else "warn"  # main memory can be freed and swapped
+        return Check("memory plan", verdict, f"{needed} and {memory_gb(free)} of {name} are free", "end the programs that hold it", "Q-TRAIN-005")
+    return Check("memory plan", "pass", f"{needed}, {memory_gb(free)} of {name} are free")
 
 
 def disk_plan(sizes: dict[str, int], free: int) -> Check:
@@ -171,7 +171,7 @@ def disk_plan(sizes: dict[str, int], free: int) -> Check:
     copies = int(sizes[CACHE] * DISK_MARGIN)
     finding = f"training and the stages after it need {disk_gb(own, 1)}, {disk_gb(free, 1)} are free"
     if own > free:
-        return Check("disk", "fail", finding, "make room", MachineError)
+        return Check("disk", "fail", finding, "make room", "Q-TRAIN-006")
     if own + copies > free:
         return Check("disk", "warn", f"{finding}, {CACHE} may take {disk_gb(copies, 1)} more", "make room, or put the cache on another disk")
-    return Check("disk", "ok", finding)
+    return Check("disk", "pass", finding)

@@ -46,10 +46,10 @@ def gpu(card: Card) -> list[Check]:
     try:
         holders = other_processes(query("--query-compute-apps=pid,process_name,used_memory"), os.getpid())
     except (ToolError, OSError) as error:
-        return [Check("GPU", "ok", finding), Check("GPU's other processes", "not measured", str(error))]
+        return [Check("GPU", "pass", finding), Check("GPU's other processes", "not measured", str(error))]
     if holders:
         return [Check("GPU", "warn", f"{finding}; {'; '.join(holders)}", "end them if the memory plan doesn't fit beside them")]
-    return [Check("GPU", "ok", f"{finding}, nobody else is on it")]
+    return [Check("GPU", "pass", f"{finding}, nobody else is on it")]
 
 
 def other_processes(lines: Sequence[Sequence[str]], own: int) -> list[str]:
@@ -67,7 +67,7 @@ def arithmetic(card: Card, settings: Training) -> Check:
     if card.device == "cuda" and chosen == "bfloat16" and (known := capability()) and known < BFLOAT16_SINCE:
         finding = f"bfloat16, which a GPU of compute capability {known[0]}.{known[1]} has no units for (8.0 and later have): right, but slow"
         return Check("arithmetic", "warn", finding, "set train.bnb_4bit_compute_dtype to float16, if the model's values fit its range")
-    return Check("arithmetic", "ok", chosen)
+    return Check("arithmetic", "pass", chosen)
 
 
 def capability() -> tuple[int, int] | None:
@@ -80,7 +80,7 @@ def capability() -> tuple[int, int] | None:
 def bitsandbytes_works(settings: Training) -> Check:
     """A 64 × 64 matrix survives NF4 and back on the training device, to within NF4's own grid."""
     if settings.quantization != "nf4" and not needs_gpu(settings.optim):  # its optimizers are bitsandbytes' too
-        return Check("bitsandbytes", "ok", f"not used: base.quantization is {settings.quantization}")
+        return Check("bitsandbytes", "pass", f"not used: base.quantization is {settings.quantization}")
 
     def round_trip() -> float:
         import torch
@@ -92,15 +92,17 @@ def bitsandbytes_works(settings: Training) -> Check:
         error = (dequantize_4bit(packed, state) - weights).float().abs().amax(dim=1) / weights.float().abs().amax(dim=1)  # a row is a block
         return float(error.max())
 
-    return probe("bitsandbytes", round_trip, LARGEST_NF4_ERROR, "an NF4 round trip errs by {:.3f} of a block's largest weight", "run `make setup`")
+    words = "an NF4 round trip errs by {:.3f} of a block's largest weight"
+    return probe("bitsandbytes", round_trip, LARGEST_NF4_ERROR, words, "run `make setup`", "Q-TRAIN-007")
 
 
 def triton_works(card: Card, settings: Train) -> Check:
     """Where the loss is Liger's: one of its Triton kernels compiles, runs and gives what torch gives."""
     if settings.loss == "chunked" or (settings.loss == "auto" and card.device == "cpu"):
-        return Check("Triton", "ok", "not used: the loss is chunked")
+        return Check("Triton", "pass", "not used: the loss is chunked")
     if card.device == "cpu":
-        return Check("Triton", "fail", "train.loss is liger, whose kernels need a GPU, and this machine has none", "set it to auto or chunked")
+        finding = "train.loss is liger, whose kernels need a GPU, and this machine has none"
+        return Check("Triton", "fail", finding, "set it to auto or chunked", "Q-TRAIN-008")
 
     def swiglu() -> float:
         import torch
@@ -110,13 +112,16 @@ def triton_works(card: Card, settings: Train) -> Check:
         ours = LigerSiLUMulFunction.apply(gate, up)
         return float((ours - torch.nn.functional.silu(gate) * up).abs().max())
 
-    return probe("Triton", swiglu, 1e-4, "Liger's SwiGLU differs from torch's by {:.1e}", "set train.loss to chunked, or run `make setup`")
+    words = "Liger's SwiGLU differs from torch's by {:.1e}"
+    return probe("Triton", swiglu, 1e-4, words, "set train.loss to chunked, or run `make setup`", "Q-TRAIN-008")
 
 
-def probe(name: str, measure: Callable[[], float], limit: float, words: str, remedy: str) -> Check:
+def probe(name: str, measure: Callable[[], float], limit: float, words: str, remedy: str, id: str) -> Check:
     """A figure that must be at most `limit`; whatever keeps it from being measured fails the check by name."""
     try:
         figure = measure()
     except Exception as error:  # a library that is broken raises anything; its words go into the line
-        return Check(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy)
-    return Check(name, "ok", words.format(figure)) if figure <= limit else Check(name, "fail", words.format(figure), remedy)
+        return Check(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy, id)
+    if figure <= limit:
+        return Check(name, "pass", words.format(figure), figure=figure, limit=limit)
+    return Check(name, "fail", words.format(figure), remedy, id, figure=figure, limit=limit)

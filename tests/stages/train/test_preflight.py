@@ -11,7 +11,7 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse
 from pipeline.core.cpu import Device
-from pipeline.core.errors import DataError, MachineError, QuenchError, ToolError
+from pipeline.core.errors import MachineError, ToolError
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.card import Card
 from pipeline.planning.disk import CACHE
@@ -50,11 +50,11 @@ def tokens(tmp_path: Path) -> Path:
 
 
 def test_data_as_the_manifest_counts_it_is_ok(tokens: Path) -> None:
-    assert str(checks.data(tokens)) == "ok    data: train 2 rows of 12 tokens, val 1 rows of 6 tokens"
+    assert str(checks.data(tokens)) == "pass          data: train 2 rows of 12 tokens, val 1 rows of 6 tokens"
 
 
 def test_what_preprocess_wrote_is_ok(prepared: Path) -> None:
-    assert checks.data(prepared / "data" / "tokens").state == "ok"
+    assert checks.data(prepared / "data" / "tokens").verdict == "pass"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_preprocess_wrote_is_ok(prepared: Path) -> None:
 def test_data_that_is_not_all_there_fails(tokens: Path, damage: Any, finding: str) -> None:
     damage(tokens)
     check = checks.data(tokens)
-    assert check.state == "fail" and finding in check.finding and check.error is DataError
+    assert check.verdict == "fail" and finding in check.sentence and check.id == "Q-TRAIN-001"
 
 
 def test_no_row_to_train_on_fails(tokens: Path) -> None:
@@ -81,13 +81,13 @@ def test_no_row_to_train_on_fails(tokens: Path) -> None:
     account = json.loads((tokens / "manifest.json").read_text())
     account["splits"]["train"] |= {"packed_rows": 0, "tokens": 0}
     (tokens / "manifest.json").write_text(json.dumps(account))
-    assert checks.data(tokens).finding == "there is no row to train on"
+    assert checks.data(tokens).sentence == "there is no row to train on"
 
 
 @pytest.mark.parametrize(
     ("damage", "state", "finding"),
     [
-        (lambda folder: None, "ok", "GB of weights in 1 file"),
+        (lambda folder: None, "pass", "GB of weights in 1 file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "fail", "tokenizer.json missing"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": '), "fail", "can't be read (Expecting value"),
         (lambda folder: (folder / "config.json").write_text("[]"), "fail", "config.json is no JSON object"),
@@ -111,7 +111,7 @@ def test_the_base_must_be_whole(tiny_qwen2: Path, tmp_path: Path, damage: Any, s
     base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
     damage(base)
     check = checks.whole_base(base)
-    assert check.state == state and finding in check.finding
+    assert check.verdict == state and finding in check.sentence
 
 
 # --- plans against the machine --------------------------------------------------------------------------------------------
@@ -120,11 +120,11 @@ def test_the_base_must_be_whole(tiny_qwen2: Path, tmp_path: Path, damage: Any, s
 @pytest.mark.parametrize(
     ("card", "free", "state", "remedy"),
     [
-        (CARD, 8_400_000_000, "ok", ""),
+        (CARD, 8_400_000_000, "pass", ""),
         (CARD, 7_000_000_000, "fail", "end the programs that hold it"),
         (Card("a small card", 6 << 30, "cuda"), 6 << 30, "fail", "set train.embeddings_on_cpu: true"),
         (Card("a tiny card", 2 << 30, "cuda"), 2 << 30, "fail", "so take a smaller base"),
-        (MEMORY, 20_000_000_000, "ok", ""),
+        (MEMORY, 20_000_000_000, "pass", ""),
         (MEMORY, 5_000_000_000, "warn", "end the programs that hold it"),
     ],
 )
@@ -133,13 +133,13 @@ def test_the_memory_plan_against_the_card(card: Card, free: int, state: str, rem
     assert shape
     train = RECIPE.training if card.device == "cuda" else RECIPE.training.model_copy(update={"loss": "auto"})
     check = checks.memory_plan(make_plan(shape, train, 1024, ["Q4_K_M"], card), free)
-    assert (check.state, check.error) == (state, MachineError if state != "ok" else ToolError)
+    assert (check.verdict, check.id) == (state, "Q-TRAIN-005" if state != "pass" else "")
     assert remedy in check.remedy
 
 
-@pytest.mark.parametrize(("free", "state"), [(50, "fail"), (1300, "warn"), (3000, "ok")])
+@pytest.mark.parametrize(("free", "state"), [(50, "fail"), (1300, "warn"), (3000, "pass")])
 def test_disk_for_everything_that_follows(free: int, state: str) -> None:
-    assert checks.disk_plan({"merged model": 1000, CACHE: 1000}, free).state == state
+    assert checks.disk_plan({"merged model": 1000, CACHE: 1000}, free).verdict == state
 
 
 # --- probes ---------------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_disk_for_everything_that_follows(free: int, state: str) -> None:
 @pytest.mark.parametrize(
     ("device", "native", "chosen", "state"),
     [
-        ("cuda", False, "bfloat16", "ok"), ("cpu", True, "bfloat16", "ok"), ("cpu", False, "float32", "ok"), ("cpu", True, "float32", "ok"),
+        ("cuda", False, "bfloat16", "pass"), ("cpu", True, "bfloat16", "pass"), ("cpu", False, "float32", "pass"), ("cpu", True, "float32", "pass"),
         ("cpu", False, "bfloat16", "warn"), ("cpu", True, "float16", "warn"),
     ],
 )  # fmt: skip
@@ -157,22 +157,22 @@ def test_a_type_that_the_processor_has_no_instructions_for(
 ) -> None:
     monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
     check = probes.arithmetic(Card("here", 8 << 30, device), settings(bnb_4bit_compute_dtype=chosen))
-    assert check.state == state and chosen in check.finding
+    assert check.verdict == state and chosen in check.sentence
     assert check.remedy == ("set it to auto" if state == "warn" else "")
 
 
-@pytest.mark.parametrize(("known", "state"), [((7, 5), "warn"), ((8, 0), "ok"), ((12, 0), "ok")])
+@pytest.mark.parametrize(("known", "state"), [((7, 5), "warn"), ((8, 0), "pass"), ((12, 0), "pass")])
 def test_a_gpu_without_units_for_bfloat16_is_warned_of(monkeypatch: pytest.MonkeyPatch, known: tuple[int, int], state: str) -> None:
     monkeypatch.setattr(probes, "capability", lambda: known)
     check = probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="bfloat16"))
-    assert check.state == state and ("compute capability 7.5" in check.finding) == (state == "warn")
-    assert probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="float16")).state == "ok"
+    assert check.verdict == state and ("compute capability 7.5" in check.sentence) == (state == "warn")
+    assert probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="float16")).verdict == "pass"
 
 
 def test_nf4_round_trips_here() -> None:
     check = probes.bitsandbytes_works(settings())
-    assert check.state == "ok" and "errs by 0.15" in check.finding
-    assert probes.bitsandbytes_works(settings(quantization="none")).finding.startswith("not used")
+    assert check.verdict == "pass" and "errs by 0.15" in check.sentence
+    assert probes.bitsandbytes_works(settings(quantization="none")).sentence.startswith("not used")
 
 
 def test_a_broken_bitsandbytes_fails_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,17 +180,17 @@ def test_a_broken_bitsandbytes_fails_by_name(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(functional, "quantize_4bit", lambda *a, **k: 1 / 0)
     check = probes.bitsandbytes_works(settings())
-    assert check.state == "fail" and "ZeroDivisionError" in check.finding and check.remedy
+    assert check.verdict == "fail" and "ZeroDivisionError" in check.sentence and check.remedy
 
 
 @pytest.mark.parametrize("figure", [0.5, float("nan")])
 def test_a_probe_above_its_limit_or_no_number_fails(figure: float) -> None:
-    assert probes.probe("x", lambda: figure, 0.2, "is {:.1f}", "mend it").state == "fail"
+    assert probes.probe("x", lambda: figure, 0.2, "is {:.1f}", "repair it", "Q-TRAIN-007").verdict == "fail"
 
 
-@pytest.mark.parametrize(("loss", "card", "state"), [("chunked", CARD, "ok"), ("auto", MEMORY, "ok"), ("liger", MEMORY, "fail")])
+@pytest.mark.parametrize(("loss", "card", "state"), [("chunked", CARD, "pass"), ("auto", MEMORY, "pass"), ("liger", MEMORY, "fail")])
 def test_triton_is_tried_only_where_the_loss_needs_it(loss: str, card: Card, state: str) -> None:
-    assert probes.triton_works(card, settings(loss=loss)).state == state
+    assert probes.triton_works(card, settings(loss=loss)).verdict == state
 
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
@@ -211,8 +211,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
 @pytest.mark.parametrize(
     ("answer", "state", "finding"),
     [
-        ([], "ok", "5.12 GB of 8.00 GB to be had, nobody else is on it"),
-        ([["7", "python", "300"]], "ok", "nobody else"),
+        ([], "pass", "5.12 GB of 8.00 GB to be had, nobody else is on it"),
+        ([["7", "python", "300"]], "pass", "nobody else"),
         ([["7", "python", "300"], ["4242", "/usr/bin/llama-server", "3000"]], "warn", "llama-server (pid 4242) holds 3000 MiB"),
         (ToolError("nvidia-smi fails"), "not measured", "nvidia-smi fails"),
         (FileNotFoundError("nvidia-smi"), "not measured", "nvidia-smi"),
@@ -220,7 +220,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
 )
 def test_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any, state: str, finding: str) -> None:
     check = fake_gpu(monkeypatch, answer)
-    assert check.state == state and finding in check.finding
+    assert check.verdict == state and finding in check.sentence
 
 
 # --- all of it ------------------------------------------------------------------------------------------------------------
@@ -238,10 +238,10 @@ def test_linears_are_dequantised_with_their_own_scales(monkeypatch: pytest.Monke
     def found(hidden: int, card: Card = MEMORY, **changed: Any) -> list[str]:
         config = {"model_type": "llama", "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_attention_heads": 4, "head_dim": 64,
                   "num_hidden_layers": 1, "vocab_size": 512}  # fmt: skip
-        return [check.state for check in checks.nf4_widths(read_shape(config), settings(**changed), card)]
+        return [check.verdict for check in checks.nf4_widths(read_shape(config), settings(**changed), card)]
 
     assert found(256) == found(96, CARD) == found(96, quantization="none") == []
-    assert found(500) == ["ok"]
+    assert found(500) == ["pass"]
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
         assert found(96) == ["fail"]
     import bitsandbytes.functional as functional
@@ -251,24 +251,24 @@ def test_linears_are_dequantised_with_their_own_scales(monkeypatch: pytest.Monke
 
 
 def test_the_widths_are_among_the_checks(tiny_qwen2: Path, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "nf4_widths", lambda *_: [Check("NF4 widths", "fail", "wrong", "take another")])
+    monkeypatch.setattr(checks, "nf4_widths", lambda *_: [Check("NF4 widths", "fail", "wrong", "take another", "Q-TRAIN-004")])
     found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"])
-    with pytest.raises(ToolError, match="NF4 widths: wrong: take another"):
+    with pytest.raises(ToolError, match="Q-TRAIN-004: NF4 widths: wrong: take another"):
         refuse(found)
 
 
-def test_what_cant_be_planned_is_not_measured_and_never_ok(tiny_qwen2: Path, tokens: Path, tmp_path: Path) -> None:
+def test_what_cant_be_planned_is_not_measured_and_never_passed(tiny_qwen2: Path, tokens: Path, tmp_path: Path) -> None:
     train = settings(target_modules=["q_proj", "c_attn"])
     found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=train, max_length=128, levels=[])
-    assert {check.name for check in found if check.state == "not measured"} == {"memory plan", "disk"}
+    assert {check.name for check in found if check.verdict == "not measured"} == {"memory plan", "disk"}
     assert str(found[-1]).startswith("not measured  disk: train.target_modules names c_attn")
     refuse(found)
 
 
 def test_what_failed_first_is_raised_as_its_own_kind() -> None:
-    good = Check("a", "ok", "fine")
-    refuse([good, Check("b", "warn", "so so", "mend"), Check("c", "not measured", "no tool")])
-    failed = [Check("disk", "fail", "full", "make room", MachineError), Check("data", "fail", "gone", "make it", DataError)]
-    with pytest.raises(QuenchError, match=r"^disk: full: make room \(data failed too\)$") as error:
+    good = Check("a", "pass", "fine")
+    refuse([good, Check("b", "warn", "so so", "repair it"), Check("c", "not measured", "no tool")])
+    failed = [Check("disk", "fail", "full", "make room", "Q-TRAIN-006"), Check("data", "fail", "gone", "make it", "Q-TRAIN-001")]
+    with pytest.raises(MachineError) as caught:
         refuse([good, *failed])
-    assert error.type is MachineError
+    assert str(caught.value) == "Q-TRAIN-006: disk: full: make room (data failed too)"
