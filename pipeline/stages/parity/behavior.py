@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import Row, chat_request
+from pipeline.core.checks import Check, Verdict
 from pipeline.gguf.file import check_gguf, kv_cache_bytes
 from pipeline.gguf.header import tensor_bytes
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain, load_binding
-from pipeline.stages.parity.check import Seam, count_seam
+from pipeline.stages.parity.check import count_seam, exact
 
 ROOM = 64  # tokens that an answer may have beyond twice the longest reference
 # ggml types that llama.cpp may hold twice on a CPU: as the file has them, and repacked for its kernels (ggml-cpu/repack.cpp)
@@ -47,7 +48,7 @@ class Behaved:
 def behaviour_seams(
     models: list[Path], rows: Iterable[Row], tokenizer: Any, *, prompts: int, ctx_size: int, threads: int, n_gpu_layers: int, tools: Toolchain,
     lora: Path | None = None,
-) -> dict[str, Seam]:  # fmt: skip
+) -> dict[str, Check]:  # fmt: skip
     """Four seams over all of `models`, the 16-bit one first: each is served, with `lora` on it, and asked the first `prompts` held-out questions."""
     asked, budget = questions(rows, tokenizer, prompts, ctx_size)
     on_cpu = not load_binding(tools).llama_supports_gpu_offload()  # a build for a GPU holds more, and elsewhere
@@ -102,7 +103,7 @@ def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
     )
 
 
-def answers_end(found: list[Behaved], budget: int) -> Seam:
+def answers_end(found: list[Behaved], budget: int) -> Check:
     """Models of which no answer ended, though the 16-bit one's did.
 
     A single answer may run on by chance, and a model that was trained for a few steps never ends: so levels are judged by the 16-bit
@@ -119,13 +120,13 @@ def answers_end(found: list[Behaved], budget: int) -> Seam:
             if not count
             else f"{found[0].model.name} ends none of its answers, so it was trained too little" + (" to compare levels by it" if found[1:] else "")
         )
-        return Seam(title, what, None, None, "", "not measured", f"{detail}; {why}", figures=figures)
+        return Check(title, "not measured", f"{detail}; {why}", what=what, figures=figures)
     silent = [name for name, number in ended.items() if not number]
     cause = f"{', '.join(silent)} never ends an answer: the level is too coarse for this model, so take a finer one in quantize.levels."
-    return Seam(title, what, float(len(silent)), 0.0, "models", "fail" if silent else "pass", detail, cause if silent else "", figures)
+    return exact(title, len(silent), "models", detail, cause, what, figures)
 
 
-def no_markers(found: list[Behaved], tokenizer: Any) -> Seam:
+def no_markers(found: list[Behaved], tokenizer: Any) -> Check:
     """Answers with a control token before their end, or with its spelling in the text."""
     control = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special and len(token.content) > 1}
     wrong = []
@@ -140,7 +141,7 @@ def no_markers(found: list[Behaved], tokenizer: Any) -> Seam:
     return count_seam(title, what, len(wrong), compared, "; ".join(wrong[:2]), cause)
 
 
-def finite_logits(found: list[Behaved]) -> Seam:
+def finite_logits(found: list[Behaved]) -> Check:
     """Tokens whose log probability llama-server gives as no finite number (JSON has none, so it writes null)."""
     wrong = [(one.model.name, sum(value is None or not math.isfinite(value) for each in one.answers for value in each.logprobs)) for one in found]
     compared = sum(len(each.logprobs) for one in found for each in one.answers)
@@ -150,18 +151,19 @@ def finite_logits(found: list[Behaved]) -> Seam:
     return count_seam(title, what, different, compared, "; ".join(named), cause)
 
 
-def server_memory(found: list[Behaved]) -> Seam:
+def server_memory(found: list[Behaved]) -> Check:
     """The largest peak of a server's resident memory as a share of what was planned for its file."""
     title, what = "Memory of the server", "largest peak memory of a llama-server, as a share of what was planned for its file"
     shares = {one.model.name: one.peak_bytes / one.planned_bytes for one in found if one.peak_bytes and one.planned_bytes}
     detail = "; ".join(f"{one.model.name}: {_mb(one.peak_bytes)} of {_mb(one.planned_bytes)}" for one in found)
     if len(shares) < len(found):
         why = "the system does not say what a process needs, the header not how large the cache gets, or llama.cpp is built for a GPU"
-        return Seam(title, what, None, None, "", "not measured", f"{detail}; {why}")
+        return Check(title, "not measured", f"{detail}; {why}", what=what)
     name, share = max(shares.items(), key=lambda item: item[1])
     cause = f"llama-server took more for {name} than its file, its cache and buffers explain: look at its log for what else it loads."
-    over = share > 1
-    return Seam(title, what, round(share, 3), 1.0, "of the plan", "fail" if over else "pass", detail, cause if over else "", shares)
+    verdict: Verdict = "fail" if share > 1 else "pass"
+    remedy = cause if share > 1 else ""
+    return Check(title, verdict, detail, remedy, what=what, figure=round(share, 3), limit=1.0, unit="of the plan", figures=shares)
 
 
 def planned_bytes(model: Path, ctx_size: int, cached_tokens: int) -> int | None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.pages.parity_words import BASE, LORA, MARKS, MERGED, SERVED, SIXTEEN, Seams, figure, gravest, grouped, place_of
+from pipeline.core.checks import figure_text
+from pipeline.pages.parity_words import BASE, LORA, MARKS, MERGED, SERVED, SIXTEEN, Seams, gravest, grouped, place_of
 from pipeline.pages.svg import short, svg, text
 
 Row = Mapping[str, Any]  # a seam with its key and verdict
@@ -135,7 +136,7 @@ def _checked(rows: Sequence[Row], place: str) -> tuple[list[Row], list[tuple[str
     for row in there:
         words = row["group"].lower() + SOURCES.get(row["key"], "")
         nats = row["group"] == "Outputs" and _is_number(row.get("figure"))
-        labels.append((row["verdict"], f"{words} {figure(row['figure'])}" if nats else words))
+        labels.append((row["verdict"], f"{words} {figure_text(row['figure'])}" if nats else words))
     return there, labels
 
 
@@ -165,7 +166,7 @@ def divergences(seams: Seams) -> str:
     parts.append(text(END + 16, bottom + 17, "nats", "chain-quiet"))
     for number, row in enumerate(rows):
         parts += _divergence(row, HEAD + (number + 0.5) * LINE, x)
-    told = "; ".join(f"{row['title']} {figure(row['figure'])}, limit {figure(row.get('limit'))}, {row['verdict']}" for row in rows)
+    told = "; ".join(f"{row['title']} {figure_text(row['figure'])}, limit {figure_text(row.get('limit'))}, {row['verdict']}" for row in rows)
     return svg("divergences", "chart", (CHART, bottom + 26), "Mean KL divergence at each hand-over", told + ".", parts)
 
 
@@ -176,11 +177,11 @@ def _divergence(row: Row, y: float, x: Callable[[float], float]) -> list[str]:
         text(AXIS - 12, y + 4, row["title"], "chain-words", anchor="end", longest=56),
         f'<line class="{kind} kld-line" x1="{short(AXIS)}" x2="{end}" y1="{short(y)}" y2="{short(y)}"/>',
         f'<circle class="{kind} dot" cx="{end}" cy="{short(y)}" r="4.5"/>',
-        text(END + 16, y + 4, f"{MARKS[row['verdict']]} {figure(row['figure'])}", f"{kind} label"),
+        text(END + 16, y + 4, f"{MARKS[row['verdict']]} {figure_text(row['figure'])}", f"{kind} label"),
     ]
     if row.get("limit"):
         at = short(x(row["limit"]))
-        limit = f"<title>limit {figure(row['limit'])}</title>"
+        limit = f"<title>limit {figure_text(row['limit'])}</title>"
         parts.append(f'<line class="chart-limit" x1="{at}" x2="{at}" y1="{short(y - 9)}" y2="{short(y + 9)}">{limit}</line>')
     return parts
 

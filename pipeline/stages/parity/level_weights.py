@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from pipeline.config.levels import split_level
+from pipeline.core.checks import Check
 from pipeline.gguf.file import K_BLOCK
 from pipeline.gguf.header import Header
 from pipeline.gguf.tensor_types import check_tensor_types
 from pipeline.gguf.tensors import Floats, GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import NO_TYPES
-from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.check import failure
 
 Noise = dict[str, dict[str, Any]]  # {tensor: {"type": ggml's name, "rmse": ‖level − 16 bit‖ ÷ ‖16 bit‖}}
 
@@ -52,7 +53,7 @@ class TensorNoise:
     row: int
 
 
-def level_weights(gguf: Path, level: Path, name: str, slack: float, tensor_types: Mapping[str, str] = NO_TYPES) -> tuple[Seam, Noise]:
+def level_weights(gguf: Path, level: Path, name: str, slack: float, tensor_types: Mapping[str, str] = NO_TYPES) -> tuple[Check, Noise]:
     """The seam of one level (`name` as in `quantize.levels`) and the noise of each tensor; both files are streamed.
 
     `slack` is how many times its type's usual noise a tensor may have, `tensor_types` is `quantize.tensor_types`. A type without
@@ -65,7 +66,7 @@ def level_weights(gguf: Path, level: Path, name: str, slack: float, tensor_types
     if seam := file_seam(title, name, tensor_types, header, before, after):
         return seam, {}
     if unknown := sorted({tensor.type for tensor in after.values() if tensor.type not in NOISE or not tensor.readable}):
-        return Seam(title, WHAT, None, slack, "times", "not measured", f"the noise of {', '.join(unknown)} is not known here"), {}
+        return Check(title, "not measured", f"the noise of {', '.join(unknown)} is not known here", what=WHAT, limit=slack, unit="times"), {}
     found = {tensor: tensor_noise(before[tensor], after[tensor]) for tensor in sorted(after)}
     noise = {tensor: {"type": after[tensor].type, "rmse": one.rmse} for tensor, one in found.items() if np.isfinite(one.rmse)}
     if lost := {tensor: one for tensor, one in found.items() if one.lost}:
@@ -73,49 +74,50 @@ def level_weights(gguf: Path, level: Path, name: str, slack: float, tensor_types
     shares = {tensor: one.rmse / NOISE[after[tensor].type] for tensor, one in found.items()}
     worst = max(shares, key=lambda tensor: shares[tensor])
     quantised = [one.rmse for tensor, one in found.items() if after[tensor].type not in EXACT]
-    passed = shares[worst] <= slack
     cause = f"{worst} was made from other weights, or its values are unusually spread: {remake(level)}, or raise parity.rmse_slack if it stays so."
     detail = f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}"
     figures = {"rmse_mean": float(np.mean(quantised)) if quantised else 0.0, "rmse_worst": max(quantised, default=0.0)}
-    return Seam(title, WHAT, shares[worst], slack, "times", "pass" if passed else "fail", detail, "" if passed else cause, figures), noise
+    measured: Any = {"what": WHAT, "figure": shares[worst], "limit": slack, "unit": "times", "figures": figures}
+    if shares[worst] <= slack:
+        return Check(title, "pass", detail, **measured), noise
+    return Check(title, "fail", detail, cause, **measured), noise
 
 
 def file_seam(
     title: str, name: str, tensor_types: Mapping[str, str], header: Header, before: dict[str, GgufTensor], after: dict[str, GgufTensor]
-) -> Seam | None:
+) -> Check | None:
     """A failure that shows without reading a weight: another level's file, other tensors or types; None where there is none."""
     from gguf import LlamaFileType
 
     level, remedy = split_level(name)[0], remake(next(iter(after.values())).file)
     given = given_by(after, tensor_types)
 
-    def failure(what: str, count: int, unit: str, detail: str, cause: str) -> Seam:
-        return Seam(title, what, float(count), 0.0, unit, "fail", detail, f"{cause}: {remedy}.")
+    def fail(what: str, count: int, unit: str, detail: str, cause: str) -> Check:
+        return failure(title, count, unit, detail, f"{cause}: {remedy}.", what)
 
     wanted, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
     known = {int(kind): kind.name.removeprefix("MOSTLY_") for kind in LlamaFileType}
     found = known.get(number, str(number)) if isinstance(number, int) else "none"
     another = "files of another level", 1, "files"
     if found != level and level in known.values():
-        return failure(*another, f"general.file_type is {found}", f"The file of another level has the name of {name}")
+        return fail(*another, f"general.file_type is {found}", f"The file of another level has the name of {name}")
     plain = [tensor for each, tensor in after.items() if PLAIN_OF.get(level, PLAIN).search(each) and each not in given]
     kinds = sorted({tensor.type for tensor in plain if tensor.columns % K_BLOCK == 0})
     if kinds and wanted not in kinds:
         detail = f"no query or feed-forward tensor is {wanted}: {', '.join(kinds)}"
-        return failure(*another, detail, f"The file of another level has the name of {name}")
+        return fail(*another, detail, f"The file of another level has the name of {name}")
     different = [each for each in sorted(before.keys() | after.keys()) if each not in before or each not in after]
     different += [each for each in sorted(before.keys() & after.keys()) if before[each].shape != after[each].shape]
     if different:
         first = different[0]
         shapes = " and ".join(f"{list(side[first].shape)}" if first in side else "none" for side in (before, after))
         cause = "The level was made from another model, or tensors were lost"
-        return failure("tensors that only one side has", len(different), "tensors", f"{first}: {shapes} at {name}", cause)
+        return fail("tensors that only one side has", len(different), "tensors", f"{first}: {shapes} at {name}", cause)
     if wrong := of_other_types(before, after, given, tensor_types):
         first, kind = wrong[0], tensor_types[given[wrong[0]]].upper()
         cause = f"The level was made before quantize.tensor_types asked for {kind}"
-        return failure(
-            "tensors of another type than quantize.tensor_types", len(wrong), "tensors", f"{first} is {after[first].type}, not {kind}", cause
-        )
+        what = "tensors of another type than quantize.tensor_types"
+        return fail(what, len(wrong), "tensors", f"{first} is {after[first].type}, not {kind}", cause)
     return None
 
 
@@ -148,7 +150,7 @@ def remake(level: Path) -> str:
     return f"run `snakemake --force models/gguf/{level.name}`"
 
 
-def lost_seam(title: str, lost: dict[str, TensorNoise], before: dict[str, GgufTensor], after: dict[str, GgufTensor]) -> Seam:
+def lost_seam(title: str, lost: dict[str, TensorNoise], before: dict[str, GgufTensor], after: dict[str, GgufTensor]) -> Check:
     """The failure of a level in which blocks hold nothing of what they stand for, with the first of them and the likely cause."""
     name, first = next(iter(lost.items()))
     stored, count = after[name].values(first.row, first.row + 1)[0], sum(one.lost for one in lost.values())
@@ -162,7 +164,7 @@ def lost_seam(title: str, lost: dict[str, TensorNoise], before: dict[str, GgufTe
         cause = f"A block of {name} is zeroed, so the file is damaged: {remedy}."
     else:
         cause = f"The weights of {name} are others, so the file is damaged: {remedy}."
-    return Seam(title, "blocks that hold nothing of their weights", float(count), 0.0, "blocks", "fail", where, cause)
+    return failure(title, count, "blocks", where, cause, "blocks that hold nothing of their weights")
 
 
 def row_like(values: Floats, tensor: GgufTensor) -> int | None:

@@ -6,8 +6,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.core.checks import figure_text
 from pipeline.core.wording import percent
-from pipeline.pages.parity_words import LORA, MERGED, UNMERGED, code, counts, figure, gravest, grouped, place_of, sentence, title
+from pipeline.pages.parity_words import LORA, MERGED, UNMERGED, code, counts, gravest, grouped, place_of, sentence, title
 from pipeline.pages.templating import fill
 from pipeline.stages.parity.drawings import chain, divergences, unmerged_chain
 
@@ -47,12 +48,12 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """A seam with its figures as text."""
     unit = row.get("unit") or ""
     further = [f"{NAMES.get(name, name.replace('_', ' '))} {_figure(name, value)}" for name, value in (row.get("figures") or {}).items()]
-    return {**row, "shown": figure(row.get("figure")), "limit_shown": figure(row.get("limit")), "unit": unit, "further": further,
+    return {**row, "shown": figure_text(row.get("figure")), "limit_shown": figure_text(row.get("limit")), "unit": unit, "further": further,
             "title": row.get("title") or row["key"]}  # fmt: skip
 
 
 def _figure(name: str, value: Any) -> str:
-    return percent(value) if name in SHARES else figure(value)
+    return percent(value) if name in SHARES else figure_text(value)
 
 
 def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

@@ -6,8 +6,6 @@ Writes `reports/parity.json` and `reports/parity.html`; a failed seam fails the 
 Command: `python -m pipeline parity`
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,15 @@ from typing import Any
 from pipeline.chat.tokens import chats, load_tokenizer
 from pipeline.config.levels import level_key
 from pipeline.config.params import Params
+from pipeline.core.checks import overall
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import read_json, scratch_folder, write_json, write_text
 from pipeline.gguf.file import is_made
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.pages.parity_words import figure
 from pipeline.stages.parity.adapter_outputs import PackedChain, packed_seams
+from pipeline.stages.parity.check import KEYS
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.level_weights import level_weights
 from pipeline.stages.parity.measure import BEHAVIOUR, LEFT_OUT, TEXT, Measure, Seams, add_part, behaviour, text_and_tokens, told, unmeasured
@@ -84,22 +83,21 @@ def outputs_of(chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[s
     return output_seams(chain, bench, measure.limits, **with_lora)
 
 
-def measure_parity(params: Params, root: Path) -> dict[str, Any]:
-    """Measure the files below `root` and write both reports, also where a seam failed; the report."""
+def measure_parity(params: Params, root: Path) -> Seams:
+    """Measure the files below `root` and write both reports, also if a check failed; the checks."""
     rows = list(islice(chats(read_rows(root / "data/final/test.jsonl")), max(params.parity.conversations, params.parity.rows, params.parity.prompts)))
     if not rows:
         raise DataError(f"{root / 'data/final/test.jsonl'} holds no chat, so parity has nothing to compare: raise curate.test_fraction")
     with scratch_folder(root / "models/.parity") as scratch:
         measure = Measure(rows, params.parity, params.evaluate, find_toolchain(params.llamacpp.home), scratch, params.quantize.tensor_types)
         seams, files, merge_report = (adapter_seams if params.graph == "adapter" else merged_seams)(params, root, measure)
-    verdict = "fail" if any(seam.verdict == "fail" for seam in seams.values()) else "pass"
     report = {
-        "verdict": verdict, "depth": params.parity.depth, "seams": {key: asdict(seam) for key, seam in seams.items()},
+        "verdict": overall(seams.values()), "depth": params.parity.depth, "seams": {key: seam.record(KEYS) for key, seam in seams.items()},
         "files": {path.name: file_hash(path) for path in files},
     }  # fmt: skip
     write_json(root / "reports/parity.json", report)
     write_text(root / "reports/parity.html", render_parity_page(report, merge_report))
-    return report
+    return seams
 
 
 def merged_seams(params: Params, root: Path, measure: Measure) -> tuple[Seams, list[Path], dict[str, Any] | None]:
@@ -124,18 +122,7 @@ def adapter_seams(params: Params, root: Path, measure: Measure) -> tuple[Seams, 
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`; write the reports also when a seam failed, then raise `GateError`."""
-    seams = measure_parity(params, root)["seams"].values()
-    for seam in seams:
-        measured = "" if seam["figure"] is None else f": {figure(seam['figure'])} (limit {figure(seam['limit'])})"
-        print(f"parity: {seam['verdict']:12} {seam['title']}{measured}")
-    if failed := list(failures(seams)):
-        raise GateError("; ".join(failed))
-
-
-def failures(seams: Any) -> Iterator[str]:
-    """Each failed seam as a sentence: its figure against its limit, the first difference, the likely cause."""
-    for seam in seams:
-        if seam["verdict"] == "fail":
-            cause = f"; likely cause: {seam['cause']}" if seam["cause"] else ""
-            measured = "" if seam["figure"] is None else f"{figure(seam['figure'])} against limit {figure(seam['limit'])}, "
-            yield f"seam {seam['title']} failed: {measured}{seam['detail']}{cause}"
+    seams = measure_parity(params, root).values()
+    print(*(f"parity: {seam}" for seam in seams), sep="\n")
+    if failed := [seam for seam in seams if seam.verdict == "fail"]:
+        raise GateError("Q-PARITY-001", "; ".join(f"{seam.name} failed: {seam.found}; likely cause: {seam.remedy}" for seam in failed))

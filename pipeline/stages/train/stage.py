@@ -67,7 +67,7 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
     return summary(trainer, rows) | {
         "method": settings.method, **({"teacher": teacher.figures} if teacher else {}),
         "proven": proven, "inputs": record, "resumed_from": start.name if start else None,
-        "health": [vars(finding) for finding in monitor.findings()], "journal": rows,
+        "health": monitor.records(), "journal": rows,
     }  # fmt: skip
 
 
