@@ -73,7 +73,7 @@ def lora_shapes(shape: Shape, train: Train) -> list[int]:
     unknown = sorted(set(train.target_modules) - {linear.name for linear in shape.linears})
     if unknown:
         has = ", ".join(linear.name for linear in shape.linears)
-        raise ConfigError(f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take some of {has}")
+        raise ConfigError("Q-PLANNING-007", f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take some of {has}")
     targets = [linear for linear in shape.linears if linear.name in train.target_modules]
     return [train.r * features for linear in targets for features in (linear.inputs, linear.outputs)] * shape.layers
 

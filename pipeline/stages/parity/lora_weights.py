@@ -31,7 +31,7 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
         for key in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
             path, _, part = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
             if part not in ("A", "B"):
-                raise DataError(f"{adapter} holds {key}, which is no matrix of a LoRA adapter: train with plain LoRA")
+                raise DataError("Q-PARITY-002", f"{adapter} holds {key}, which is no matrix of a LoRA adapter: train with plain LoRA")
             parameter = f"{path}.weight"
             name = f"{names.of(parameter)}.lora_{part.lower()}"
             seen.add(name)

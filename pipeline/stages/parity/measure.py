@@ -43,7 +43,7 @@ class Measure:
         """Held-out rows as tokens, with the positions whose next token is compared. Raises `DataError` where no row can be used."""
         encoded = list(islice(encodable(tokenizer, self.rows, CTX_SIZE), self.limits.rows))
         if not encoded:
-            raise DataError(f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
+            raise DataError("Q-PARITY-003", f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
         return [spread(row.ids) for row in encoded]
 
 
@@ -83,7 +83,7 @@ def add_part(seams: Seams, titles: dict[str, str], part: Callable[[], Seams]) ->
     except ToolError as error:
         if not any(seam.verdict == "fail" for seam in seams.values()):
             raise
-        seams.update(unmeasured(titles, str(error).splitlines()[0]))
+        seams.update(unmeasured(titles, error.sentence.splitlines()[0]))
 
 
 def told(part: str) -> None:

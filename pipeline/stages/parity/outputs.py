@@ -111,5 +111,5 @@ def merged_onto(merged: Path) -> str:
     try:
         onto = json.loads((merged / "merge.json").read_text(encoding="utf-8"))["onto"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{merged}/merge.json doesn't say what was merged into ({type(error).__name__}): run `snakemake --force merge`") from error
+        raise DataError("Q-PARITY-004", f"{merged}/merge.json doesn't say what was merged into ({type(error).__name__}): run `snakemake --force merge`") from error
     return str(onto)

@@ -87,7 +87,7 @@ def measure_parity(params: Params, root: Path) -> Seams:
     """Measure the files below `root` and write both reports, also if a check failed; the checks."""
     rows = list(islice(chats(read_rows(root / "data/final/test.jsonl")), max(params.parity.conversations, params.parity.rows, params.parity.prompts)))
     if not rows:
-        raise DataError(f"{root / 'data/final/test.jsonl'} holds no chat, so parity has nothing to compare: raise curate.test_fraction")
+        raise DataError("Q-PARITY-003", f"{root / 'data/final/test.jsonl'} holds no chat, so parity has nothing to compare: raise curate.test_fraction")
     with scratch_folder(root / "models/.parity") as scratch:
         measure = Measure(rows, params.parity, params.evaluate, find_toolchain(params.llamacpp.home), scratch, params.quantize.tensor_types)
         seams, files, merge_report = (adapter_seams if params.graph == "adapter" else merged_seams)(params, root, measure)

@@ -91,6 +91,7 @@ def refuse_other_mean(step: int, loss: float, loss_sum: float, trained_tokens: i
     mean = loss_sum / max(trained_tokens, 1)
     if not math.isclose(loss, mean, rel_tol=SAME_LOSS, abs_tol=1e-6):
         raise GateError(
+            "Q-TRAIN-018",
             f"the loss of step {step} is {loss:.6g}, but the mean over its {trained_tokens} trained tokens is {mean:.6g}: "
             "gradient accumulation weighs rows by their number, not by their tokens, which is a fault of the installed libraries; run `make setup`"
         )

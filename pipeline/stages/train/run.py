@@ -66,7 +66,7 @@ def base_hashes(base: Path) -> dict[str, str]:
 def teacher_hash(base: Path) -> str:
     """sha256 of the file that the base was made from. Raises `DataError` where it is not there any more."""
     if not (base / SOURCE_FILE).is_file():
-        raise DataError(f"{base / SOURCE_FILE}, the original that train.method heal learns from, is missing: run `snakemake --force base`")
+        raise DataError("Q-TRAIN-027", f"{base / SOURCE_FILE}, the original that train.method heal learns from, is missing: run `snakemake --force base`")
     return file_hash(base / SOURCE_FILE)
 
 
@@ -80,6 +80,7 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
     known = _read(folder / RUN) if resume else None
     if resume and known is None and checkpoints_in(folder):
         raise ConfigError(
+            "Q-TRAIN-028",
             f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another version's?): "
             "start anew with `python -m pipeline train --no-resume`, which deletes them"
         )
@@ -90,6 +91,7 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
         start = newest_verified(folder)
         if start is not None:
             raise ConfigError(
+                "Q-TRAIN-029",
                 f"{folder} holds an unfinished run (step {step_of(start)}), and since then {'; '.join(hard)} changed: "
                 "put that back to go on with it, or start anew with `python -m pipeline train --no-resume`"
             )
@@ -120,15 +122,15 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], changed: list[tup
     others = f"choose one of {', '.join(map(str, found.values()))}" if found else "there is none, so leave --resume out"
     start = found.get(given.resolve()) or found.get((folder / given).resolve())
     if start is None:
-        raise ConfigError(f"{given} is no checkpoint in {folder}: {others}")
+        raise ConfigError("Q-TRAIN-030", f"{given} is no checkpoint in {folder}: {others}")
     if trouble := defect(start):
-        raise DataError(f"{start} is torn ({trouble}), so no run can go on from it: {others}")
+        raise DataError("Q-TRAIN-031", f"{start} is torn ({trouble}), so no run can go on from it: {others}")
     if hard := [words for key, words in changed if key not in MACHINE]:
-        raise ConfigError(f"{start} is of a run before {'; '.join(hard)} changed: put that back to go on from it")
+        raise ConfigError("Q-TRAIN-029", f"{start} is of a run before {'; '.join(hard)} changed: put that back to go on from it")
     if read_notes(start).get("run") not in (None, run_id(record)):  # older versions did not note it
-        raise ConfigError(f"{start} is of another run than {folder / RUN}, and was copied here: {others}")
+        raise ConfigError("Q-TRAIN-030", f"{start} is of another run than {folder / RUN}, and was copied here: {others}")
     if (best := _best_of(start)) and (trouble := defect(folder / best)):
-        raise ConfigError(f"{best}, the best adapter until {start}, is gone or torn ({trouble}), and may be what the run ends with: {others}")
+        raise ConfigError("Q-TRAIN-032", f"{best}, the best adapter until {start}, is gone or torn ({trouble}), and may be what the run ends with: {others}")
     set_later_aside(folder, start)
     return start
 
@@ -176,5 +178,5 @@ def _read(path: Path) -> dict[str, Any] | None:
     except ValueError:
         known = None
     if not isinstance(known, dict) or not isinstance(known.get("record"), dict) or "finished" not in known:
-        raise DataError(f"{path} can't be read, so nobody knows whose checkpoints these are: start anew with `python -m pipeline train --no-resume`")
+        raise DataError("Q-TRAIN-033", f"{path} can't be read, so nobody knows whose checkpoints these are: start anew with `python -m pipeline train --no-resume`")
     return known

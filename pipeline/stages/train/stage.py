@@ -191,7 +191,7 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
 
     def check(folder: Path) -> None:
         if not (folder / "adapter_model.safetensors").stat().st_size:
-            raise DataError(f"{folder} holds no adapter")
+            raise DataError("Q-TRAIN-034", f"{folder} holds no adapter")
 
     for config in model.peft_config.values():
         config.base_model_name_or_path = "models/base"

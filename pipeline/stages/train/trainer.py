@@ -140,7 +140,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         best = self._checkpoint(self.state.best_global_step) if self.state.best_global_step else None
         if best is not None and self.args.load_best_model_at_end:
             if trouble := defect(best):
-                raise DataError(f"{best}, the best adapter, is torn ({trouble}): start anew with `python -m pipeline train --no-resume`")
+                raise DataError("Q-TRAIN-035", f"{best}, the best adapter, is torn ({trouble}): start anew with `python -m pipeline train --no-resume`")
             self.state.best_model_checkpoint = str(best)  # the state may hold the path of another place, or of the writing of it
         return super()._finalize_training(*arguments, **more)
 
@@ -183,7 +183,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         except Exception as error:  # PyTorch and safetensors have errors of their own for a full disk
             remove(folder / WRITING)
             if "No space left" in str(error) or shutil.disk_usage(folder).free < FULL:
-                raise MachineError(f"{folder} has no room for a checkpoint: make room, and the same command goes on from the last one") from error
+                raise MachineError("Q-TRAIN-006", f"{folder} has no room for a checkpoint: make room, and the same command goes on from the last one") from error
             raise
         finally:
             self._writing = None

@@ -15,7 +15,8 @@ from pipeline.config.sections import Training
 from pipeline.core.checks import Check
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.train.monitoring.health import Monitor
-from pipeline.stages.train.monitoring.rules import AT_END, EVERY_EVAL, EVERY_STEP
+from pipeline.stages.train.monitoring.rules import EVERY_STEP
+from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
 
 ROOT = PROJECT
 SETTINGS = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training

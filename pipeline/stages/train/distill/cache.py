@@ -115,7 +115,7 @@ def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teache
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         if changed := [name for name in sorted({*key, *record["key"]}) if key.get(name) != record["key"].get(name)]:
-            raise DataError(f"{', '.join(changed)} changed")
+            raise DataError("Q-TRAIN-019", f"{', '.join(changed)} changed")
         splits = {split: _open(folder, split, starts_of(counts[split]), key["top_k"]) for split in ("train", "val")}
         figures = dict(record["figures"])
     except (OSError, ValueError, KeyError, TypeError, DataError) as error:
@@ -130,7 +130,7 @@ def _open(folder: Path, split: str, starts: np.ndarray[Any, Any], top_k: int) ->
         # "c": torch wants a writable array; what is written there never reaches the file
         array = np.load(folder / f"{split}-{part}.npy", mmap_mode="c" if starts[-1] else None, allow_pickle=False)
         if (array.shape, array.dtype) != ((int(starts[-1]), width), kind):
-            raise DataError(f"{split}-{part}.npy is {array.dtype} {array.shape}, not {kind} {(int(starts[-1]), width)}")
+            raise DataError("Q-TRAIN-019", f"{split}-{part}.npy is {array.dtype} {array.shape}, not {kind} {(int(starts[-1]), width)}")
         arrays[part] = array
     return Answers(starts, **arrays)
 

@@ -27,7 +27,7 @@ class HealingCollator:
         batch["teacher_ids"], batch["teacher_logs"] = _joined(ids), _joined(logs)
         batch["trained_tokens"] = len(batch["teacher_ids"])
         if int(followed(batch["position_ids"]).sum()) != batch["trained_tokens"]:
-            raise DataError(f"the original answered to other rows than {batch['rows']}: start anew with `python -m pipeline train --no-resume`")
+            raise DataError("Q-TRAIN-019", f"the original answered to other rows than {batch['rows']}: start anew with `python -m pipeline train --no-resume`")
         return batch
 
 

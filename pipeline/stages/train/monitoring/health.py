@@ -10,7 +10,8 @@ from typing import Any
 from pipeline.config.sections import Train
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.curves import Run
-from pipeline.stages.train.monitoring.rules import AT_END, EVERY_EVAL, EVERY_STEP, Rules
+from pipeline.stages.train.monitoring.rules import EVERY_STEP, Rules
+from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
 
 SEVERITY = {"not measured": 0, "pass": 1, "warn": 2, "fail": 3}
 # a key of an entry in reports/train.json: the field of `Check`
