@@ -43,7 +43,10 @@ class Measure:
         """Held-out rows as tokens, with the positions whose next token is compared. Raises `DataError` where no row can be used."""
         encoded = list(islice(encodable(tokenizer, self.rows, CTX_SIZE), self.limits.rows))
         if not encoded:
-            raise DataError("Q-PARITY-003", f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
+            raise DataError(
+                "Q-PARITY-003",
+                f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json",
+            )
         return [spread(row.ids) for row in encoded]
 
 
@@ -57,7 +60,9 @@ def text_and_tokens(gguf: Path, tokenizer: Any, measure: Measure) -> Seams:
             "tokens_ids": token_ids(texts, tokenizer, server, gguf),
         }
     told_rows = [text.whole for text in texts.compared if text.conversation.held_out]
-    return seams | {"tokens_corpus": corpus_ids(strings(tokenizer, told_rows, limits.strings), tokenizer, gguf, tools)}
+    return seams | {
+        "tokens_corpus": corpus_ids(strings(tokenizer, told_rows, limits.strings), tokenizer, gguf, tools)
+    }
 
 
 def behaviour(models: Sequence[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> Seams:

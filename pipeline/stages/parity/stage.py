@@ -24,14 +24,29 @@ from pipeline.stages.parity.adapter_outputs import PackedChain, packed_seams
 from pipeline.stages.parity.check import KEYS
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.level_weights import level_weights
-from pipeline.stages.parity.measure import BEHAVIOUR, LEFT_OUT, TEXT, Measure, Seams, add_part, behaviour, text_and_tokens, told, unmeasured
+from pipeline.stages.parity.measure import (
+    BEHAVIOUR,
+    LEFT_OUT,
+    TEXT,
+    Measure,
+    Seams,
+    add_part,
+    behaviour,
+    text_and_tokens,
+    told,
+    unmeasured,
+)
 from pipeline.stages.parity.merged_weights import merged_weights
 from pipeline.stages.parity.outputs import Bench, Chain, output_seams
 from pipeline.stages.parity.page import render_parity_page
 from pipeline.stages.parity.special_tokens import special_seams
 
 # seams by key with their titles, to name those that were not measured
-SPECIAL = {"tokens_special": "Special tokens", "text_chat_template": "Chat template", "tokens_levels": "Vocabularies and passports"}
+SPECIAL = {
+    "tokens_special": "Special tokens",
+    "text_chat_template": "Chat template",
+    "tokens_levels": "Vocabularies and passports",
+}
 OUTPUTS = {"outputs_trained": "Trained model (NF4 with adapter) → merged model", "outputs_sixteen": "16-bit base with adapter → merged model",
            "outputs_gguf": "Merged model → 16-bit GGUF"}  # fmt: skip
 NO_BASE = "convert.base is false, so the untuned base has no GGUF"
@@ -49,19 +64,35 @@ def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path
 
     told("text and tokens")
     levels = list(chain.levels.values())
-    add_part(seams, SPECIAL, lambda: special_seams(tokenizer=tokenizer, merged=chain.merged, f16=chain.gguf, levels=levels, tools=measure.tools))
+    add_part(
+        seams,
+        SPECIAL,
+        lambda: special_seams(
+            tokenizer=tokenizer, merged=chain.merged, f16=chain.gguf, levels=levels, tools=measure.tools
+        ),
+    )
     add_part(seams, TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
-    outputs = OUTPUTS | {level_key("outputs", level): f"{chain.gguf.stem} → {level}" for level in chain.levels}
+    outputs = OUTPUTS | {
+        level_key("outputs", level): f"{chain.gguf.stem} → {level}" for level in chain.levels
+    }
     if depth == "quick":
         return seams | unmeasured(outputs | BEHAVIOUR | LORA, LEFT_OUT.format(depth, "standard"))
     whole = depth == "full" and base_gguf is not None
     if whole:
         outputs |= LORA
     told("outputs")
-    add_part(seams, outputs, lambda: outputs_of(chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if whole else {}))
+    add_part(
+        seams,
+        outputs,
+        lambda: outputs_of(
+            chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if whole else {}
+        ),
+    )
     told("behaviour")
     add_part(seams, BEHAVIOUR, lambda: behaviour([chain.gguf, *chain.levels.values()], tokenizer, measure))
-    return seams if whole else seams | unmeasured(LORA, LEFT_OUT.format(depth, "full") if base_gguf else NO_BASE)
+    return (
+        seams if whole else seams | unmeasured(LORA, LEFT_OUT.format(depth, "full") if base_gguf else NO_BASE)
+    )
 
 
 def weights(chain: Chain, measure: Measure, base_gguf: Path | None) -> Seams:
@@ -73,7 +104,9 @@ def weights(chain: Chain, measure: Measure, base_gguf: Path | None) -> Seams:
     else:
         seams |= unmeasured({"weights_base": "Untuned base → its 16-bit GGUF"}, NO_BASE)
     for level, path in chain.levels.items():
-        seams[level_key("weights", level)], _ = level_weights(chain.gguf, path, level, measure.limits.rmse_slack, measure.tensor_types)
+        seams[level_key("weights", level)], _ = level_weights(
+            chain.gguf, path, level, measure.limits.rmse_slack, measure.tensor_types
+        )
     return seams
 
 
@@ -85,12 +118,29 @@ def outputs_of(chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[s
 
 def measure_parity(params: Params, root: Path) -> Seams:
     """Measure the files below `root` and write both reports, also if a check failed; the checks."""
-    rows = list(islice(chats(read_rows(root / "data/final/test.jsonl")), max(params.parity.conversations, params.parity.rows, params.parity.prompts)))
+    rows = list(
+        islice(
+            chats(read_rows(root / "data/final/test.jsonl")),
+            max(params.parity.conversations, params.parity.rows, params.parity.prompts),
+        )
+    )
     if not rows:
-        raise DataError("Q-PARITY-003", f"{root / 'data/final/test.jsonl'} holds no chat, so parity has nothing to compare: raise curate.test_fraction")
+        raise DataError(
+            "Q-PARITY-003",
+            f"{root / 'data/final/test.jsonl'} holds no chat, so parity has nothing to compare: raise curate.test_fraction",
+        )
     with scratch_folder(root / "models/.parity") as scratch:
-        measure = Measure(rows, params.parity, params.evaluate, find_toolchain(params.llamacpp.home), scratch, params.quantize.tensor_types)
-        seams, files, merge_report = (adapter_seams if params.graph == "adapter" else merged_seams)(params, root, measure)
+        measure = Measure(
+            rows,
+            params.parity,
+            params.evaluate,
+            find_toolchain(params.llamacpp.home),
+            scratch,
+            params.quantize.tensor_types,
+        )
+        seams, files, merge_report = (adapter_seams if params.graph == "adapter" else merged_seams)(
+            params, root, measure
+        )
     report = {
         "verdict": overall(seams.values()), "depth": params.parity.depth, "seams": {key: seam.record(KEYS) for key, seam in seams.items()},
         "files": {path.name: file_hash(path) for path in files},
@@ -100,23 +150,35 @@ def measure_parity(params: Params, root: Path) -> Seams:
     return seams
 
 
-def merged_seams(params: Params, root: Path, measure: Measure) -> tuple[Seams, list[Path], dict[str, Any] | None]:
+def merged_seams(
+    params: Params, root: Path, measure: Measure
+) -> tuple[Seams, list[Path], dict[str, Any] | None]:
     """(seams, GGUFs that were measured, the merge's report) of the graph of merged models."""
     folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
     chain = Chain(
         base=root / "models/base", adapter=root / "models/adapter", merged=root / "models/merged", gguf=folder / f"{name}-{kind}.gguf",
         levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.tuned},
     )  # fmt: skip
-    merge_report, untuned = read_json(root / "reports/merge.json", "run `snakemake merge`"), folder / f"{name}-base-{kind}.gguf"
+    merge_report, untuned = (
+        read_json(root / "reports/merge.json", "run `snakemake merge`"),
+        folder / f"{name}-base-{kind}.gguf",
+    )
     base_gguf = untuned if is_made(untuned) else None
     seams = parity(chain, measure, base_gguf=base_gguf, lora=folder / f"{name}-lora.gguf")
     return seams, [chain.gguf, *([base_gguf] if base_gguf else []), *chain.levels.values()], merge_report
 
 
-def adapter_seams(params: Params, root: Path, measure: Measure) -> tuple[Seams, list[Path], dict[str, Any] | None]:
+def adapter_seams(
+    params: Params, root: Path, measure: Measure
+) -> tuple[Seams, list[Path], dict[str, Any] | None]:
     """The same of the graph without a merge."""
     lora = root / "models/gguf" / f"{params.convert.name}-lora.gguf"
-    chain = PackedChain(base=root / "models/base", lineage=root / "models/base.json", adapter=root / "models/adapter", lora=lora)
+    chain = PackedChain(
+        base=root / "models/base",
+        lineage=root / "models/base.json",
+        adapter=root / "models/adapter",
+        lora=lora,
+    )
     return packed_seams(chain, measure), [chain.gguf, lora], None
 
 
@@ -125,4 +187,7 @@ def main(params: Params, root: Path) -> None:
     seams = measure_parity(params, root).values()
     print(*(f"parity: {seam}" for seam in seams), sep="\n")
     if failed := [seam for seam in seams if seam.verdict == "fail"]:
-        raise GateError("Q-PARITY-001", "; ".join(f"{seam.name} failed: {seam.found}; likely cause: {seam.remedy}" for seam in failed))
+        raise GateError(
+            "Q-PARITY-001",
+            "; ".join(f"{seam.name} failed: {seam.found}; likely cause: {seam.remedy}" for seam in failed),
+        )

@@ -56,7 +56,9 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
         else:
             print(f"train: going on from {start}", file=sys.stderr)
         teacher = find_teacher(tokens, base, checkpoints, settings, record)
-        trainer, monitor = make_trainer(tokens, base, tokenizer, checkpoints, tensorboard, settings, journal, start, interruption, teacher)
+        trainer, monitor = make_trainer(
+            tokens, base, tokenizer, checkpoints, tensorboard, settings, journal, start, interruption, teacher
+        )
         proven = prove_beforehand(trainer, settings)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         rows = journal.rows()
@@ -71,7 +73,9 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
     }  # fmt: skip
 
 
-def find_teacher(tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]) -> Any:
+def find_teacher(
+    tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]
+) -> Any:
     """`train.method` heal: the original's answers to every row, a `pipeline.stages.train.distill.cache.Teacher`; None for sft."""
     if settings.method != "heal":
         return None
@@ -111,8 +115,14 @@ def make_trainer(
     if loss == "liger":
         check_liger(model.get_base_model())
     check_head(model.get_base_model())
-    collate = Collator(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
-    learning, watching = (HealingCollator(collate, teacher.train), HealingCollator(collate, teacher.val)) if teacher else (collate, collate)
+    collate = Collator(
+        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    )
+    learning, watching = (
+        (HealingCollator(collate, teacher.train), HealingCollator(collate, teacher.val))
+        if teacher
+        else (collate, collate)
+    )
     kind = partial(HealingTrainer, sft_weight=settings.heal_sft_weight) if teacher else QuenchTrainer
     questions = sequences(held_out, settings.sample_rows)
     monitor = Monitor(total_steps(settings, len(rows)), settings)
@@ -138,10 +148,17 @@ def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
     from pipeline.stages.train.proofs import refuse_leaks
 
     trainable = check_adapter(trainer.model, settings)
-    plain = getattr(trainer.data_collator, "plain", trainer.data_collator)  # what is packed here has no teacher's answers
+    plain = getattr(
+        trainer.data_collator, "plain", trainer.data_collator
+    )  # what is packed here has no teacher's answers
     leak = refuse_leaks(trainer.model, plain, sequences(trainer.train_dataset, 2))
     saved = float32_cast_bytes(trainer.model.get_base_model())
-    return {"trainable_parameters": trainable, "packing_nmse": leak, "float32_cast_bytes_saved": saved, **finite_record(trainer.model)}
+    return {
+        "trainable_parameters": trainable,
+        "packing_nmse": leak,
+        "float32_cast_bytes_saved": saved,
+        **finite_record(trainer.model),
+    }
 
 
 def prove_afterwards(trainer: Any, rows: list[dict[str, Any]]) -> None:
@@ -175,15 +192,25 @@ def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
     from pipeline.models.tensors import frozen_tensors, tensor_bytes
 
     adapter = tensor_bytes(weight for weight in model.parameters() if weight.requires_grad)
-    states = (tensor for state in optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor))
-    return {"weights": tensor_bytes(frozen_tensors(model)), "adapter": adapter, "gradients": adapter, "optimizer": tensor_bytes(states)}
+    states = (
+        tensor for state in optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor)
+    )
+    return {
+        "weights": tensor_bytes(frozen_tensors(model)),
+        "adapter": adapter,
+        "gradients": adapter,
+        "optimizer": tensor_bytes(states),
+    }
 
 
 def logical_parameters(model: Any) -> int:
     """Parameters of base and adapter as the formulas count them: not a packed byte, but what it holds; a table in main memory is none to torch."""
     packed = {id(module.weight): module.logical for module in model.modules() if hasattr(module, "logical")}
     found = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
-    return sum(packed.get(key, p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1)) for key, p in found.items())
+    return sum(
+        packed.get(key, p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1))
+        for key, p in found.items()
+    )
 
 
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
@@ -196,13 +223,19 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
     for config in model.peft_config.values():
         config.base_model_name_or_path = "models/base"
     with publishing(adapter, check) as aside:
-        model.save_pretrained(aside, save_embedding_layers=False)  # they are frozen; asking would look for the base on the hub
+        model.save_pretrained(
+            aside, save_embedding_layers=False
+        )  # they are frozen; asking would look for the base on the hub
         tokenizer.save_pretrained(aside)
         config_file = aside / "adapter_config.json"
         settings = json.loads(config_file.read_text(encoding="utf-8"))
-        settings["target_modules"] = sorted(settings["target_modules"])  # PEFT holds a set: its order changes from run to run
+        settings["target_modules"] = sorted(
+            settings["target_modules"]
+        )  # PEFT holds a set: its order changes from run to run
         write_json(config_file, settings)
-        (aside / "README.md").unlink(missing_ok=True)  # PEFT's empty model card; the report stage writes a real one
+        (aside / "README.md").unlink(
+            missing_ok=True
+        )  # PEFT's empty model card; the report stage writes a real one
         write_json(aside / "run.json", record)
 
 
@@ -210,7 +243,11 @@ def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per step with the columns `CURVE`, for `dvc plots`; `eval_loss` is empty where nothing was evaluated."""
     rows = list(rows)
     evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
-    return [{key: evaluated.get(row["step"], "") if key == "eval_loss" else row[key] for key in CURVE} for row in rows if row["kind"] == "step"]
+    return [
+        {key: evaluated.get(row["step"], "") if key == "eval_loss" else row[key] for key in CURVE}
+        for row in rows
+        if row["kind"] == "step"
+    ]
 
 
 def write_curve(target: Path, rows: list[dict[str, Any]]) -> None:
@@ -243,10 +280,16 @@ def main(params: Params, root: Path, resume: bool | Path = True) -> None:
         tensorboard=root / "reports/tensorboard", settings=params.training, resume=resume,
     )  # fmt: skip
     rows, inputs = report.pop("journal"), report.pop("inputs")
-    hashes = {"tokens": inputs["tokens_sha256"], **inputs["base"], "adapter": tree_hash(root / "models/adapter")}
+    hashes = {
+        "tokens": inputs["tokens_sha256"],
+        **inputs["base"],
+        "adapter": tree_hash(root / "models/adapter"),
+    }
     report["run"] = run_record(root, argv=sys.argv, seeds={"train.seed": params.train.seed}, hashes=hashes)
     write_curve(root / "reports/train.csv", curve(rows))
     write_rows(root / "reports/train.jsonl", rows)
     write_json(root / "reports/train.json", report)
     shown = ".3g" if params.train.method == "heal" else ".2f"  # a divergence is small from the start
-    print(f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → {report['loss_last']:{shown}}, {report['seconds']:.0f} s")
+    print(
+        f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → {report['loss_last']:{shown}}, {report['seconds']:.0f} s"
+    )
