@@ -11,8 +11,8 @@ from watched import demo_run
 
 from pipeline.config.params import Params, load_params
 from pipeline.core.metrics_log import write_rows
+from pipeline.stages.train.figures import CURVE
 from pipeline.stages.train.monitoring.health import Monitor
-from pipeline.stages.train.stage import CURVE
 
 DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo.yaml"
 MODELS = ("base-F16", "base-Q4_K_M", "base-Q5_K_M", "F16", "Q4_K_M", "Q5_K_M")

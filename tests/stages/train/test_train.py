@@ -21,8 +21,9 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.steps import total_steps, warmup_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.callbacks import refuse_other_mean
+from pipeline.stages.train.figures import CURVE, curve
 from pipeline.stages.train.proofs import refuse_leaks, refuse_other_rows, refuse_unlearnt
-from pipeline.stages.train.stage import CURVE, curve, make_trainer, train
+from pipeline.stages.train.stage import make_trainer, train
 
 RECIPES = PROJECT / "recipes"
 
