@@ -31,7 +31,7 @@ from pipeline.models.qlora import check_adapter, load_quantised, lora_config
 from pipeline.models.runtime import silence_libraries, use_all_cores
 from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.stages.parity.check import KEYS
-from pipeline.stages.train.preflight import whole_base
+from pipeline.stages.train.input_files import whole_base
 from pipeline.stages.train.run import base_hashes
 
 LONGEST = 256  # tokens of a prompt

@@ -3,12 +3,12 @@
 A hand-over is coloured by its verdict and marked with it (✓ pass, ✕ fail, ○ not measured); colours are classes of the page's style.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.core.checks import figure_text
+from pipeline.pages.formats import is_number
 from pipeline.pages.parity_words import (
     BASE,
     LORA,
@@ -35,8 +35,6 @@ BOX, HIGH, FIRST, PITCH = 126.0, 46.0, 92.0, 68.0
 TRAINED, MERGE, GGUF, LEVEL, SERVER = 2.0, 326.0, 606.0, 906.0, 1126.0
 ABOVE = 30.0  # the strand of text and tokens
 TURN = 20.0  # from a box to where its lines to several others part
-# the chart: names end left of AXIS, the scale ends at END, the figures stand behind it
-CHART, AXIS, END, LINE, HEAD = 940.0, 404.0, 820.0, 26.0, 8.0
 
 
 @dataclass
@@ -89,30 +87,12 @@ class _Drawing:
 
 def chain(seams: Seams) -> str:
     """Trained → merged → 16-bit GGUF → levels → served; text and tokens as a strand above, the adapter as a GGUF of its own below. SVG."""
-    rows = {
-        name: [{**row, "place": place_of(row["key"])} for row in found]
-        for name, found in grouped(seams).items()
-    }
-    stored = [row for group in ("Weights", "Outputs") for row in rows.get(group, ())]
+    rows, stored = _placed(seams)
     places = list(dict.fromkeys(row["place"] for row in stored))
     levels = [place for place in places if place not in ("", MERGED, SIXTEEN) and not place.endswith(LORA)]
     loras = [place for place in places if place.endswith(LORA)]
     drawing = _Drawing()
-    texts = {name: rows.get(name, []) for name in ("Text", "Tokens")}
-    over = [
-        (TRAINED + BOX / 2, FIRST - HIGH / 2),
-        (TRAINED + BOX / 2, ABOVE),
-        (GGUF + BOX / 2, ABOVE),
-        (GGUF + BOX / 2, FIRST - HIGH / 2),
-    ]
-    labels = [_counted(found, name.lower()) for name, found in texts.items()]
-    drawing.hand_over(
-        over,
-        "text and tokens",
-        [row for found in texts.values() for row in found],
-        labels,
-        (over[1][0] + 12, ABOVE),
-    )
+    _text_strand(drawing, rows)
     for start, end, place, words in (
         (TRAINED, MERGE, MERGED, "trained to merged"),
         (MERGE, GGUF, SIXTEEN, "merged to 16-bit GGUF"),
@@ -154,21 +134,9 @@ def chain(seams: Seams) -> str:
 
 def unmerged_chain(seams: Seams) -> str:
     """Where nothing is merged: trained → base GGUF with LoRA GGUF → served; text and tokens above, below it the base alone, one file in both. SVG."""
-    rows = {
-        name: [{**row, "place": place_of(row["key"])} for row in found]
-        for name, found in grouped(seams).items()
-    }
-    stored = [row for group in ("Weights", "Outputs") for row in rows.get(group, ())]
+    rows, stored = _placed(seams)
     drawing, bottom = _Drawing(), FIRST + PITCH * 1.5
-    over = [
-        (TRAINED + BOX / 2, FIRST - HIGH / 2),
-        (TRAINED + BOX / 2, ABOVE),
-        (GGUF + BOX / 2, ABOVE),
-        (GGUF + BOX / 2, FIRST - HIGH / 2),
-    ]
-    texts = [row for name in ("Text", "Tokens") for row in rows.get(name, ())]
-    labels = [_counted(rows.get(name, []), name.lower()) for name in ("Text", "Tokens")]
-    drawing.hand_over(over, "text and tokens", texts, labels, (over[1][0] + 12, ABOVE))
+    _text_strand(drawing, rows)
     drawing.hand_over(
         [(TRAINED + BOX, FIRST), (GGUF, FIRST)],
         f"trained to {SERVED}",
@@ -203,6 +171,24 @@ def unmerged_chain(seams: Seams) -> str:
     )
 
 
+def _placed(seams: Seams) -> tuple[dict[str, list[Row]], list[Row]]:
+    """The checks by group with their places, and those of weights and outputs."""
+    rows: dict[str, list[Row]] = {
+        name: [{**row, "place": place_of(row["key"])} for row in found]
+        for name, found in grouped(seams).items()
+    }
+    return rows, [row for group in ("Weights", "Outputs") for row in rows.get(group, ())]
+
+
+def _text_strand(drawing: _Drawing, rows: Mapping[str, Sequence[Row]]) -> None:
+    """Text and tokens, from the trained model above everything to the GGUF."""
+    left, right, low = TRAINED + BOX / 2, GGUF + BOX / 2, FIRST - HIGH / 2
+    over = [(left, low), (left, ABOVE), (right, ABOVE), (right, low)]
+    labels = [_counted(rows.get(name, ()), name.lower()) for name in ("Text", "Tokens")]
+    both = [*rows.get("Text", ()), *rows.get("Tokens", ())]
+    drawing.hand_over(over, "text and tokens", both, labels, (left + 12, ABOVE))
+
+
 def _levels(drawing: _Drawing, stored: Sequence[Row], levels: Sequence[str], top: float) -> float:
     """The levels made from the GGUF at height `top`, each with its hand-over; gives the height of the lowest."""
     for number, level in enumerate(levels):
@@ -225,7 +211,7 @@ def _checked(rows: Sequence[Row], place: str) -> tuple[list[Row], list[tuple[str
     labels = []
     for row in there:
         words = row["group"].lower() + SOURCES.get(row["key"], "")
-        nats = row["group"] == "Outputs" and _is_number(row.get("figure"))
+        nats = row["group"] == "Outputs" and is_number(row.get("figure"))
         labels.append((row["verdict"], f"{words} {figure_text(row['figure'])}" if nats else words))
     return there, labels
 
@@ -236,61 +222,3 @@ def _counted(rows: Sequence[Row], name: str = "") -> tuple[str, str]:
     return gravest(
         rows
     ), f"{name} {passed} of {len(rows)}".strip() if rows else f"{name} not measured".strip()
-
-
-def divergences(seams: Seams) -> str:
-    """Mean KL divergence at each hand-over whose outputs were compared, and its limit, on a logarithmic scale; SVG, "" where all are 0."""
-    rows = [row for row in grouped(seams).get("Outputs", ()) if _is_number(row.get("figure"))]
-    positive = [
-        float(value) for row in rows for value in (row["figure"], row.get("limit")) if value and value > 0
-    ]
-    if not positive:
-        return ""
-    low, high = math.floor(math.log10(min(positive)) - 0.2), math.ceil(math.log10(max(positive)) + 0.1)
-
-    def x(value: float) -> float:
-        return AXIS + (END - AXIS) * ((math.log10(value) - low) / (high - low) if value > 0 else 0.0)
-
-    bottom = HEAD + len(rows) * LINE
-    parts = []
-    for power in range(low, high + 1, max(1, -(-(high - low) // 8))):
-        at = short(x(10.0**power))
-        parts.append(f'<line class="chart-grid" x1="{at}" x2="{at}" y1="4" y2="{short(bottom)}"/>')
-        parts.append(text(x(10.0**power), bottom + 17, f"{10.0**power:g}", "chain-quiet", anchor="middle"))
-    parts.append(text(END + 16, bottom + 17, "nats", "chain-quiet"))
-    for number, row in enumerate(rows):
-        parts += _divergence(row, HEAD + (number + 0.5) * LINE, x)
-    told = "; ".join(
-        f"{row['title']} {figure_text(row['figure'])}, limit {figure_text(row.get('limit'))}, {row['verdict']}"
-        for row in rows
-    )
-    return svg(
-        "divergences",
-        "chart",
-        (CHART, bottom + 26),
-        "Mean KL divergence at each hand-over",
-        told + ".",
-        parts,
-    )
-
-
-def _divergence(row: Row, y: float, x: Callable[[float], float]) -> list[str]:
-    """One line of the chart: name, way from the left edge, figure, and the limit as an upright stroke."""
-    kind, end = KINDS[row["verdict"]], short(x(row["figure"]))
-    parts = [
-        text(AXIS - 12, y + 4, row["title"], "chain-words", anchor="end", longest=56),
-        f'<line class="{kind} kld-line" x1="{short(AXIS)}" x2="{end}" y1="{short(y)}" y2="{short(y)}"/>',
-        f'<circle class="{kind} dot" cx="{end}" cy="{short(y)}" r="4.5"/>',
-        text(END + 16, y + 4, f"{MARKS[row['verdict']]} {figure_text(row['figure'])}", f"{kind} label"),
-    ]
-    if row.get("limit"):
-        at = short(x(row["limit"]))
-        limit = f"<title>limit {figure_text(row['limit'])}</title>"
-        parts.append(
-            f'<line class="chart-limit" x1="{at}" x2="{at}" y1="{short(y - 9)}" y2="{short(y + 9)}">{limit}</line>'
-        )
-    return parts
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

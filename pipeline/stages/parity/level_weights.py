@@ -1,8 +1,7 @@
 """A level's weights against those of the 16-bit GGUF it was made from: the noise of every tensor, against what its type costs."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from pipeline.gguf.tensor_types import check_tensor_types
 from pipeline.gguf.tensors import Floats, GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.stages.parity.check import failure
+from pipeline.stages.parity.tensor_noise import TensorNoise, tensor_noise
 
 Noise = dict[str, dict[str, Any]]  # {tensor: {"type": ggml's name, "rmse": ‖level − 16 bit‖ ÷ ‖16 bit‖}}
 
@@ -29,8 +29,6 @@ NOISE = {
     "IQ1_M": 0.5688, "IQ1_S": 0.6100, "TQ2_0": 0.8541, "TQ1_0": 0.8541,
 }  # fmt: skip
 EXACT = ("F32", "F16", "BF16")  # not counted in a level's mean noise
-LOST = 0.99  # a block whose error is this share of its norm holds nothing of what it stands for; zeros are 1, other weights 1.4
-SMALL = 1e-3  # blocks whose weights are smaller than this share of the tensor's (root mean square) may be rounded to nothing
 # the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type), where it is not the level's own name
 DEFAULT_TYPES = {
     "Q2_K_S": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K", "Q4_K_S": "Q4_K", "Q4_K_M": "Q4_K", "Q5_K_S": "Q5_K",
@@ -44,16 +42,6 @@ FEED_FORWARD, EXPERTS = (
 )
 PLAIN_OF = {"MXFP4_MOE": EXPERTS, "IQ3_XXS": FEED_FORWARD, "IQ3_XS": FEED_FORWARD}
 WHAT = "largest error of a tensor's weights, in multiples of what its type costs"
-
-
-@dataclass(frozen=True)
-class TensorNoise:
-    """One tensor's relative error, how many of its blocks are lost, and the first row with a lost one."""
-
-    rmse: float
-    lost: int
-    blocks: int
-    row: int
 
 
 def level_weights(
@@ -240,25 +228,3 @@ def row_like(values: Floats, tensor: GgufTensor) -> int | None:
         if distances[nearest] < best:
             best, place = float(distances[nearest]), first + nearest
     return place
-
-
-def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
-    """A tensor's relative error, and its blocks (of the type's own size) that are lost; both sides have the same shape."""
-    errors, norms = zip(*block_squares(before, after), strict=True)
-    error, norm = np.concatenate(errors), np.concatenate(norms)
-    total = float(norm.sum())
-    with np.errstate(invalid="ignore"):
-        lost = ~(error < LOST**2 * norm) & ~(
-            (error == 0) | (norm < SMALL**2 * total / len(norm)) & np.isfinite(error)
-        )
-    at = np.flatnonzero(lost)
-    rmse = float(np.sqrt(error.sum() / total)) if total else float(error.sum() > 0)
-    return TensorNoise(rmse, len(at), len(norm), int(at[0]) * after.block // after.columns if len(at) else 0)
-
-
-def block_squares(before: GgufTensor, after: GgufTensor) -> Iterator[tuple[Floats, Floats]]:
-    """(Σ error², Σ weight²) of each quantisation block, for some rows at a time."""
-    for first, last in after.blocks():
-        ours, theirs = before.values(first, last), after.values(first, last)
-        ours, difference = ours.reshape(-1, after.block), (theirs - ours).reshape(-1, after.block)
-        yield np.einsum("ij,ij->i", difference, difference), np.einsum("ij,ij->i", ours, ours)

@@ -10,7 +10,8 @@ from pipeline.core.checks import figure_text
 from pipeline.core.wording import percent
 from pipeline.pages.parity_words import LORA, MERGED, UNMERGED, code, counts, gravest, grouped, place_of, sentence, title
 from pipeline.pages.templating import fill
-from pipeline.stages.parity.drawings import chain, divergences, unmerged_chain
+from pipeline.stages.parity.divergence_chart import divergences
+from pipeline.stages.parity.drawings import chain, unmerged_chain
 
 # what a group of seams compares
 TELLS = {

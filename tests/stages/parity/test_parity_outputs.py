@@ -70,7 +70,7 @@ def test_merge_json_says_what_was_merged_into(tmp_path: Path) -> None:
     (tmp_path / "merge.json").write_text('{"onto": "nf4"}', encoding="utf-8")
     assert merged_onto(tmp_path) == "nf4"
     (tmp_path / "merge.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(DataError, match="doesn't say what was merged into"):
+    with pytest.raises(DataError, match="Q-PARITY-004"):
         merged_onto(tmp_path)
 
 
