@@ -11,8 +11,8 @@ from watched import demo_run
 
 from pipeline.config.params import Params, load_params
 from pipeline.core.metrics_log import write_rows
+from pipeline.stages.train.figures import CURVE
 from pipeline.stages.train.monitoring.health import Monitor
-from pipeline.stages.train.stage import CURVE
 
 DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo.yaml"
 MODELS = ("base-F16", "base-Q4_K_M", "base-Q5_K_M", "F16", "Q4_K_M", "Q5_K_M")
@@ -91,7 +91,7 @@ def train() -> dict[str, Any]:
         "steps": 50, "planned_steps": 50, "adapter_step": 50, "loss_first": 1.558, "loss_last": 0.038, "eval_loss": 0.0812, "resumed_from": None,
         "trainable_parameters": 4_884_480, "total_parameters": PARAMETERS,
         "seconds": 291.4, "tokens": 50_812, "tokens_per_second": 174.4, "peak_memory_bytes": 3_412_000_000, "device": "cpu", "loss": "chunked",
-        "health": [vars(finding) for finding in monitor.findings()], "run": RUN,
+        "health": monitor.records(), "run": RUN,
     }  # fmt: skip
 
 

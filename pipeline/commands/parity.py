@@ -14,10 +14,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.commands.terminal import plain_table, wide_console
+from pipeline.core.checks import figure_text as figure
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.gate.shapes import Parity
-from pipeline.pages.parity_words import MARKS, counts, figure, grouped, sentence, title
+from pipeline.pages.parity_words import MARKS, counts, grouped, sentence, title
 
 COLOURS = {"pass": "green", "fail": "bold red", "not measured": "yellow"}
 

@@ -37,8 +37,12 @@ class Check:
     step: int | None = None
 
     def __str__(self) -> str:
-        parts = [self.measured, self.sentence] if self.what else [self.sentence]
-        return f"{self.verdict:12}  {self.name}: {', '.join(filter(None, parts))}" + (f" → {self.remedy}" if self.remedy else "")
+        return f"{self.verdict:12}  {self.name}: {self.found}" + (f" → {self.remedy}" if self.remedy else "")
+
+    @property
+    def found(self) -> str:
+        """The figure against its limit, and the sentence."""
+        return ", ".join(filter(None, (self.measured if self.what else "", self.sentence)))
 
     @property
     def measured(self) -> str:
@@ -65,7 +69,7 @@ def refuse(checks: Iterable[Check]) -> None:
         first, others = failed[0], ", ".join(check.name for check in failed[1:])
         more = f" ({others} failed too)" if others else ""
         kind: type[errors.QuenchError] = getattr(errors, catalog()[first.id].error)
-        raise kind(first.id, f"{first.name}: {first.sentence}: {first.remedy}{more}")
+        raise kind(first.id, f"{first.name}: {first.found}: {first.remedy}{more}")
 
 
 def figure_text(value: Any) -> str:

@@ -8,10 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+from pipeline.pages.svg import short, svg, text
+
 # the flow, in units of its viewBox
-LEFT, WIDTH, BRANCH, WORDS, RIGHT = 132, 170, 350, 360, 700  # names end at LEFT; branches end at BRANCH; their words begin at WORDS
+LEFT, WIDTH, BRANCH, WORDS, RIGHT = (
+    132,
+    170,
+    350,
+    360,
+    700,
+)  # names end at LEFT; branches end at BRANCH; their words begin at WORDS
 THIN = 1.5  # a single row among a million is still to be seen
-LETTERS = 52  # that fit between WORDS and RIGHT
 # the bars
 BARS_WIDTH, BARS_HEIGHT, LOW, HIGH = 560, 210, 178, 26
 BARS_LEFT, BARS_RIGHT = 8, 552
@@ -40,17 +47,24 @@ def flow(description: str, ends: tuple[str, str], steps: Sequence[Step], splits:
     `ends` are the words at its two ends. Returns SVG.
     """
     unit = WIDTH / max(1, sum(splits.values()), *(max(step.rows_in, step.rows_out) for step in steps))
-    parts, y = [_text(LEFT, 16, ends[0], "flow-end")], 28.0
+    parts, y = [text(LEFT, 16, ends[0], "flow-end")], 28.0
     edge = []  # the stream's right edge, from top to bottom
     for step in steps:
         edge.append((LEFT + step.rows_in * unit, y))
         y = _step(parts, edge, step, unit, y)
     wide = (steps[-1].rows_out if steps else sum(splits.values())) * unit
     edge += [(LEFT + wide, y), (LEFT + wide, y + 30)]
-    outline = " L".join(f"{_n(max(x, LEFT + THIN))} {_n(at)}" for x, at in edge)
-    parts.append(f'<path class="flow-stream" d="M{LEFT} 28 L{outline} L{LEFT} {_n(y + 30)} Z"/>')
-    parts.append(_text(LEFT - 12, y + 26, ends[1], "flow-end", anchor="end"))
-    return _svg("flow", "flow", RIGHT, _fan(parts, splits, unit, y + 29.5), "What became of the rows", description, parts)
+    outline = " L".join(f"{short(max(x, LEFT + THIN))} {short(at)}" for x, at in edge)
+    parts.append(f'<path class="flow-stream" d="M{LEFT} 28 L{outline} L{LEFT} {short(y + 30)} Z"/>')
+    parts.append(text(LEFT - 12, y + 26, ends[1], "flow-end", anchor="end"))
+    return svg(
+        "flow",
+        "flow",
+        (RIGHT, _fan(parts, splits, unit, y + 29.5)),
+        "What became of the rows",
+        description,
+        parts,
+    )
 
 
 def bars(name: str, title: str, description: str, items: Sequence[tuple[str, int]], *,
@@ -72,18 +86,26 @@ def bars(name: str, title: str, description: str, items: Sequence[tuple[str, int
         if count:
             height = max(height, THIN)
             words = f"<title>{escape(label)}: {count:,}</title>"
-            parts.append(f'<rect class="bar" x="{_n(x)}" y="{_n(LOW - height)}" width="{_n(inner)}" height="{_n(height)}">{words}</rect>')
+            parts.append(
+                f'<rect class="bar" x="{short(x)}" y="{short(LOW - height)}" width="{short(inner)}" height="{short(height)}">{words}</rect>'
+            )
         if pitch >= 44:
-            parts.append(_text(x + inner / 2, LOW - height - 5, f"{count:,}", "bar-count", anchor="middle"))
+            parts.append(text(x + inner / 2, LOW - height - 5, f"{count:,}", "bar-count", anchor="middle"))
         if place % every == 0:
-            parts.append(_text(x, LOW + 16, label, "bar-label") if edges else _text(x + inner / 2, LOW + 16, label, "bar-label", anchor="middle"))
+            parts.append(
+                text(x, LOW + 16, label, "bar-label")
+                if edges
+                else text(x + inner / 2, LOW + 16, label, "bar-label", anchor="middle")
+            )
     for row, (label, mark) in enumerate(marks):
         x = BARS_LEFT + min(max(mark, 0.0), len(items)) * pitch
         y = 14 + 15 * row
-        parts.append(f'<line class="bar-mark" x1="{_n(x)}" x2="{_n(x)}" y1="{y + 4}" y2="{LOW}"/>')
+        parts.append(f'<line class="bar-mark" x1="{short(x)}" x2="{short(x)}" y1="{y + 4}" y2="{LOW}"/>')
         late = x > BARS_RIGHT - 130
-        parts.append(_text(x - 4 if late else x + 4, y + 4, label, "bar-note", anchor="end" if late else "start"))
-    return _svg(name, "bars", BARS_WIDTH, BARS_HEIGHT, title, description, parts)
+        parts.append(
+            text(x - 4 if late else x + 4, y + 4, label, "bar-note", anchor="end" if late else "start")
+        )
+    return svg(name, "bars", (BARS_WIDTH, BARS_HEIGHT), title, description, parts)
 
 
 def _step(parts: list[str], edge: list[tuple[float, float]], step: Step, unit: float, y: float) -> float:
@@ -91,7 +113,9 @@ def _step(parts: list[str], edge: list[tuple[float, float]], step: Step, unit: f
     rows = step.lost or step.added
     if not rows:  # it only changed some: a short piece with a note
         start = LEFT + step.rows_in * unit + 6
-        parts.append(f'<line class="flow-leader" x1="{_n(start)}" x2="{WORDS - 8}" y1="{_n(y + 15)}" y2="{_n(y + 15)}"/>')
+        parts.append(
+            f'<line class="flow-leader" x1="{short(start)}" x2="{WORDS - 8}" y1="{short(y + 15)}" y2="{short(y + 15)}"/>'
+        )
         _words(parts, step, y + 15, quiet=True)
         return y + 30
     thick = max(rows * unit, THIN)
@@ -99,10 +123,14 @@ def _step(parts: list[str], edge: list[tuple[float, float]], step: Step, unit: f
     bottom = y + 14 + max(thick, 26) + 6
     inner = LEFT + min(step.rows_in, step.rows_out) * unit
     # lost rows leave at the top and turn right: the inner side of the turn ends below; added ones come in and join at the bottom
-    (turn, outer_y, inner_y), kind = ((y, -thick / 2, thick / 2), "flow-lost") if step.lost else ((bottom, thick / 2, -thick / 2), "flow-added")
+    (turn, outer_y, inner_y), kind = (
+        ((y, -thick / 2, thick / 2), "flow-lost")
+        if step.lost
+        else ((bottom, thick / 2, -thick / 2), "flow-added")
+    )
     outer, outer_y, inner_y = inner + thick, middle + outer_y, middle + inner_y
-    there = f"M{_n(outer)} {_n(turn)} Q{_n(outer)} {_n(outer_y)} {BRANCH} {_n(outer_y)}"
-    back = f"L{BRANCH} {_n(inner_y)} Q{_n(inner)} {_n(inner_y)} {_n(inner)} {_n(turn)}"
+    there = f"M{short(outer)} {short(turn)} Q{short(outer)} {short(outer_y)} {BRANCH} {short(outer_y)}"
+    back = f"L{BRANCH} {short(inner_y)} Q{short(inner)} {short(inner_y)} {short(inner)} {short(turn)}"
     parts.append(f'<path class="{kind}" d="{there} {back} Z"/>')
     edge += [(LEFT + step.rows_out * unit, y)] if step.lost else [(LEFT + step.rows_in * unit, bottom)]
     _words(parts, step, middle)
@@ -111,10 +139,12 @@ def _step(parts: list[str], edge: list[tuple[float, float]], step: Step, unit: f
 
 def _words(parts: list[str], step: Step, y: float, *, quiet: bool = False) -> None:
     """The step's name on the left, what it did on the right."""
-    parts.append(_text(LEFT - 12, y + 4, step.name, "flow-quiet" if quiet else "flow-name", anchor="end"))
-    parts.append(_text(WORDS, y + (-3 if step.more else 4), step.words, "flow-quiet" if quiet else "flow-words"))
+    parts.append(text(LEFT - 12, y + 4, step.name, "flow-quiet" if quiet else "flow-name", anchor="end"))
+    parts.append(
+        text(WORDS, y + (-3 if step.more else 4), step.words, "flow-quiet" if quiet else "flow-words")
+    )
     if step.more:
-        parts.append(_text(WORDS, y + 13, step.more, "flow-quiet"))
+        parts.append(text(WORDS, y + 13, step.more, "flow-quiet"))
 
 
 def _fan(parts: list[str], splits: Mapping[str, int], unit: float, y: float) -> float:
@@ -123,28 +153,16 @@ def _fan(parts: list[str], splits: Mapping[str, int], unit: float, y: float) -> 
     for name, rows in splits.items():
         thick = max(rows * unit, THIN if rows else 0.0)
         middle = y + deep / 2
-        down = f"C{_n(start)} {_n(middle)} {_n(place)} {_n(middle)} {_n(place)} {_n(y + deep)}"
-        up = f"C{_n(place + thick)} {_n(middle)} {_n(start + thick)} {_n(middle)} {_n(start + thick)} {_n(y)}"
+        down = (
+            f"C{short(start)} {short(middle)} {short(place)} {short(middle)} {short(place)} {short(y + deep)}"
+        )
+        up = f"C{short(place + thick)} {short(middle)} {short(start + thick)} {short(middle)} {short(start + thick)} {short(y)}"
         if rows:
-            parts.append(f'<path class="flow-{escape(name)}" d="M{_n(start)} {_n(y)} {down} L{_n(place + thick)} {_n(y + deep)} {up} Z"/>')
-        parts.append(_text(place, y + deep + 18, f"{rows:,}", "flow-words"))
-        parts.append(_text(place, y + deep + 34, name, "flow-quiet"))
+            parts.append(
+                f'<path class="flow-{escape(name)}" d="M{short(start)} {short(y)} {down} L{short(place + thick)} {short(y + deep)} {up} Z"/>'
+            )
+        parts.append(text(place, y + deep + 18, f"{rows:,}", "flow-words"))
+        parts.append(text(place, y + deep + 34, name, "flow-quiet"))
         start += rows * unit
         place = max(place + thick + 36, place + 96)
     return y + deep + 44
-
-
-def _svg(name: str, kind: str, width: float, height: float, title: str, description: str, parts: Sequence[str]) -> str:
-    head = f'<svg class="drawing {kind}" viewBox="0 0 {_n(width)} {_n(height)}" role="img" aria-labelledby="{name}-title {name}-description">'
-    words = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-description">{escape(description)}</desc>'
-    return "\n".join([head, words, *parts, "</svg>"])
-
-
-def _text(x: float, y: float, words: str, kind: str, *, anchor: str = "start") -> str:
-    short = words if len(words) <= LETTERS else words[: LETTERS - 1].rstrip(" ,") + "…"
-    return f'<text class="{kind}" x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}">{escape(short)}</text>'
-
-
-def _n(value: float) -> str:
-    """At most one decimal: 12, 12.5."""
-    return f"{value:.1f}".removesuffix(".0")

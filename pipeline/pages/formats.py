@@ -3,6 +3,7 @@
 from typing import Any
 
 from pipeline.core.units import size_in_words
+from pipeline.core.wording import count
 
 MISSING = "–"
 
@@ -52,11 +53,6 @@ def significant(value: Any) -> str:
 def size(value: Any) -> str:
     """Bytes as 105.5 MB or 4.68 GB (decimal units)."""
     return size_in_words(value) if is_number(value) else MISSING
-
-
-def count(value: Any) -> str:
-    """A whole number with thousands marked: 1,770."""
-    return f"{value:,.0f}" if is_number(value) else MISSING
 
 
 def duration(value: Any) -> str:

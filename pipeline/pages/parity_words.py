@@ -98,13 +98,6 @@ def first_failed(seams: Seams) -> Mapping[str, Any] | None:
     return next((row for rows in grouped(seams).values() for row in rows if row["verdict"] == "fail"), None)
 
 
-def figure(value: Any) -> str:
-    """A whole number, or three significant digits: 812, 0.0104, 1.2e-07; a dash where there is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "–"
-    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.3g}"
-
-
 def code(sentence: str) -> "Markup":
     """A sentence with what stands between backticks as `<code>`; escaped."""
     from markupsafe import Markup

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.checks import figure_text
 from pipeline.core.wording import count, most, percent, plural, words
 from pipeline.pages.differences import clipped, marked
 
@@ -16,7 +17,7 @@ DATA_FILTERS: dict[str, Callable[..., Any]] = {
 def fill(template: str, filters: dict[str, Callable[..., Any]] = DATA_FILTERS, *, html: bool = True, **values: Any) -> str:
     """One template of `templates/`, filled; as HTML everything printed is escaped.
 
-    Raises jinja2's `UndefinedError` if a text that isn't HTML (Markdown, shell, INI) asks for a value that it doesn't get.
+    Raises jinja2's `UndefinedError` if a text that is not HTML (Markdown, shell, INI) uses a value that is missing.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 
@@ -24,5 +25,5 @@ def fill(template: str, filters: dict[str, Callable[..., Any]] = DATA_FILTERS, *
         loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         autoescape=html, undefined=Undefined if html else StrictUndefined,  # noqa: S701 - texts that are not HTML
     )  # fmt: skip
-    environment.filters.update(filters)
+    environment.filters.update({"figure_text": figure_text, **filters})
     return environment.get_template(template).render(**values)

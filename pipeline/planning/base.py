@@ -29,6 +29,7 @@ def find_shape(params: Params, root: Path) -> Shape:
     shape = published_shape(base.model, base.file)
     if shape is None:
         raise ConfigError(
+            "Q-PLANNING-001",
             f"the base {base.model} is not here and its shape is not known: run `snakemake base`, or name its config.json with --config"
         )
     return shape
@@ -80,4 +81,4 @@ def is_here(base: Base, root: Path) -> bool:
         # older records don't say these
         return same and all(facts.get(key, getattr(base, key)) == getattr(base, key) for key in ("file", "level"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{record} is not what stage base wrote: run `snakemake --force base`") from error
+        raise DataError("Q-PLANNING-002", f"{record} is not what stage base wrote: run `snakemake --force base`") from error

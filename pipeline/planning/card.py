@@ -37,9 +37,9 @@ def query(*what: str) -> list[list[str]]:
     try:
         done = subprocess.run(["nvidia-smi", *what, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=30, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ToolError("nvidia-smi doesn't answer within 30 s: mend the driver, or restart the machine") from error
+        raise ToolError("Q-PLANNING-003", "nvidia-smi doesn't answer within 30 s: mend the driver, or restart the machine") from error
     if done.returncode != 0:
-        raise ToolError(f"nvidia-smi fails ({' '.join((done.stderr or done.stdout).split())[:200]}): mend the driver")
+        raise ToolError("Q-PLANNING-003", f"nvidia-smi fails ({' '.join((done.stderr or done.stdout).split())[:200]}): mend the driver")
     return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 

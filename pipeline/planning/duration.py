@@ -49,7 +49,7 @@ def work_in(root: Path, train: Train) -> Work | None:
         if (root / name).is_file():
             split = _read(root / name).get("splits", {}).get("train", {})
             if not all(isinstance(split.get(key), int) and split[key] > 0 for key in ("packed_rows", "tokens")):
-                raise DataError(f"{root / name} doesn't say how many rows and tokens there are: run `snakemake --force preprocess`")
+                raise DataError("Q-PLANNING-004", f"{root / name} doesn't say how many rows and tokens there are: run `snakemake --force preprocess`")
             return run_of(train, split["packed_rows"], split["tokens"])
     return None
 
@@ -64,7 +64,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}): run `snakemake --force preprocess`") from error
+        raise DataError("Q-PLANNING-004", f"{path} is not valid JSON ({error}): run `snakemake --force preprocess`") from error
     if not isinstance(values, dict):
-        raise DataError(f"{path} is no JSON object: run `snakemake --force preprocess`")
+        raise DataError("Q-PLANNING-004", f"{path} is no JSON object: run `snakemake --force preprocess`")
     return values

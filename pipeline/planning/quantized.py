@@ -83,7 +83,7 @@ def level_of(name: str) -> str:
     """The level that a GGUF's file name says: Q4_K_M of "qwen2.5-7b-instruct-q4_k_m.gguf". Raises `ConfigError` where it says none."""
     found = LEVEL.findall(name.rpartition("/")[2])
     if not found:
-        raise ConfigError(f"the name {name} says no level, so what is in it is not known before it is here: run `snakemake base`")
+        raise ConfigError("Q-PLANNING-001", f"the name {name} says no level, so what is in it is not known before it is here: run `snakemake base`")
     return str(found[-1]).upper().replace("FP16", "F16")
 
 
@@ -113,6 +113,6 @@ def _header(file: Path) -> Header:
     try:
         return read_header(file)
     except NotGguf as error:
-        raise DataError(f"{file} is not a whole GGUF file ({error}): fetch it again") from None
+        raise DataError("Q-PLANNING-002", f"{file} is not a whole GGUF file ({error}): fetch it again") from None
     except OSError as error:
-        raise DataError(f"{file} can't be read ({error.strerror}): run `snakemake base`") from None
+        raise DataError("Q-PLANNING-002", f"{file} can't be read ({error.strerror}): run `snakemake base`") from None

@@ -87,13 +87,19 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     refuse_experts(config, where)
     kind = config.get("model_type")
     if kind not in KNOWN:
-        raise ConfigError(f"{where} is of a {kind!r} model, whose memory can't be planned: plans are made for {', '.join(KNOWN)}")
+        raise ConfigError(
+            "Q-PLANNING-005",
+            f"{where} is of a {kind!r} model, whose memory can't be planned: plans are made for {', '.join(KNOWN)}",
+        )
 
     def number(key: str, default: int | None = None) -> int:
         value = config.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise DataError(f"{where} has {key} {value!r}, which is no number above 0: take the file that the model was published with")
+            raise DataError(
+                "Q-PLANNING-006",
+                f"{where} has {key} {value!r}, which is no number above 0: take the file that the model was published with",
+            )
         return value
 
     hidden, inner, heads = number("hidden_size"), number("intermediate_size"), number("num_attention_heads")
@@ -101,10 +107,13 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     head_dim = number("head_dim", 128 if kind == "qwen3" else hidden // heads)
     if heads % kv_heads:
         raise DataError(
+            "Q-PLANNING-006",
             f"{where} has {heads} attention heads over {kv_heads} key-value heads, which don't divide them: take the file that the model was "
-            "published with"
+            "published with",
         )
-    attention_bias = kind == "qwen2" or (kind in ("llama", "qwen3") and bool(config.get("attention_bias", False)))
+    attention_bias = kind == "qwen2" or (
+        kind in ("llama", "qwen3") and bool(config.get("attention_bias", False))
+    )
     output_bias = attention_bias and kind != "qwen2"
     mlp_bias = kind == "llama" and bool(config.get("mlp_bias", False))
     queries, keys = heads * head_dim, kv_heads * head_dim
@@ -128,9 +137,17 @@ def load_shape(path: Path) -> Shape:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"{path} can't be read ({error.strerror}): run `snakemake base`, or name a config.json with --config") from error
+        raise DataError(
+            "Q-PLANNING-006",
+            f"{path} can't be read ({error.strerror}): run `snakemake base`, or name a config.json with --config",
+        ) from error
     except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}): take the file that the model was published with") from error
+        raise DataError(
+            "Q-PLANNING-006",
+            f"{path} is not valid JSON ({error}): take the file that the model was published with",
+        ) from error
     if not isinstance(config, dict):
-        raise DataError(f"{path} is no JSON object: take the file that the model was published with")
+        raise DataError(
+            "Q-PLANNING-006", f"{path} is no JSON object: take the file that the model was published with"
+        )
     return read_shape(config, str(path))

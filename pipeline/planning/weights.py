@@ -10,7 +10,11 @@ from pipeline.planning.shape import Shape
 FLOAT = 4  # bytes of a float32
 ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of what train.bnb_4bit_compute_dtype names
 NF4_BLOCK, SCALE_BLOCK = 64, 256  # weights a scale is for; scales a scale of scales is for
-NF4_CODE, SCALE_CODE, OFFSET = 16 * FLOAT, 256 * FLOAT, FLOAT  # tables and offset that bitsandbytes keeps per linear
+NF4_CODE, SCALE_CODE, OFFSET = (
+    16 * FLOAT,
+    256 * FLOAT,
+    FLOAT,
+)  # tables and offset that bitsandbytes keeps per linear
 EIGHT_BIT_BLOCK, SMALLEST_EIGHT_BIT = 256, 4096  # of bitsandbytes' 8-bit optimizers, in elements
 EIGHT_BIT_CODE = 256 * FLOAT
 # states an optimizer keeps per trained parameter, by transformers' name for it: (how many, are they 8 bit, is there a step tensor)
@@ -32,7 +36,9 @@ def nf4_bytes(weights: int, double_quant: bool) -> int:
     """
     scales = ceil(weights / NF4_BLOCK)
     packed = ceil(weights / 2) + NF4_CODE
-    return packed + (scales + ceil(scales / SCALE_BLOCK) * FLOAT + OFFSET + SCALE_CODE if double_quant else scales * FLOAT)
+    return packed + (
+        scales + ceil(scales / SCALE_BLOCK) * FLOAT + OFFSET + SCALE_CODE if double_quant else scales * FLOAT
+    )
 
 
 def held_packed(train: Training, packed: PackedBase | None) -> PackedBase | None:
@@ -50,7 +56,9 @@ def linear_bytes(shape: Shape, train: Training, packed: PackedBase | None = None
         return held.linears
     if train.quantization != "nf4":
         return shape.linear_weights * ELEMENT[train.bnb_4bit_compute_dtype]
-    return shape.layers * sum(nf4_bytes(linear.weights, train.bnb_4bit_use_double_quant) for linear in shape.linears)
+    return shape.layers * sum(
+        nf4_bytes(linear.weights, train.bnb_4bit_use_double_quant) for linear in shape.linears
+    )
 
 
 def table_bytes(shape: Shape, train: Training, packed: PackedBase | None = None) -> int:
@@ -73,9 +81,14 @@ def lora_shapes(shape: Shape, train: Train) -> list[int]:
     unknown = sorted(set(train.target_modules) - {linear.name for linear in shape.linears})
     if unknown:
         has = ", ".join(linear.name for linear in shape.linears)
-        raise ConfigError(f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take some of {has}")
+        raise ConfigError(
+            "Q-PLANNING-007",
+            f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take some of {has}",
+        )
     targets = [linear for linear in shape.linears if linear.name in train.target_modules]
-    return [train.r * features for linear in targets for features in (linear.inputs, linear.outputs)] * shape.layers
+    return [
+        train.r * features for linear in targets for features in (linear.inputs, linear.outputs)
+    ] * shape.layers
 
 
 def lora_parameters(shape: Shape, train: Train) -> int:
@@ -96,4 +109,6 @@ def optimizer_bytes(shape: Shape, train: Train) -> int:
     large = [size for size in matrices if size >= SMALLEST_EIGHT_BIT]
     small = sum(matrices) - sum(large)
     tables = EIGHT_BIT_CODE * states if large else 0
-    return states * (sum(size + ceil(size / EIGHT_BIT_BLOCK) * FLOAT for size in large) + small * FLOAT) + tables
+    return (
+        states * (sum(size + ceil(size / EIGHT_BIT_BLOCK) * FLOAT for size in large) + small * FLOAT) + tables
+    )

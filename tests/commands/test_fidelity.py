@@ -137,7 +137,7 @@ def test_weights_are_compared_with_the_file(base: Path, tmp_path: Path) -> None:
     assert lines["nf4_weights"].figure == pytest.approx(0.009, abs=0.004)  # NF4's own error on normal weights
     nf4_linears(model)["model.layers.1.mlp.up_proj"].weight.data[:200] = 0
     broken = weight_lines(model, base)
-    assert {(line.verdict, "worst model.layers.1.mlp.up_proj" in line.detail) for line in broken.values()} == {("fail", True)}
+    assert {(line.verdict, "worst model.layers.1.mlp.up_proj" in line.sentence) for line in broken.values()} == {("fail", True)}
     assert {line.verdict for line in weight_lines(model, tmp_path).values()} == {"not measured"}
     dense = load_quantised(base, NF4.model_copy(update={"quantization": "none"}))
     assert {line.verdict for line in weight_lines(dense, base).values()} == {"not measured"}
@@ -169,7 +169,7 @@ def test_what_is_damaged_in_one_linear_is_refused(base: Path, damage: Any, refus
     model = load_quantised(base, NF4)
     damage(nf4_linears(model)["model.layers.1.mlp.down_proj"])
     line = weight_lines(model, base)[refuses]
-    assert (line.verdict, "worst model.layers.1.mlp.down_proj" in line.detail) == ("fail", True)
+    assert (line.verdict, "worst model.layers.1.mlp.down_proj" in line.sentence) == ("fail", True)
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_a_tensor_that_is_there_twice_counts_once() -> None:
 def test_adapters_can_be_switched(base: Path) -> None:
     line = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS)
     assert (line.verdict, line.figure) == ("pass", 0.0)
-    assert line.detail.startswith("4 compared; two random adapters, for no two saved ones are here")
+    assert line.sentence.startswith("4 compared; two random adapters, for no two saved ones are here")
 
 
 def saved(base: Path, folder: Path, seed: int, **changed: Any) -> Path:
@@ -240,7 +240,7 @@ def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: P
     assert found == (adapter, tmp_path / "models/checkpoints/checkpoint-10")  # the newest whole one that differs
     line = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, found)
     assert (line.verdict, line.figure) == ("pass", 0.0)
-    assert line.detail == "4 compared; models/adapter and checkpoints/checkpoint-10"
+    assert line.sentence == "4 compared; models/adapter and checkpoints/checkpoint-10"
     twice = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
     assert twice.verdict == "not measured"
     assert saved_adapters(tmp_path, [adapter, tmp_path / "older"]) == (adapter, tmp_path / "older")
@@ -264,7 +264,7 @@ def test_a_switch_that_does_nothing_is_seen(base: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(PeftModel, "set_adapter", lambda self, name: None)
     line = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS)
     assert (line.verdict, line.figure) == ("fail", 1.0)
-    assert "switch 2" in line.detail
+    assert "switch 2" in line.sentence
 
 
 # --- the command ---------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def found(trainer: Trainer, path: Path, checkpoint: int, killed_after: int) -> l
     monitor.restore(row for row in Journal(path).rows() if row["step"] <= checkpoint)
     for row in trainer.go(path, checkpoint):
         said += monitor.see(row)
-    health = [f"{finding.level} {finding.rule} at {finding.step}: {finding.cause}" for finding in said]
+    health = [f"{finding.verdict} {finding.name} at {finding.step}: {finding.remedy}" for finding in said]
     return health + epochs_complete(Journal(path).rows(), PACKED)
 
 
@@ -108,8 +108,8 @@ def test_frozen_weights_are_named_in_the_first_step(tmp_path: Path) -> None:
     monitor = Monitor(STEPS, SETTINGS)
     (row, *_) = Trainer(mutate=at(1, grad_norm=0.0)).go(tmp_path / "steps.jsonl", None, 1)
     (finding,) = monitor.see(row)
-    assert (finding.level, finding.rule) == ("fail", "zero gradient")
-    assert "frozen weights" in finding.cause
+    assert (finding.verdict, finding.name) == ("fail", "zero gradient")
+    assert "frozen weights" in finding.remedy
 
 
 @pytest.mark.parametrize("torn", range(0, 200, 23))

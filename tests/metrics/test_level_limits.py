@@ -90,7 +90,7 @@ def test_parity_holds_a_level_to_its_own_limit() -> None:
     for level in ("Q8_0", "Q4_K_M"):
         seam = level_seam("X", level, said().gguf, OTHER, said(), limits)
         assert seam.limit == level_limit(level, None).kld
-        assert f"at {level}" in seam.detail
+        assert f"at {level}" in seam.sentence
 
 
 @pytest.mark.parametrize("recipe", ["qwen2.5-7b-8gb", "qwen2.5-7b-a100", "qwen2.5-7b-gguf-8gb", "qwen2.5-0.5b"])

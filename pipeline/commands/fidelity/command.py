@@ -11,7 +11,6 @@ import gc
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from pipeline.commands.fidelity.swap import random_adapter, saved_adapters, swap
 from pipeline.commands.fidelity.weights import weight_lines
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
-from pipeline.core.checks import refuse
+from pipeline.core.checks import Check, refuse
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import write_json
@@ -31,8 +30,8 @@ from pipeline.models.finite import adapter_is_finite, dequantisation_is_finite, 
 from pipeline.models.qlora import check_adapter, load_quantised, lora_config
 from pipeline.models.runtime import silence_libraries, use_all_cores
 from pipeline.planning.shape import KNOWN, Shape, load_shape
-from pipeline.stages.parity.check import Seam
-from pipeline.stages.train.preflight import whole_base
+from pipeline.stages.parity.check import KEYS
+from pipeline.stages.train.input_files import whole_base
 from pipeline.stages.train.run import base_hashes
 
 LONGEST = 256  # tokens of a prompt
@@ -52,7 +51,7 @@ BUILT_IN = (
 def fidelity(
     *, base: Path, adapter: Path | None, rows: list[list[int]], settings: Training, shape: Shape | None, switched: Sequence[Path] = ()
 ) -> dict[str, Any]:
-    """Every check on token ids `rows`: {"lines": {key: Seam}, "figures": of the logits, "memory": {model: {part: bytes}}, "memory_check"}.
+    """Every check on token ids `rows`: {"lines": {key: Check}, "figures": of the logits, "memory": {model: {part: bytes}}, "memory_check"}.
 
     `adapter` is a PEFT folder; without one, a fresh random adapter stands in. `switched` are two that are switched. A number that is
     not finite raises `GateError` at once, a linear that is not NF4 `ToolError`.
@@ -88,11 +87,11 @@ def fidelity(
     return {"lines": lines, "figures": figures} | memory
 
 
-def counted(title: str, what: str, number: int) -> Seam:
-    """A check of which each part was proven as it was counted; not measured if there was none."""
-    return (
-        Seam(title, what, float(number), None, "", "pass", "each one proven") if number else Seam(title, what, None, None, "", "not measured", "none")
-    )
+def counted(title: str, what: str, number: int) -> Check:
+    """A check of which each part was proven as it was counted; not measured where there was none."""
+    if not number:
+        return Check(title, "not measured", "none", what=what)
+    return Check(title, "pass", "each one proven", what=what, figure=float(number))
 
 
 @contextmanager
@@ -182,22 +181,19 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     )  # fmt: skip
     failed = [line for line in report["lines"].values() if line.verdict == "fail"]
     of = {"base_weights_sha256": base_hashes(base)["weights_sha256"], "adapter": bool(trained)}
-    written = {"verdict": "fail" if failed else "pass"} | of | report | {"lines": {key: asdict(line) for key, line in report["lines"].items()}}
+    written = {"verdict": "fail" if failed else "pass"} | of | report | {"lines": {key: line.record(KEYS) for key, line in report["lines"].items()}}
     write_json(root / "reports/fidelity.json", written)
     if as_json:
         print(json.dumps(written, indent=2, ensure_ascii=False))
     else:
         show(report)
     if failed:
-        lines = [f"{line.title} failed: {line.figure:g} against limit {line.limit:g} ({line.detail})" for line in failed]
-        raise GateError("Q-COMMANDS-026", "; ".join(lines))
+        raise GateError("Q-COMMANDS-026", "; ".join(f"{line.name} failed: {line.found}" for line in failed))
 
 
 def show(report: dict[str, Any]) -> None:
     """Print a line per check, then the table of memory in MB."""
-    for line in report["lines"].values():
-        limit = f" (limit {line.limit:g})" if line.limit is not None else ""
-        print(f"{line.verdict:12}  {line.title}: " + (f"{line.figure:g}{limit}, {line.what}" if line.figure is not None else line.detail))
+    print(*report["lines"].values(), sep="\n")
     figures = report["figures"]
     print(f"{'':12}  logits: mean difference {figures['mean_abs']:.4f}, largest {figures['max_abs']:.3f}, NMSE {figures['nmse']:.5f}")
     width = max(map(len, report["memory"])) + 2

@@ -3,11 +3,11 @@
 from typing import Any
 
 from pipeline.config.sections import Training
+from pipeline.core.checks import Check
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
 from pipeline.planning.published import published_shape
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import ELEMENT, linear_bytes, lora_parameters, optimizer_bytes, small_bytes, table_bytes
-from pipeline.stages.parity.check import Seam
 
 PARTS = ("weights", "adapter", "gradients", "adam")
 STEPS = 2  # Adam's states are there from the first step on, and are as they stay from the second
@@ -71,14 +71,13 @@ def memory_check(measured: dict[str, dict[str, int]], shape: Shape | None, train
     return {"measured": here, "computed": computed, "ratio": ratio, "share": here / plain, "share_at_7b": seven / seven_plain, "sentence": sentence}
 
 
-def memory_line(measured: dict[str, int], shape: Shape | None, train: Training) -> Seam:
+def memory_line(measured: dict[str, int], shape: Shape | None, train: Training) -> Check:
     """NF4's measured bytes against the planner's: what is said about 7B rests on these formulas."""
     title, what = "Memory that stays while training, NF4 QLoRA", "difference between the tensors and the planner's formulas"
     if shape is None:
-        return Seam(title, what, None, 0.05, "", "not measured", "the planner doesn't know this architecture")
+        return Check(title, "not measured", "the planner doesn't know this architecture", what=what, limit=0.05)
     planned = planned_training(shape, train)
     total, expected = sum(measured[part] for part in PARTS), sum(planned.values())
     error = abs(total - expected) / expected
-    return Seam(
-        title, what, error, 0.05, "", "pass" if error <= 0.05 else "fail", f"{total:,} bytes measured after {STEPS} steps, {expected:,} planned"
-    )
+    sentence = f"{total:,} bytes measured after {STEPS} steps, {expected:,} planned"
+    return Check(title, "pass" if error <= 0.05 else "fail", sentence, what=what, figure=error, limit=0.05)

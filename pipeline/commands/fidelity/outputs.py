@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.checks import Check
 from pipeline.llamacpp.logits import Floats, divergence, log_softmax, nmse
 from pipeline.metrics.level_limits import SIZE_POWER
-from pipeline.stages.parity.check import Seam
 
 POSITIONS = 32  # last positions of a prompt whose logits are compared: a 152k vocabulary takes 19 MB a prompt
 # What rounding costs in outputs depends on the model and the text, so these limits are of another kind than those of the weights, which find a
@@ -59,7 +59,7 @@ def norms(logits: Floats) -> Floats:
     return np.asarray(np.linalg.norm(logits - logits.mean(axis=-1, keepdims=True), axis=-1))
 
 
-def output_lines(figures: dict[str, float], where: str, parameters: int | None = None) -> dict[str, Seam]:
+def output_lines(figures: dict[str, float], where: str, parameters: int | None = None) -> dict[str, Check]:
     """Relative error of the outputs, mean and largest, divergence and first choice, each against its limit for a model of `parameters`."""
     title = "16-bit base with adapter → NF4 base with adapter"
     larger = max(1.0, (parameters or 0) / SMALLEST) ** SIZE_POWER
@@ -69,8 +69,8 @@ def output_lines(figures: dict[str, float], where: str, parameters: int | None =
     )  # fmt: skip
     detail = f"logits differ by {figures['mean_abs']:.3f} on average, {figures['max_abs']:.2f} at most, NMSE {figures['nmse']:.4f}; {where}"
 
-    def line(name: str, what: str, key: str, limit: float, unit: str, note: str, *, good: bool) -> Seam:
-        return Seam(f"{title}, {name}", what, figures[key], limit, unit, "pass" if good else "fail", note)
+    def line(name: str, what: str, key: str, limit: float, unit: str, note: str, *, good: bool) -> Check:
+        return Check(f"{title}, {name}", "pass" if good else "fail", note, what=what, figure=figures[key], limit=limit, unit=unit)
 
     mean, worst = figures["mean_relative"], figures["max_relative"]
     return {

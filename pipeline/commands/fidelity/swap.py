@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.commands.fidelity.outputs import last_logits
+from pipeline.core.checks import Check
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.llamacpp.logits import Floats
-from pipeline.stages.parity.check import Seam, count_seam
+from pipeline.stages.parity.check import count_seam
 from pipeline.stages.train.checkpoints import checkpoints_in, defect
 
 NAMES = ("first", "second")
@@ -83,8 +84,8 @@ def saved_adapter(model: Any, folder: Path, name: str) -> Any:
         ) from error
 
 
-def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Seam:
-    """Proof that adapters can be switched on `model`, a quantized base without one; it is left without one.
+def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Check:
+    """Proof that adapters can be switched on `model`, a quantised base without one; it is left without one.
 
     Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured alone on the base, then both are put on it
     and switched: first, second, first, none.
@@ -102,7 +103,7 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
     title, what = "Two adapters on one NF4 base", "switches whose logits differ from the adapter's alone (the last: the base's)"
     which = " and ".join(f"{one.parent.name}/{one.name}" for one in adapters) or "two random adapters, for no two saved ones are here"
     if same(alone["first"], alone["second"]) or same(alone["first"], bare):
-        return Seam(title, what, None, None, "", "not measured", f"the adapters say the same or nothing, so switching proves nothing; {which}")
+        return Check(title, "not measured", f"the adapters say the same or nothing, so switching proves nothing; {which}", what=what)
     adapted = put_on(put_on(model, "first"), "second")
     pairs: list[tuple[list[Floats], list[Floats]]] = []
     for name in ("first", "second", "first"):
@@ -113,7 +114,7 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
     adapted.unload()
     different = [number for number, pair in enumerate(pairs, 1) if not same(*pair)]
     line = count_seam(title, what, len(different), len(pairs), f"switch {different[0]}" if different else "")
-    return replace(line, detail=f"{line.detail}; {which}")
+    return replace(line, sentence=f"{line.sentence}; {which}")
 
 
 def same(one: list[Floats], other: list[Floats]) -> bool:

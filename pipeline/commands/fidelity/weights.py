@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.checks import Check
 from pipeline.models.finite import nf4_linears
-from pipeline.stages.parity.check import Seam
 
 BLOCK = 64  # weights that share a scale
 # Measured with bitsandbytes 0.50.2 on 512 × 1,024 numbers (normal, Laplace, Student-t with 5 and 3 degrees of freedom, columns × 20, rows × 30, one
@@ -36,23 +36,23 @@ FIGURES = {
 }
 
 
-def weight_lines(model: Any, base: Path) -> dict[str, Seam]:
-    """The worst linear by each figure, dequantized NF4 against the file's weight; one linear in memory at a time."""
+def weight_lines(model: Any, base: Path) -> dict[str, Check]:
+    """The worst linear by each figure, dequantised NF4 against the file's weight; one linear in memory at a time."""
     linears, files = nf4_linears(model), stored_weights(base)
     missing = [name for name in linears if f"{name}.weight" not in files]
     if missing or not linears:
         reason = f"{missing[0]} has another name in the file" if missing else "no linear is in NF4"
-        return {key: Seam(title, what, None, limit, "", "not measured", reason) for key, (_, title, what, limit) in FIGURES.items()}
+        return {key: Check(title, "not measured", reason, what=what, limit=limit) for key, (_, title, what, limit) in FIGURES.items()}
     found = {name: rounding(linear, files[f"{name}.weight"], f"{name}.weight") for name, linear in linears.items()}
     return {key: worst_line(found, *about) for key, about in FIGURES.items()}
 
 
-def worst_line(found: dict[str, Rounding], figure: str, title: str, what: str, limit: float) -> Seam:
+def worst_line(found: dict[str, Rounding], figure: str, title: str, what: str, limit: float) -> Check:
     """The line of one figure; what is no number counts as the worst."""
     values = {name: getattr(one, figure) for name, one in found.items()}
     worst = max(values, key=lambda name: values[name] if values[name] == values[name] else float("inf"))
     detail = f"{len(values)} linears, {sum(values.values()) / len(values):.4f} on average, worst {worst}"
-    return Seam(title, what, values[worst], limit, "", "pass" if values[worst] <= limit else "fail", detail)
+    return Check(title, "pass" if values[worst] <= limit else "fail", detail, what=what, figure=values[worst], limit=limit)
 
 
 def rounding(linear: Any, file: Path, name: str) -> Rounding:

@@ -32,10 +32,10 @@ def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found
             found.append(find_pre_tokenizer(folder, tools))
         except DataError as error:
             which = f" (other than the base's: {', '.join(differing)})" if folder == merged and differing else ""
-            reasons.append(f"{error}{which}")
+            reasons.append(f"{error.sentence}{which}")
     if reasons:
         count = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
-        raise DataError(f"{merged} can't be converted for {count}: {'; '.join(reasons)}")
+        raise DataError("Q-CONVERT-020", f"{merged} can't be converted for {count}: {'; '.join(reasons)}")
     return Found(found[0], found[1], differing)
 
 

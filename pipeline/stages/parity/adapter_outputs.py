@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Parity
+from pipeline.core.checks import Check
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json
 from pipeline.gguf.base_files import MODEL_FILE
@@ -21,13 +22,12 @@ from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.metrics.divergence import Divergence, Prompt, Reference, compare, gguf_speaker, kept_logits
 from pipeline.metrics.forward import run_settings, trained_model
 from pipeline.metrics.level_limits import ADDED_BY_ADAPTER, LEAST_SERVED_SAME_TOP, MOST_SERVED_KLD
-from pipeline.stages.parity.check import Seam, count_seam
+from pipeline.stages.parity.check import DIVERGENCE, count_seam, divergence_check, figures_of, incomparable
 from pipeline.stages.parity.lora_weights import lora_weights
 from pipeline.stages.parity.measure import BEHAVIOUR, LEFT_OUT, TEXT, Measure, Seams, add_part, behaviour, text_and_tokens, told, unmeasured
 from pipeline.stages.parity.special_tokens import chat_template, special_tokens
 
 OWN_ROWS = 8  # that training's own rounding is measured on: a figure beside the seam, not a seam
-WHAT = "mean KL divergence of the next token"
 SPECIAL = {"tokens_special": "Special tokens", "text_chat_template": "Chat template"}
 OUTPUTS = {"outputs_bare": "Base in training's arithmetic → its GGUF in llama.cpp", "outputs_served": "Trained model → base GGUF with LoRA GGUF"}
 
@@ -66,7 +66,7 @@ def packed_seams(chain: PackedChain, measure: Measure) -> Seams:
     return seams
 
 
-def base_file(chain: PackedChain) -> Seam:
+def base_file(chain: PackedChain) -> Check:
     """Whether the base's file is the one that was trained on and that the adapter's GGUF names, and the adapter in it is the trained one."""
     found, told_by_run = file_hash(chain.gguf), run_settings(chain.adapter)
     recorded = read_json(chain.lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
@@ -112,26 +112,21 @@ def training_rounding(chain: PackedChain, prompts: list[Prompt], trained: Refere
         return compare(said, islice(trained, len(prompts)))
 
 
-def bare_seam(bare: Divergence, where: str) -> Seam:
+def bare_seam(bare: Divergence, where: str) -> Check:
     """The floor: what llama.cpp's arithmetic alone changes of a model that nobody trained. Beyond `MOST_SERVED_KLD` it is no longer arithmetic."""
     title = OUTPUTS["outputs_bare"]
     if bare.fault:
-        return Seam(title, "logits that can't be compared", float(bare.strange), 0.0, "positions", "fail", f"{bare.fault}; {where}",
-                    "The GGUF is damaged or of another model: run `snakemake --force base`.")  # fmt: skip
-    note = f"{where}, same first choice at {bare.same_top:.1%}: llama.cpp rounds activations to 8 bit before it multiplies quantised blocks"
-    passed = bare.kld <= MOST_SERVED_KLD and bare.same_top >= LEAST_SERVED_SAME_TOP
+        return incomparable(title, bare, f"{bare.fault}; {where}", "The GGUF is damaged or of another model: run `snakemake --force base`.")
+    sentence = f"{where}, same first choice at {bare.same_top:.1%}: llama.cpp rounds activations to 8 bit before it multiplies quantised blocks"
     cause = (
-        ""
-        if passed
-        else (
-            "PyTorch and llama.cpp compute another model from this file (positions, order of heads, norms): take its Hugging Face folder and "
-            "base.quantization nf4."
-        )
+        "PyTorch and llama.cpp compute another model from this file (positions, order of heads, norms): take its Hugging Face folder and "
+        "base.quantization nf4."
     )
-    return Seam(title, WHAT, bare.kld, MOST_SERVED_KLD, "nats", "pass" if passed else "fail", note, cause, figures(bare))
+    passed = bare.kld <= MOST_SERVED_KLD and bare.same_top >= LEAST_SERVED_SAME_TOP
+    return divergence_check(title, bare, MOST_SERVED_KLD, sentence, "" if passed else cause)
 
 
-def served_seam(served: Divergence, bare: Divergence, moved: Divergence, own: Divergence, limits: Parity, where: str) -> Seam:
+def served_seam(served: Divergence, bare: Divergence, moved: Divergence, own: Divergence, limits: Parity, where: str) -> Check:
     """Base and adapter: within `parity.max_kld_served` and `min_same_top_served`, or where the bare base is not, within a fifth of its floor.
 
     And nearer to the trained model than that is to the bare base, or an adapter without effect would pass; where it moves the base by no more
@@ -139,33 +134,24 @@ def served_seam(served: Divergence, bare: Divergence, moved: Divergence, own: Di
     """
     title = OUTPUTS["outputs_served"]
     if served.fault or bare.fault:
-        return Seam(title, "logits that can't be compared", float(served.strange), 0.0, "positions", "fail", f"{served.fault or bare.fault}; {where}",
-                    "The GGUF or the adapter's is damaged or of another model: run `snakemake --force lora`.")  # fmt: skip
+        found = served if served.fault else bare
+        cause = "The GGUF or the adapter's is damaged or of another model: run `snakemake --force lora`."
+        return incomparable(title, found, f"{found.fault}; {where}", cause)
     limit = max(limits.max_kld_served, (1 + ADDED_BY_ADAPTER) * bare.kld)
     least = min(limits.min_same_top_served, bare.same_top - ADDED_BY_ADAPTER * (1 - bare.same_top))
     within = served.kld <= limit and served.same_top >= least
     if within and moved.kld <= 2 * bare.kld:
         why = f"the adapter moves the base by {moved.kld:.2g} nats, llama.cpp's arithmetic by {bare.kld:.2g}: whether it has an effect can't be told"
-        return Seam(title, WHAT, None, None, "nats", "not measured", why, figures=figures(served))
-    effective = served.kld < 0.5 * moved.kld
-    passed = within and effective
+        return Check(title, "not measured", why, what=DIVERGENCE, unit="nats", figures=figures_of(served))
     by_floor = limit > limits.max_kld_served or least < limits.min_same_top_served
-    detail = (
+    sentence = (
         f"{where}, same first choice at {served.same_top:.1%} (at least {least:.1%}); the adapter moves the base by {moved.kld:.2g} nats"
         + (f"; training's own rounding is {own.kld:.2g} nats" if own.comparable else "")
         + (f"; limits from the bare base, whose arithmetic alone costs {bare.kld:.2g} nats and {1 - bare.same_top:.1%}" if by_floor else "")
     )
-    cause = "" if passed else served_cause(effective)
-    return Seam(title, WHAT, served.kld, limit, "nats", "pass" if passed else "fail", detail, cause, figures(served))
-
-
-def served_cause(effective: bool) -> str:
-    """The likely cause where base and adapter say something else in llama.cpp."""
-    if not effective:
-        return "llama.cpp is no nearer to the trained model than the bare base is: the adapter's GGUF has no effect, run `snakemake --force lora`."
-    return "The adapter's GGUF is of another run, or its scale is another: run `snakemake --force lora`."
-
-
-def figures(found: Divergence) -> dict[str, float]:
-    """What stands beside a divergence."""
-    return {"nmse": found.nmse, "kld_max": found.kld_max, "same_top": found.same_top, "positions": float(found.positions)}
+    cause = ""
+    if served.kld >= 0.5 * moved.kld:
+        cause = "llama.cpp is no nearer to the trained model than the bare base is: the adapter's GGUF has no effect, run `snakemake --force lora`."
+    elif not within:
+        cause = "The adapter's GGUF is of another run, or its scale is another: run `snakemake --force lora`."
+    return divergence_check(title, served, limit, sentence, cause)

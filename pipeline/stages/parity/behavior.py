@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import Row, chat_request
+from pipeline.core.checks import Check, Verdict
 from pipeline.gguf.file import check_gguf, kv_cache_bytes
 from pipeline.gguf.header import tensor_bytes
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain, load_binding
-from pipeline.stages.parity.check import Seam, count_seam
+from pipeline.stages.parity.check import count_seam, exact
 
 ROOM = 64  # tokens that an answer may have beyond twice the longest reference
 # ggml types that llama.cpp may hold twice on a CPU: as the file has them, and repacked for its kernels (ggml-cpu/repack.cpp)
@@ -47,13 +48,17 @@ class Behaved:
 def behaviour_seams(
     models: list[Path], rows: Iterable[Row], tokenizer: Any, *, prompts: int, ctx_size: int, threads: int, n_gpu_layers: int, tools: Toolchain,
     lora: Path | None = None,
-) -> dict[str, Seam]:  # fmt: skip
+) -> dict[str, Check]:  # fmt: skip
     """Four seams over all of `models`, the 16-bit one first: each is served, with `lora` on it, and asked the first `prompts` held-out questions."""
     asked, budget = questions(rows, tokenizer, prompts, ctx_size)
-    on_cpu = not load_binding(tools).llama_supports_gpu_offload()  # a build for a GPU holds more, and elsewhere
+    on_cpu = not load_binding(
+        tools
+    ).llama_supports_gpu_offload()  # a build for a GPU holds more, and elsewhere
     found = []
     for model in models:
-        with serving(tools, model, ctx_size=ctx_size, threads=threads, n_gpu_layers=n_gpu_layers, lora=lora) as server:
+        with serving(
+            tools, model, ctx_size=ctx_size, threads=threads, n_gpu_layers=n_gpu_layers, lora=lora
+        ) as server:
             found.append(behaved(server, model, asked, budget, ctx_size if on_cpu else None, lora))
     return {
         "behaviour_answers_end": answers_end(found, budget),
@@ -63,7 +68,9 @@ def behaviour_seams(
     }
 
 
-def questions(rows: Iterable[Row], tokenizer: Any, count: int, ctx_size: int) -> tuple[list[dict[str, Any]], int]:
+def questions(
+    rows: Iterable[Row], tokenizer: Any, count: int, ctx_size: int
+) -> tuple[list[dict[str, Any]], int]:
     """Requests up to a chat's last answer, and the tokens that an answer may have: twice the longest reference and `ROOM`, half the context at most.
 
     Chats that don't end in an answer, and those whose question doesn't fit into the other half, are passed over.
@@ -81,7 +88,14 @@ def questions(rows: Iterable[Row], tokenizer: Any, count: int, ctx_size: int) ->
     return asked, min(2 * longest + ROOM, ctx_size // 2)
 
 
-def behaved(server: Server, model: Path, asked: list[dict[str, Any]], budget: int, ctx_size: int | None, lora: Path | None = None) -> Behaved:
+def behaved(
+    server: Server,
+    model: Path,
+    asked: list[dict[str, Any]],
+    budget: int,
+    ctx_size: int | None,
+    lora: Path | None = None,
+) -> Behaved:
     """Ask a running server every question, one after the other; without `ctx_size` no memory is planned."""
     answers = [answer(server, request, budget) for request in asked]
     planned = planned_bytes(model, ctx_size, sum(one.total_tokens for one in answers)) if ctx_size else None
@@ -92,17 +106,24 @@ def behaved(server: Server, model: Path, asked: list[dict[str, Any]], budget: in
 
 def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
     """One greedy answer of at most `budget` tokens through the OpenAI protocol."""
-    reply = server.post("/v1/chat/completions", request | {"temperature": 0, "max_tokens": budget, "logprobs": True, "top_logprobs": 1})
+    reply = server.post(
+        "/v1/chat/completions",
+        request | {"temperature": 0, "max_tokens": budget, "logprobs": True, "top_logprobs": 1},
+    )
     choice = reply["choices"][0]
     tokens = (choice.get("logprobs") or {}).get("content") or []
     message = choice["message"]
     said = "\n".join(message.get(key) or "" for key in ("reasoning_content", "content")).strip("\n")
     return Answer(
-        choice["finish_reason"] != "length", said, [one["id"] for one in tokens], [one["logprob"] for one in tokens], reply["usage"]["total_tokens"]
+        choice["finish_reason"] != "length",
+        said,
+        [one["id"] for one in tokens],
+        [one["logprob"] for one in tokens],
+        reply["usage"]["total_tokens"],
     )
 
 
-def answers_end(found: list[Behaved], budget: int) -> Seam:
+def answers_end(found: list[Behaved], budget: int) -> Check:
     """Models of which no answer ended, though the 16-bit one's did.
 
     A single answer may run on by chance, and a model that was trained for a few steps never ends: so levels are judged by the 16-bit
@@ -110,29 +131,40 @@ def answers_end(found: list[Behaved], budget: int) -> Seam:
     """
     ended = {one.model.name: sum(answer.stopped for answer in one.answers) for one in found}
     count = len(found[0].answers)
-    title, what = "Answers end", f"models of which no answer ends within {budget} tokens, where the 16-bit model's do"
+    title, what = (
+        "Answers end",
+        f"models of which no answer ends within {budget} tokens, where the 16-bit model's do",
+    )
     detail = "; ".join(f"{name}: {number} of {count} ended by themselves" for name, number in ended.items())
     figures = {f"{name} ended": float(number) for name, number in ended.items()}
     if not ended[found[0].model.name]:
         why = (
             "no question was asked"
             if not count
-            else f"{found[0].model.name} ends none of its answers, so it was trained too little" + (" to compare levels by it" if found[1:] else "")
+            else f"{found[0].model.name} ends none of its answers, so it was trained too little"
+            + (" to compare levels by it" if found[1:] else "")
         )
-        return Seam(title, what, None, None, "", "not measured", f"{detail}; {why}", figures=figures)
+        return Check(title, "not measured", f"{detail}; {why}", what=what, figures=figures)
     silent = [name for name, number in ended.items() if not number]
     cause = f"{', '.join(silent)} never ends an answer: the level is too coarse for this model, so take a finer one in quantize.levels."
-    return Seam(title, what, float(len(silent)), 0.0, "models", "fail" if silent else "pass", detail, cause if silent else "", figures)
+    return exact(title, len(silent), "models", detail, cause, what, figures)
 
 
-def no_markers(found: list[Behaved], tokenizer: Any) -> Seam:
+def no_markers(found: list[Behaved], tokenizer: Any) -> Check:
     """Answers with a control token before their end, or with its spelling in the text."""
-    control = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special and len(token.content) > 1}
+    control = {
+        number: token.content
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special and len(token.content) > 1
+    }
     wrong = []
     for one in found:
         for said in one.answers:
             inside = said.ids[:-1] if said.stopped else said.ids
-            marks = [*(control[number] for number in inside if number in control), *(token for token in control.values() if token in said.text)]
+            marks = [
+                *(control[number] for number in inside if number in control),
+                *(token for token in control.values() if token in said.text),
+            ]
             wrong += [f"{one.model.name} writes {marks[0]} in {said.text[:40]!a}"] if marks else []
     compared = sum(len(one.answers) for one in found)
     title, what = "No markers in answers", "answers that hold a control token of the template"
@@ -140,28 +172,58 @@ def no_markers(found: list[Behaved], tokenizer: Any) -> Seam:
     return count_seam(title, what, len(wrong), compared, "; ".join(wrong[:2]), cause)
 
 
-def finite_logits(found: list[Behaved]) -> Seam:
+def finite_logits(found: list[Behaved]) -> Check:
     """Tokens whose log probability llama-server gives as no finite number (JSON has none, so it writes null)."""
-    wrong = [(one.model.name, sum(value is None or not math.isfinite(value) for each in one.answers for value in each.logprobs)) for one in found]
+    wrong = [
+        (
+            one.model.name,
+            sum(value is None or not math.isfinite(value) for each in one.answers for value in each.logprobs),
+        )
+        for one in found
+    ]
     compared = sum(len(each.logprobs) for one in found for each in one.answers)
     named = [f"{name}: {count}" for name, count in wrong if count]
-    title, what, different = "Finite logits", "tokens of answers whose log probability is not finite", sum(count for _, count in wrong)
+    title, what, different = (
+        "Finite logits",
+        "tokens of answers whose log probability is not finite",
+        sum(count for _, count in wrong),
+    )
     cause = f"Weights of {', '.join(named)} are not finite or overflow: set merge.dtype and convert.type to bfloat16 (BF16)."
     return count_seam(title, what, different, compared, "; ".join(named), cause)
 
 
-def server_memory(found: list[Behaved]) -> Seam:
+def server_memory(found: list[Behaved]) -> Check:
     """The largest peak of a server's resident memory as a share of what was planned for its file."""
-    title, what = "Memory of the server", "largest peak memory of a llama-server, as a share of what was planned for its file"
-    shares = {one.model.name: one.peak_bytes / one.planned_bytes for one in found if one.peak_bytes and one.planned_bytes}
-    detail = "; ".join(f"{one.model.name}: {_mb(one.peak_bytes)} of {_mb(one.planned_bytes)}" for one in found)
+    title, what = (
+        "Memory of the server",
+        "largest peak memory of a llama-server, as a share of what was planned for its file",
+    )
+    shares = {
+        one.model.name: one.peak_bytes / one.planned_bytes
+        for one in found
+        if one.peak_bytes and one.planned_bytes
+    }
+    detail = "; ".join(
+        f"{one.model.name}: {_mb(one.peak_bytes)} of {_mb(one.planned_bytes)}" for one in found
+    )
     if len(shares) < len(found):
         why = "the system does not say what a process needs, the header not how large the cache gets, or llama.cpp is built for a GPU"
-        return Seam(title, what, None, None, "", "not measured", f"{detail}; {why}")
+        return Check(title, "not measured", f"{detail}; {why}", what=what)
     name, share = max(shares.items(), key=lambda item: item[1])
     cause = f"llama-server took more for {name} than its file, its cache and buffers explain: look at its log for what else it loads."
-    over = share > 1
-    return Seam(title, what, round(share, 3), 1.0, "of the plan", "fail" if over else "pass", detail, cause if over else "", shares)
+    verdict: Verdict = "fail" if share > 1 else "pass"
+    remedy = cause if share > 1 else ""
+    return Check(
+        title,
+        verdict,
+        detail,
+        remedy,
+        what=what,
+        figure=round(share, 3),
+        limit=1.0,
+        unit="of the plan",
+        figures=shares,
+    )
 
 
 def planned_bytes(model: Path, ctx_size: int, cached_tokens: int) -> int | None:
@@ -176,10 +238,16 @@ def planned_bytes(model: Path, ctx_size: int, cached_tokens: int) -> int | None:
     cache = kv_cache_bytes(model, ctx_size + cached_tokens)
     if cache is None:
         return None
-    twice = sum(tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items() if GGMLQuantizationType(kind).name in REPACKED)
+    twice = sum(
+        tensor_bytes(name, shape, kind)
+        for name, (shape, kind) in header.tensors.items()
+        if GGMLQuantizationType(kind).name in REPACKED
+    )
     tokens = len(header.fields.get("tokenizer.ggml.tokens", []))
     widest = max(size for shape, _ in header.tensors.values() for size in shape[:1])
-    return model.stat().st_size + twice + cache + UBATCH * ROWS * widest * 4 + tokens * TOKEN_BYTES + FIXED_BYTES
+    return (
+        model.stat().st_size + twice + cache + UBATCH * ROWS * widest * 4 + tokens * TOKEN_BYTES + FIXED_BYTES
+    )
 
 
 def _mb(count: int | None) -> str:

@@ -3,25 +3,38 @@
 A hand-over is coloured by its verdict and marked with it (✓ pass, ✕ fail, ○ not measured); colours are classes of the page's style.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.pages.parity_words import BASE, LORA, MARKS, MERGED, SERVED, SIXTEEN, Seams, figure, gravest, grouped, place_of
+from pipeline.core.checks import figure_text
+from pipeline.pages.formats import is_number
+from pipeline.pages.parity_words import (
+    BASE,
+    LORA,
+    MARKS,
+    MERGED,
+    SERVED,
+    SIXTEEN,
+    Seams,
+    gravest,
+    grouped,
+    place_of,
+)
 from pipeline.pages.svg import short, svg, text
 
 Row = Mapping[str, Any]  # a seam with its key and verdict
 Point = tuple[float, float]
-SOURCES = {"outputs_sixteen": ", 16-bit base", "outputs_trained": ", NF4 base"}  # what of the two is handed over to the merged model
+SOURCES = {
+    "outputs_sixteen": ", 16-bit base",
+    "outputs_trained": ", NF4 base",
+}  # what of the two is handed over to the merged model
 KINDS = {"pass": "seam-pass", "fail": "seam-fail", "not measured": "seam-open"}
 # the chain, in units of its viewBox: boxes of BOX × HIGH, their left edges in columns, their middles from FIRST on PITCH apart
 BOX, HIGH, FIRST, PITCH = 126.0, 46.0, 92.0, 68.0
 TRAINED, MERGE, GGUF, LEVEL, SERVER = 2.0, 326.0, 606.0, 906.0, 1126.0
 ABOVE = 30.0  # the strand of text and tokens
 TURN = 20.0  # from a box to where its lines to several others part
-# the chart: names end left of AXIS, the scale ends at END, the figures stand behind it
-CHART, AXIS, END, LINE, HEAD = 940.0, 404.0, 820.0, 26.0, 8.0
 
 
 @dataclass
@@ -31,7 +44,14 @@ class _Drawing:
     parts: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
-    def hand_over(self, way: Sequence[Point], words: str, seams: Sequence[Row], labels: Sequence[tuple[str, str]], at: Point) -> None:
+    def hand_over(
+        self,
+        way: Sequence[Point],
+        words: str,
+        seams: Sequence[Row],
+        labels: Sequence[tuple[str, str]],
+        at: Point,
+    ) -> None:
         """A line along `way` with an arrow, coloured by the gravest of `seams`; the `labels` (verdict, words) stand at `at`, below each other."""
         verdict = gravest(seams)
         said = [f"{MARKS[kind]} {label}" for kind, label in labels] or [f"{MARKS[verdict]} {verdict}"]
@@ -40,37 +60,54 @@ class _Drawing:
         down = way[-2][0] == x
         head = f"l-5 -9 h10 Z M{short(x)} {short(y)}" if down else "l-9 -5 v10 Z"
         line = " L".join(f"{short(a)} {short(b)}" for a, b in way)
-        self.parts.append(f'<path class="{KINDS[verdict]} way" d="M{line}"/><path class="{KINDS[verdict]} head" d="M{short(x)} {short(y)} {head}"/>')
+        self.parts.append(
+            f'<path class="{KINDS[verdict]} way" d="M{line}"/><path class="{KINDS[verdict]} head" d="M{short(x)} {short(y)} {head}"/>'
+        )
         for number, (one, (kind, _)) in enumerate(zip(said, labels or [(verdict, "")], strict=True)):
             # the first stands above the line, the others below it
-            self.parts.append(text(at[0], at[1] - 7 if number == 0 else at[1] + 2 + 15 * number, one, f"{KINDS[kind]} label", longest=34))
+            self.parts.append(
+                text(
+                    at[0],
+                    at[1] - 7 if number == 0 else at[1] + 2 + 15 * number,
+                    one,
+                    f"{KINDS[kind]} label",
+                    longest=34,
+                )
+            )
 
     def box(self, at: Point, name: str, words: str) -> None:
         """A box with its left edge and its middle at `at`: a name and, smaller, what it is."""
         x, y = at
-        self.parts.append(f'<rect class="chain-box" x="{short(x)}" y="{short(y - HIGH / 2)}" width="{short(BOX)}" height="{short(HIGH)}" rx="6"/>')
+        self.parts.append(
+            f'<rect class="chain-box" x="{short(x)}" y="{short(y - HIGH / 2)}" width="{short(BOX)}" height="{short(HIGH)}" rx="6"/>'
+        )
         self.parts.append(text(x + BOX / 2, y - 2, name, "chain-name", anchor="middle", longest=16))
         self.parts.append(text(x + BOX / 2, y + 14, words, "chain-quiet", anchor="middle", longest=22))
 
 
 def chain(seams: Seams) -> str:
     """Trained → merged → 16-bit GGUF → levels → served; text and tokens as a strand above, the adapter as a GGUF of its own below. SVG."""
-    rows = {name: [{**row, "place": place_of(row["key"])} for row in found] for name, found in grouped(seams).items()}
-    stored = [row for group in ("Weights", "Outputs") for row in rows.get(group, ())]
+    rows, stored = _placed(seams)
     places = list(dict.fromkeys(row["place"] for row in stored))
     levels = [place for place in places if place not in ("", MERGED, SIXTEEN) and not place.endswith(LORA)]
     loras = [place for place in places if place.endswith(LORA)]
     drawing = _Drawing()
-    texts = {name: rows.get(name, []) for name in ("Text", "Tokens")}
-    over = [(TRAINED + BOX / 2, FIRST - HIGH / 2), (TRAINED + BOX / 2, ABOVE), (GGUF + BOX / 2, ABOVE), (GGUF + BOX / 2, FIRST - HIGH / 2)]
-    labels = [_counted(found, name.lower()) for name, found in texts.items()]
-    drawing.hand_over(over, "text and tokens", [row for found in texts.values() for row in found], labels, (over[1][0] + 12, ABOVE))
-    for start, end, place, words in ((TRAINED, MERGE, MERGED, "trained to merged"), (MERGE, GGUF, SIXTEEN, "merged to 16-bit GGUF")):
-        drawing.hand_over([(start + BOX, FIRST), (end, FIRST)], words, *_checked(stored, place), (start + BOX + 10, FIRST))
+    _text_strand(drawing, rows)
+    for start, end, place, words in (
+        (TRAINED, MERGE, MERGED, "trained to merged"),
+        (MERGE, GGUF, SIXTEEN, "merged to 16-bit GGUF"),
+    ):
+        drawing.hand_over(
+            [(start + BOX, FIRST), (end, FIRST)], words, *_checked(stored, place), (start + BOX + 10, FIRST)
+        )
     bottom = _levels(drawing, stored, levels, FIRST)
     for number, level in enumerate(levels):
         y, end = FIRST + number * PITCH, SERVER - TURN
-        way = [(LEVEL + BOX, y), (end, y), (end, FIRST), (SERVER, FIRST)] if number else [(LEVEL + BOX, y), (SERVER, y)]
+        way = (
+            [(LEVEL + BOX, y), (end, y), (end, FIRST), (SERVER, FIRST)]
+            if number
+            else [(LEVEL + BOX, y), (SERVER, y)]
+        )
         asked = [row for row in rows.get("Behaviour", ()) if row["place"] in ("", level)]
         drawing.hand_over(way, f"{level} to served", asked, [_counted(asked)], (LEVEL + BOX + 8, y))
     for x, name, words in (
@@ -84,28 +121,42 @@ def chain(seams: Seams) -> str:
     if loras:
         y = bottom + PITCH
         way = [(TRAINED + BOX / 2, FIRST + HIGH / 2), (TRAINED + BOX / 2, y), (GGUF, y)]
-        drawing.hand_over(way, "adapter as a GGUF on the base's", *_checked(stored, SIXTEEN + LORA), (MERGE + BOX + 10, y))
+        drawing.hand_over(
+            way, "adapter as a GGUF on the base's", *_checked(stored, SIXTEEN + LORA), (MERGE + BOX + 10, y)
+        )
         bottom = _levels(drawing, stored, [lora for lora in loras if lora != SIXTEEN + LORA], y)
         drawing.box((GGUF, y), "16-bit GGUF", "base with LoRA")
     size = (SERVER + BOX + 2, bottom + HIGH / 2 + 12)
-    return svg("chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.told) + ".", drawing.parts)
+    return svg(
+        "chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.told) + ".", drawing.parts
+    )
 
 
 def unmerged_chain(seams: Seams) -> str:
     """Where nothing is merged: trained → base GGUF with LoRA GGUF → served; text and tokens above, below it the base alone, one file in both. SVG."""
-    rows = {name: [{**row, "place": place_of(row["key"])} for row in found] for name, found in grouped(seams).items()}
-    stored = [row for group in ("Weights", "Outputs") for row in rows.get(group, ())]
+    rows, stored = _placed(seams)
     drawing, bottom = _Drawing(), FIRST + PITCH * 1.5
-    over = [(TRAINED + BOX / 2, FIRST - HIGH / 2), (TRAINED + BOX / 2, ABOVE), (GGUF + BOX / 2, ABOVE), (GGUF + BOX / 2, FIRST - HIGH / 2)]
-    texts = [row for name in ("Text", "Tokens") for row in rows.get(name, ())]
-    labels = [_counted(rows.get(name, []), name.lower()) for name in ("Text", "Tokens")]
-    drawing.hand_over(over, "text and tokens", texts, labels, (over[1][0] + 12, ABOVE))
-    drawing.hand_over([(TRAINED + BOX, FIRST), (GGUF, FIRST)], f"trained to {SERVED}", *_checked(stored, SERVED), (TRAINED + BOX + 110, FIRST))
+    _text_strand(drawing, rows)
     drawing.hand_over(
-        [(TRAINED + BOX, bottom), (GGUF, bottom)], f"the base in training to {BASE}", *_checked(stored, BASE), (TRAINED + BOX + 110, bottom)
+        [(TRAINED + BOX, FIRST), (GGUF, FIRST)],
+        f"trained to {SERVED}",
+        *_checked(stored, SERVED),
+        (TRAINED + BOX + 110, FIRST),
+    )
+    drawing.hand_over(
+        [(TRAINED + BOX, bottom), (GGUF, bottom)],
+        f"the base in training to {BASE}",
+        *_checked(stored, BASE),
+        (TRAINED + BOX + 110, bottom),
     )
     asked = rows.get("Behaviour", [])
-    drawing.hand_over([(GGUF + BOX, FIRST), (LEVEL, FIRST)], f"{SERVED} to served", asked, [_counted(asked)], (GGUF + BOX + 30, FIRST))
+    drawing.hand_over(
+        [(GGUF + BOX, FIRST), (LEVEL, FIRST)],
+        f"{SERVED} to served",
+        asked,
+        [_counted(asked)],
+        (GGUF + BOX + 30, FIRST),
+    )
     for at, name, words in (
         ((TRAINED, FIRST), "Trained", "base with adapter"),
         ((GGUF, FIRST), "Base + LoRA", "two GGUFs"),
@@ -115,16 +166,42 @@ def unmerged_chain(seams: Seams) -> str:
     ):
         drawing.box(at, name, words)
     size = (LEVEL + BOX + 2, bottom + HIGH / 2 + 12)
-    return svg("chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.told) + ".", drawing.parts)
+    return svg(
+        "chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.told) + ".", drawing.parts
+    )
+
+
+def _placed(seams: Seams) -> tuple[dict[str, list[Row]], list[Row]]:
+    """The checks by group with their places, and those of weights and outputs."""
+    rows: dict[str, list[Row]] = {
+        name: [{**row, "place": place_of(row["key"])} for row in found]
+        for name, found in grouped(seams).items()
+    }
+    return rows, [row for group in ("Weights", "Outputs") for row in rows.get(group, ())]
+
+
+def _text_strand(drawing: _Drawing, rows: Mapping[str, Sequence[Row]]) -> None:
+    """Text and tokens, from the trained model above everything to the GGUF."""
+    left, right, low = TRAINED + BOX / 2, GGUF + BOX / 2, FIRST - HIGH / 2
+    over = [(left, low), (left, ABOVE), (right, ABOVE), (right, low)]
+    labels = [_counted(rows.get(name, ()), name.lower()) for name in ("Text", "Tokens")]
+    both = [*rows.get("Text", ()), *rows.get("Tokens", ())]
+    drawing.hand_over(over, "text and tokens", both, labels, (left + 12, ABOVE))
 
 
 def _levels(drawing: _Drawing, stored: Sequence[Row], levels: Sequence[str], top: float) -> float:
     """The levels made from the GGUF at height `top`, each with its hand-over; gives the height of the lowest."""
     for number, level in enumerate(levels):
         y, start = top + number * PITCH, GGUF + BOX
-        way = [(start, top), (start + TURN, top), (start + TURN, y), (LEVEL, y)] if number else [(start, y), (LEVEL, y)]
+        way = (
+            [(start, top), (start + TURN, top), (start + TURN, y), (LEVEL, y)]
+            if number
+            else [(start, y), (LEVEL, y)]
+        )
         drawing.hand_over(way, f"to {level}", *_checked(stored, level), (start + TURN + 10, y))
-        drawing.box((LEVEL, y), level.removesuffix(LORA), "base with LoRA" if level.endswith(LORA) else "GGUF")
+        drawing.box(
+            (LEVEL, y), level.removesuffix(LORA), "base with LoRA" if level.endswith(LORA) else "GGUF"
+        )
     return top + max(0, len(levels) - 1) * PITCH
 
 
@@ -134,56 +211,14 @@ def _checked(rows: Sequence[Row], place: str) -> tuple[list[Row], list[tuple[str
     labels = []
     for row in there:
         words = row["group"].lower() + SOURCES.get(row["key"], "")
-        nats = row["group"] == "Outputs" and _is_number(row.get("figure"))
-        labels.append((row["verdict"], f"{words} {figure(row['figure'])}" if nats else words))
+        nats = row["group"] == "Outputs" and is_number(row.get("figure"))
+        labels.append((row["verdict"], f"{words} {figure_text(row['figure'])}" if nats else words))
     return there, labels
 
 
 def _counted(rows: Sequence[Row], name: str = "") -> tuple[str, str]:
     """A label for several seams: how many of them passed."""
     passed = sum(row["verdict"] == "pass" for row in rows)
-    return gravest(rows), f"{name} {passed} of {len(rows)}".strip() if rows else f"{name} not measured".strip()
-
-
-def divergences(seams: Seams) -> str:
-    """Mean KL divergence at each hand-over whose outputs were compared, and its limit, on a logarithmic scale; SVG, "" where all are 0."""
-    rows = [row for row in grouped(seams).get("Outputs", ()) if _is_number(row.get("figure"))]
-    positive = [float(value) for row in rows for value in (row["figure"], row.get("limit")) if value and value > 0]
-    if not positive:
-        return ""
-    low, high = math.floor(math.log10(min(positive)) - 0.2), math.ceil(math.log10(max(positive)) + 0.1)
-
-    def x(value: float) -> float:
-        return AXIS + (END - AXIS) * ((math.log10(value) - low) / (high - low) if value > 0 else 0.0)
-
-    bottom = HEAD + len(rows) * LINE
-    parts = []
-    for power in range(low, high + 1, max(1, -(-(high - low) // 8))):
-        at = short(x(10.0**power))
-        parts.append(f'<line class="chart-grid" x1="{at}" x2="{at}" y1="4" y2="{short(bottom)}"/>')
-        parts.append(text(x(10.0**power), bottom + 17, f"{10.0**power:g}", "chain-quiet", anchor="middle"))
-    parts.append(text(END + 16, bottom + 17, "nats", "chain-quiet"))
-    for number, row in enumerate(rows):
-        parts += _divergence(row, HEAD + (number + 0.5) * LINE, x)
-    told = "; ".join(f"{row['title']} {figure(row['figure'])}, limit {figure(row.get('limit'))}, {row['verdict']}" for row in rows)
-    return svg("divergences", "chart", (CHART, bottom + 26), "Mean KL divergence at each hand-over", told + ".", parts)
-
-
-def _divergence(row: Row, y: float, x: Callable[[float], float]) -> list[str]:
-    """One line of the chart: name, way from the left edge, figure, and the limit as an upright stroke."""
-    kind, end = KINDS[row["verdict"]], short(x(row["figure"]))
-    parts = [
-        text(AXIS - 12, y + 4, row["title"], "chain-words", anchor="end", longest=56),
-        f'<line class="{kind} kld-line" x1="{short(AXIS)}" x2="{end}" y1="{short(y)}" y2="{short(y)}"/>',
-        f'<circle class="{kind} dot" cx="{end}" cy="{short(y)}" r="4.5"/>',
-        text(END + 16, y + 4, f"{MARKS[row['verdict']]} {figure(row['figure'])}", f"{kind} label"),
-    ]
-    if row.get("limit"):
-        at = short(x(row["limit"]))
-        limit = f"<title>limit {figure(row['limit'])}</title>"
-        parts.append(f'<line class="chart-limit" x1="{at}" x2="{at}" y1="{short(y - 9)}" y2="{short(y + 9)}">{limit}</line>')
-    return parts
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return gravest(
+        rows
+    ), f"{name} {passed} of {len(rows)}".strip() if rows else f"{name} not measured".strip()

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.core.checks import Check
 from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.sources import KNOWN, Piece, read_config, rope_factors, sources
 from pipeline.gguf.tensors import Bytes, Floats, GgufTensor, gguf_tensors
-from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.check import exact, failure
 
 WHAT = "tensors that differ from the merged model's, rounded to the GGUF's type"
 HEAD, EMBEDDINGS, ROPE = "output.weight", "token_embd.weight", "rope_freqs.weight"
@@ -29,7 +30,7 @@ class Fault:
     cause: str = ""
 
 
-def gguf_weights(merged: Path, gguf: Path) -> Seam:
+def gguf_weights(merged: Path, gguf: Path) -> Check:
     """Every tensor of the GGUF, streamed; "not measured" for an architecture whose conversion isn't known here."""
     title = f"Weights of the merged model → {gguf.stem}"
     header, tensors = gguf_tensors(gguf)
@@ -37,11 +38,9 @@ def gguf_weights(merged: Path, gguf: Path) -> Seam:
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in KNOWN:
         names = ", ".join(sorted(tensors)[:3])
-        return Seam(
-            title, WHAT, None, None, "", "not measured", f"how {architecture} is converted is not known here: {len(tensors)} tensors ({names} …)"
-        )
+        return Check(title, "not measured", f"how {architecture} is converted is not known here: {len(tensors)} tensors ({names} …)", what=WHAT)
     if other := another_kind(header, tensors, architecture):
-        return Seam(title, WHAT, float(len(tensors)), 0.0, "tensors", "fail", other, f"The file is not the GGUF of this merged model: {CONVERT}.")
+        return failure(title, len(tensors), "tensors", other, f"The file is not the GGUF of this merged model: {CONVERT}.", WHAT)
     wanted = sources(config, read_folder(merged))
     faults = names_faults(wanted, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
     for name in sorted(wanted.keys() & tensors.keys()):
@@ -60,18 +59,18 @@ def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: s
     return f"it holds quantised tensors ({kinds}) where 16-bit floats belong" if quantised else ""
 
 
-def weights_seam(title: str, faults: list[Fault], tensors: dict[str, GgufTensor]) -> Seam:
+def weights_seam(title: str, faults: list[Fault], tensors: dict[str, GgufTensor]) -> Check:
     """The verdict over all faults; the first one is shown, and where most tensors differ, that it is another model."""
     weights = sum(tensor.rows * tensor.columns for tensor in tensors.values())
     compared = f"{len(tensors)} tensors, {weights / 1e6:,.1f} M weights"
     if not faults:
-        return Seam(title, WHAT, 0.0, 0.0, "tensors", "pass", f"{compared}, equal bit for bit")
+        return exact(title, 0, "tensors", f"{compared}, equal bit for bit", "", WHAT)
     first = faults[0]
     cause = first.cause or f"The file was changed or damaged after it was made: {CONVERT}."
     if not first.cause and len(faults) > len(tensors) / 2:
         cause = f"More than half of the tensors differ, so it is the GGUF of another model or of an older merge: {CONVERT}."
     detail = f"{compared}; {first.tensor}: {first.seen}" + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
-    return Seam(title, WHAT, float(len(faults)), 0.0, "tensors", "fail", detail, cause)
+    return failure(title, len(faults), "tensors", detail, cause, WHAT)
 
 
 def names_faults(wanted: dict[str, list[Piece]], tensors: dict[str, GgufTensor], merged: Path, *, tied: bool) -> list[Fault]:

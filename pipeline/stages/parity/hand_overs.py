@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.config.sections import AUTO, Parity
+from pipeline.core.checks import Check
 from pipeline.metrics.divergence import Divergence, Reference, compare
 from pipeline.metrics.level_limits import level_limit
-from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.check import divergence_check, incomparable
 
-WHAT = "mean KL divergence of the next token"
 OVERFLOW = "Weights or sums are too large for float16: set merge.dtype to bfloat16 and convert.type to BF16."
 
 
@@ -31,21 +31,16 @@ class Said:
     parameters: int | None = None  # of the model, for limits that follow from its size
 
 
-def hand_over(title: str, before: Reference, after: Reference, limit: float, said: Said, cause: Callable[[Divergence], str], note: str = "") -> Seam:
+def hand_over(title: str, before: Reference, after: Reference, limit: float, said: Said, cause: Callable[[Divergence], str], note: str = "") -> Check:
     """One seam; `cause` is asked only where it failed. Logits that can't be compared fail too."""
     found = compare(before, after)
     if found.fault:
-        unit = "positions" if found.strange else "tokens"
-        figure = float(found.strange or abs(found.widths[0] - found.widths[1]))
         reason = OVERFLOW if found.strange else "The two are not the same model: run the stages from merge on again."
-        return Seam(title, "logits that can't be compared", figure, 0.0, unit, "fail", f"{found.fault}; {said.where}", reason)
-    figures = {"nmse": found.nmse, "kld_max": found.kld_max, "same_top": found.same_top, "positions": float(found.positions)}
+        return incomparable(title, found, f"{found.fault}; {said.where}", reason)
     from_trained = compare(said.as_trained, after)
-    if from_trained.comparable:
-        figures["kld_trained"] = from_trained.kld
-    passed = found.kld <= limit
-    detail = f"{said.where}, same first choice at {found.same_top:.1%}{note and '; ' + note}"
-    return Seam(title, WHAT, found.kld, limit, "nats", "pass" if passed else "fail", detail, "" if passed else cause(found), figures)
+    more = {"kld_trained": from_trained.kld} if from_trained.comparable else {}
+    sentence = f"{said.where}, same first choice at {found.same_top:.1%}{note and '; ' + note}"
+    return divergence_check(title, found, limit, sentence, "" if found.kld <= limit else cause(found), more)
 
 
 def limit_of(given: float | Literal["auto"], level: str, said: Said) -> tuple[float, str]:
@@ -56,7 +51,7 @@ def limit_of(given: float | Literal["auto"], level: str, said: Said) -> tuple[fl
     return found.kld, f"; limit: {found.source}"
 
 
-def merge_seams(said: Said, onto: str, limits: Parity) -> dict[str, Seam]:
+def merge_seams(said: Said, onto: str, limits: Parity) -> dict[str, Check]:
     """Both models that the merge could stand for, against it: the one it went onto must be equal, the other one near."""
     rounded, source = limit_of(limits.max_kld_trained, "nf4", said)
     sixteen_limit, trained_limit = (limits.max_kld_exact, rounded) if onto == "w16" else (rounded, limits.max_kld_exact)
@@ -89,7 +84,7 @@ def merge_cause(said: Said, onto: str, limits: Parity) -> str:
     return "The merged model is not this base with this adapter (the seam of the merged weights names tensors): run `snakemake --force merge`."
 
 
-def gguf_seam(said: Said, title: str, limits: Parity) -> Seam:
+def gguf_seam(said: Said, title: str, limits: Parity) -> Check:
     """The merged model against its 16-bit GGUF, which must be equal."""
 
     def cause(_found: Divergence) -> str:
@@ -105,7 +100,7 @@ def gguf_seam(said: Said, title: str, limits: Parity) -> Seam:
     return hand_over(title, said.merged, said.gguf, limits.max_kld_exact, said, cause)
 
 
-def level_seam(title: str, level: str, before: Reference, after: Reference, said: Said, limits: Parity) -> Seam:
+def level_seam(title: str, level: str, before: Reference, after: Reference, said: Said, limits: Parity) -> Check:
     """A 16-bit GGUF against the same at a level."""
 
     limit, source = limit_of(limits.max_kld_level, level, said)
@@ -116,7 +111,7 @@ def level_seam(title: str, level: str, before: Reference, after: Reference, said
     return hand_over(title, before, after, limit, said, lambda _found: cause, source.removeprefix("; "))
 
 
-def lora_seam(said: Said, with_lora: Reference, onto: str, limits: Parity) -> Seam:
+def lora_seam(said: Said, with_lora: Reference, onto: str, limits: Parity) -> Check:
     """The base's GGUF with the adapter's GGUF on it, against the GGUF of the merge; of a merge onto NF4, against the 16-bit base with adapter."""
     before, name = (said.gguf, "16-bit GGUF") if onto == "w16" else (said.sixteen, "16-bit base with adapter")
 

@@ -1,20 +1,21 @@
 """A level's weights against those of the 16-bit GGUF it was made from: the noise of every tensor, against what its type costs."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline.config.levels import split_level
+from pipeline.core.checks import Check
 from pipeline.gguf.file import K_BLOCK
 from pipeline.gguf.header import Header
 from pipeline.gguf.tensor_types import check_tensor_types
 from pipeline.gguf.tensors import Floats, GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import NO_TYPES
-from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.check import failure
+from pipeline.stages.parity.tensor_noise import TensorNoise, tensor_noise
 
 Noise = dict[str, dict[str, Any]]  # {tensor: {"type": ggml's name, "rmse": ‖level − 16 bit‖ ÷ ‖16 bit‖}}
 
@@ -28,8 +29,6 @@ NOISE = {
     "IQ1_M": 0.5688, "IQ1_S": 0.6100, "TQ2_0": 0.8541, "TQ1_0": 0.8541,
 }  # fmt: skip
 EXACT = ("F32", "F16", "BF16")  # not counted in a level's mean noise
-LOST = 0.99  # a block whose error is this share of its norm holds nothing of what it stands for; zeros are 1, other weights 1.4
-SMALL = 1e-3  # blocks whose weights are smaller than this share of the tensor's (root mean square) may be rounded to nothing
 # the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type), where it is not the level's own name
 DEFAULT_TYPES = {
     "Q2_K_S": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K", "Q4_K_S": "Q4_K", "Q4_K_M": "Q4_K", "Q5_K_S": "Q5_K",
@@ -37,22 +36,17 @@ DEFAULT_TYPES = {
 }  # fmt: skip
 # the tensors that llama.cpp gives a level's default type, where their rows fit (llama_tensor_get_type_impl there), and levels with others
 PLAIN = re.compile(r"\.(attn_q|ffn_up|ffn_gate)(_exps)?\.weight$")
-FEED_FORWARD, EXPERTS = re.compile(r"\.ffn_(up|gate)(_exps)?\.weight$"), re.compile(r"\.ffn_(up|gate|down)_exps\.weight$")
+FEED_FORWARD, EXPERTS = (
+    re.compile(r"\.ffn_(up|gate)(_exps)?\.weight$"),
+    re.compile(r"\.ffn_(up|gate|down)_exps\.weight$"),
+)
 PLAIN_OF = {"MXFP4_MOE": EXPERTS, "IQ3_XXS": FEED_FORWARD, "IQ3_XS": FEED_FORWARD}
 WHAT = "largest error of a tensor's weights, in multiples of what its type costs"
 
 
-@dataclass(frozen=True)
-class TensorNoise:
-    """One tensor's relative error, how many of its blocks are lost, and the first row with a lost one."""
-
-    rmse: float
-    lost: int
-    blocks: int
-    row: int
-
-
-def level_weights(gguf: Path, level: Path, name: str, slack: float, tensor_types: Mapping[str, str] = NO_TYPES) -> tuple[Seam, Noise]:
+def level_weights(
+    gguf: Path, level: Path, name: str, slack: float, tensor_types: Mapping[str, str] = NO_TYPES
+) -> tuple[Check, Noise]:
     """The seam of one level (`name` as in `quantize.levels`) and the noise of each tensor; both files are streamed.
 
     `slack` is how many times its type's usual noise a tensor may have, `tensor_types` is `quantize.tensor_types`. A type without
@@ -64,68 +58,120 @@ def level_weights(gguf: Path, level: Path, name: str, slack: float, tensor_types
     (_, before), (header, after) = gguf_tensors(gguf), gguf_tensors(level)
     if seam := file_seam(title, name, tensor_types, header, before, after):
         return seam, {}
-    if unknown := sorted({tensor.type for tensor in after.values() if tensor.type not in NOISE or not tensor.readable}):
-        return Seam(title, WHAT, None, slack, "times", "not measured", f"the noise of {', '.join(unknown)} is not known here"), {}
+    if unknown := sorted(
+        {tensor.type for tensor in after.values() if tensor.type not in NOISE or not tensor.readable}
+    ):
+        return Check(
+            title,
+            "not measured",
+            f"the noise of {', '.join(unknown)} is not known here",
+            what=WHAT,
+            limit=slack,
+            unit="times",
+        ), {}
     found = {tensor: tensor_noise(before[tensor], after[tensor]) for tensor in sorted(after)}
-    noise = {tensor: {"type": after[tensor].type, "rmse": one.rmse} for tensor, one in found.items() if np.isfinite(one.rmse)}
+    noise = {
+        tensor: {"type": after[tensor].type, "rmse": one.rmse}
+        for tensor, one in found.items()
+        if np.isfinite(one.rmse)
+    }
     if lost := {tensor: one for tensor, one in found.items() if one.lost}:
         return lost_seam(title, lost, before, after), noise
     shares = {tensor: one.rmse / NOISE[after[tensor].type] for tensor, one in found.items()}
     worst = max(shares, key=lambda tensor: shares[tensor])
     quantised = [one.rmse for tensor, one in found.items() if after[tensor].type not in EXACT]
-    passed = shares[worst] <= slack
     cause = f"{worst} was made from other weights, or its values are unusually spread: {remake(level)}, or raise parity.rmse_slack if it stays so."
-    detail = f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}"
-    figures = {"rmse_mean": float(np.mean(quantised)) if quantised else 0.0, "rmse_worst": max(quantised, default=0.0)}
-    return Seam(title, WHAT, shares[worst], slack, "times", "pass" if passed else "fail", detail, "" if passed else cause, figures), noise
+    detail = (
+        f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}"
+    )
+    figures = {
+        "rmse_mean": float(np.mean(quantised)) if quantised else 0.0,
+        "rmse_worst": max(quantised, default=0.0),
+    }
+    measured: Any = {
+        "what": WHAT,
+        "figure": shares[worst],
+        "limit": slack,
+        "unit": "times",
+        "figures": figures,
+    }
+    if shares[worst] <= slack:
+        return Check(title, "pass", detail, **measured), noise
+    return Check(title, "fail", detail, cause, **measured), noise
 
 
 def file_seam(
-    title: str, name: str, tensor_types: Mapping[str, str], header: Header, before: dict[str, GgufTensor], after: dict[str, GgufTensor]
-) -> Seam | None:
+    title: str,
+    name: str,
+    tensor_types: Mapping[str, str],
+    header: Header,
+    before: dict[str, GgufTensor],
+    after: dict[str, GgufTensor],
+) -> Check | None:
     """A failure that shows without reading a weight: another level's file, other tensors or types; None where there is none."""
     from gguf import LlamaFileType
 
     level, remedy = split_level(name)[0], remake(next(iter(after.values())).file)
     given = given_by(after, tensor_types)
 
-    def failure(what: str, count: int, unit: str, detail: str, cause: str) -> Seam:
-        return Seam(title, what, float(count), 0.0, unit, "fail", detail, f"{cause}: {remedy}.")
+    def fail(what: str, count: int, unit: str, detail: str, cause: str) -> Check:
+        return failure(title, count, unit, detail, f"{cause}: {remedy}.", what)
 
     wanted, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
     known = {int(kind): kind.name.removeprefix("MOSTLY_") for kind in LlamaFileType}
     found = known.get(number, str(number)) if isinstance(number, int) else "none"
     another = "files of another level", 1, "files"
     if found != level and level in known.values():
-        return failure(*another, f"general.file_type is {found}", f"The file of another level has the name of {name}")
-    plain = [tensor for each, tensor in after.items() if PLAIN_OF.get(level, PLAIN).search(each) and each not in given]
+        return fail(
+            *another, f"general.file_type is {found}", f"The file of another level has the name of {name}"
+        )
+    plain = [
+        tensor
+        for each, tensor in after.items()
+        if PLAIN_OF.get(level, PLAIN).search(each) and each not in given
+    ]
     kinds = sorted({tensor.type for tensor in plain if tensor.columns % K_BLOCK == 0})
     if kinds and wanted not in kinds:
         detail = f"no query or feed-forward tensor is {wanted}: {', '.join(kinds)}"
-        return failure(*another, detail, f"The file of another level has the name of {name}")
-    different = [each for each in sorted(before.keys() | after.keys()) if each not in before or each not in after]
-    different += [each for each in sorted(before.keys() & after.keys()) if before[each].shape != after[each].shape]
+        return fail(*another, detail, f"The file of another level has the name of {name}")
+    different = [
+        each for each in sorted(before.keys() | after.keys()) if each not in before or each not in after
+    ]
+    different += [
+        each for each in sorted(before.keys() & after.keys()) if before[each].shape != after[each].shape
+    ]
     if different:
         first = different[0]
-        shapes = " and ".join(f"{list(side[first].shape)}" if first in side else "none" for side in (before, after))
+        shapes = " and ".join(
+            f"{list(side[first].shape)}" if first in side else "none" for side in (before, after)
+        )
         cause = "The level was made from another model, or tensors were lost"
-        return failure("tensors that only one side has", len(different), "tensors", f"{first}: {shapes} at {name}", cause)
+        return fail(
+            "tensors that only one side has", len(different), "tensors", f"{first}: {shapes} at {name}", cause
+        )
     if wrong := of_other_types(before, after, given, tensor_types):
         first, kind = wrong[0], tensor_types[given[wrong[0]]].upper()
         cause = f"The level was made before quantize.tensor_types asked for {kind}"
-        return failure(
-            "tensors of another type than quantize.tensor_types", len(wrong), "tensors", f"{first} is {after[first].type}, not {kind}", cause
-        )
+        what = "tensors of another type than quantize.tensor_types"
+        return fail(what, len(wrong), "tensors", f"{first} is {after[first].type}, not {kind}", cause)
     return None
 
 
 def given_by(names: Iterable[str], tensor_types: Mapping[str, str]) -> dict[str, str]:
     """{tensor: the pattern of `tensor_types` that gives it its type}, the first one that is found in its name, as llama-quantize takes them."""
-    return {name: pattern for pattern in reversed(list(tensor_types)) for name in names if re.search(pattern.lower(), name)}
+    return {
+        name: pattern
+        for pattern in reversed(list(tensor_types))
+        for name in names
+        if re.search(pattern.lower(), name)
+    }
 
 
 def of_other_types(
-    before: dict[str, GgufTensor], after: dict[str, GgufTensor], given: Mapping[str, str], tensor_types: Mapping[str, str]
+    before: dict[str, GgufTensor],
+    after: dict[str, GgufTensor],
+    given: Mapping[str, str],
+    tensor_types: Mapping[str, str],
 ) -> list[str]:
     """The tensors that don't have the type they were given; both sides have the same ones.
 
@@ -138,7 +184,11 @@ def of_other_types(
         block = int(GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]][0])
         mine = [name for name, its in given.items() if its == pattern]
         others = [name for name in mine if after[name].type != kind.upper()]
-        quantised = [name for name in others if after[name].type != before[name].type and after[name].columns % block == 0]
+        quantised = [
+            name
+            for name in others
+            if after[name].type != before[name].type and after[name].columns % block == 0
+        ]
         wrong += quantised or (others if len(others) == len(mine) else [])
     return wrong
 
@@ -148,11 +198,15 @@ def remake(level: Path) -> str:
     return f"run `snakemake --force models/gguf/{level.name}`"
 
 
-def lost_seam(title: str, lost: dict[str, TensorNoise], before: dict[str, GgufTensor], after: dict[str, GgufTensor]) -> Seam:
+def lost_seam(
+    title: str, lost: dict[str, TensorNoise], before: dict[str, GgufTensor], after: dict[str, GgufTensor]
+) -> Check:
     """The failure of a level in which blocks hold nothing of what they stand for, with the first of them and the likely cause."""
     name, first = next(iter(lost.items()))
     stored, count = after[name].values(first.row, first.row + 1)[0], sum(one.lost for one in lost.values())
-    where = f"{name}, {first.lost} of {first.blocks} blocks from row {first.row} on" + (f", and {len(lost) - 1} more tensors" * (len(lost) > 1))
+    where = f"{name}, {first.lost} of {first.blocks} blocks from row {first.row} on" + (
+        f", and {len(lost) - 1} more tensors" * (len(lost) > 1)
+    )
     remedy = remake(after[name].file)
     if len(lost) > len(after) / 2:
         cause = f"The level was made from another model or from an older merge: {remedy}."
@@ -162,7 +216,7 @@ def lost_seam(title: str, lost: dict[str, TensorNoise], before: dict[str, GgufTe
         cause = f"A block of {name} is zeroed, so the file is damaged: {remedy}."
     else:
         cause = f"The weights of {name} are others, so the file is damaged: {remedy}."
-    return Seam(title, "blocks that hold nothing of their weights", float(count), 0.0, "blocks", "fail", where, cause)
+    return failure(title, count, "blocks", where, cause, "blocks that hold nothing of their weights")
 
 
 def row_like(values: Floats, tensor: GgufTensor) -> int | None:
@@ -174,23 +228,3 @@ def row_like(values: Floats, tensor: GgufTensor) -> int | None:
         if distances[nearest] < best:
             best, place = float(distances[nearest]), first + nearest
     return place
-
-
-def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
-    """A tensor's relative error, and its blocks (of the type's own size) that are lost; both sides have the same shape."""
-    errors, norms = zip(*block_squares(before, after), strict=True)
-    error, norm = np.concatenate(errors), np.concatenate(norms)
-    total = float(norm.sum())
-    with np.errstate(invalid="ignore"):
-        lost = ~(error < LOST**2 * norm) & ~((error == 0) | (norm < SMALL**2 * total / len(norm)) & np.isfinite(error))
-    at = np.flatnonzero(lost)
-    rmse = float(np.sqrt(error.sum() / total)) if total else float(error.sum() > 0)
-    return TensorNoise(rmse, len(at), len(norm), int(at[0]) * after.block // after.columns if len(at) else 0)
-
-
-def block_squares(before: GgufTensor, after: GgufTensor) -> Iterator[tuple[Floats, Floats]]:
-    """(Σ error², Σ weight²) of each quantisation block, for some rows at a time."""
-    for first, last in after.blocks():
-        ours, theirs = before.values(first, last), after.values(first, last)
-        ours, difference = ours.reshape(-1, after.block), (theirs - ours).reshape(-1, after.block)
-        yield np.einsum("ij,ij->i", difference, difference), np.einsum("ij,ij->i", ours, ours)

@@ -5,17 +5,18 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.publish import read_json
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.stages.parity.check import Seam, count_seam
+from pipeline.stages.parity.check import count_seam
 
 TITLE, WHAT = "Adapter → its GGUF", "matrices whose numbers are not the trained ones, rounded once"
 AGAIN = "run `snakemake --force lora`"
 PREFIX = "base_model.model."
 
 
-def lora_weights(base: Path, adapter: Path, lora: Path) -> Seam:
+def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
     """Each `lora_A` and `lora_B` of the PEFT folder `adapter` against its tensor in the GGUF `lora`, in the type stored there, and α."""
     from safetensors import safe_open
     from transformers import AutoConfig
@@ -30,7 +31,7 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Seam:
         for key in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
             path, _, part = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
             if part not in ("A", "B"):
-                raise DataError(f"{adapter} holds {key}, which is no matrix of a LoRA adapter: train with plain LoRA")
+                raise DataError("Q-PARITY-002", f"{adapter} holds {key}, which is no matrix of a LoRA adapter: train with plain LoRA")
             parameter = f"{path}.weight"
             name = f"{names.of(parameter)}.lora_{part.lower()}"
             seen.add(name)

@@ -9,19 +9,19 @@ from typing import Any
 
 from pipeline.chat.tokens import Row, encodable
 from pipeline.config.sections import Evaluate, Parity
+from pipeline.core.checks import Check
 from pipeline.core.errors import DataError, ToolError
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, spread
 from pipeline.stages.parity.behavior import behaviour_seams
-from pipeline.stages.parity.check import Seam
 from pipeline.stages.parity.conversations import chosen
 from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.text import served_texts, template_text
 from pipeline.stages.parity.tokens import corpus_ids, token_ids
 
 CTX_SIZE = 2048  # tokens; parity's conversations are short
-Seams = dict[str, Seam]
+Seams = dict[str, Check]
 LEFT_OUT = "parity.depth is {}; `quench parity --depth {}` measures it"
 # seams by key with their titles, to name those that were not measured
 TEXT = {"text_template": "Template text", "tokens_ids": "Token ids", "tokens_corpus": "Token ids of a corpus"}
@@ -43,7 +43,10 @@ class Measure:
         """Held-out rows as tokens, with the positions whose next token is compared. Raises `DataError` where no row can be used."""
         encoded = list(islice(encodable(tokenizer, self.rows, CTX_SIZE), self.limits.rows))
         if not encoded:
-            raise DataError(f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json")
+            raise DataError(
+                "Q-PARITY-003",
+                f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json",
+            )
         return [spread(row.ids) for row in encoded]
 
 
@@ -57,7 +60,9 @@ def text_and_tokens(gguf: Path, tokenizer: Any, measure: Measure) -> Seams:
             "tokens_ids": token_ids(texts, tokenizer, server, gguf),
         }
     told_rows = [text.whole for text in texts.compared if text.conversation.held_out]
-    return seams | {"tokens_corpus": corpus_ids(strings(tokenizer, told_rows, limits.strings), tokenizer, gguf, tools)}
+    return seams | {
+        "tokens_corpus": corpus_ids(strings(tokenizer, told_rows, limits.strings), tokenizer, gguf, tools)
+    }
 
 
 def behaviour(models: Sequence[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> Seams:
@@ -70,7 +75,7 @@ def behaviour(models: Sequence[Path], tokenizer: Any, measure: Measure, lora: Pa
 
 def unmeasured(titles: dict[str, str], why: str) -> Seams:
     """Seams that were not measured, so that nobody takes them for passed."""
-    return {key: Seam(title, "", None, None, "", "not measured", why) for key, title in titles.items()}
+    return {key: Check(title, "not measured", why) for key, title in titles.items()}
 
 
 def add_part(seams: Seams, titles: dict[str, str], part: Callable[[], Seams]) -> None:
@@ -83,7 +88,7 @@ def add_part(seams: Seams, titles: dict[str, str], part: Callable[[], Seams]) ->
     except ToolError as error:
         if not any(seam.verdict == "fail" for seam in seams.values()):
             raise
-        seams.update(unmeasured(titles, str(error).splitlines()[0]))
+        seams.update(unmeasured(titles, error.sentence.splitlines()[0]))
 
 
 def told(part: str) -> None:

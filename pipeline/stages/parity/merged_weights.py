@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.checks import Check
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import read_json
 from pipeline.gguf.safetensors_rows import Entry, read_folder
@@ -15,7 +16,6 @@ from pipeline.models.merging.plan import Job, Plan, plan
 from pipeline.models.merging.record import RECORD, TOKENIZER_FILES, read_run, trained_nf4
 from pipeline.models.merging.structure import Structure, structure
 from pipeline.models.runtime import one_thread
-from pipeline.stages.parity.check import Seam
 
 TITLE = "Base with adapter → merged model, weights"
 WHAT = "largest distance of a weight from base + scale·B·A"
@@ -42,7 +42,7 @@ class Compared:
         return self.trained if job.quantised else None
 
 
-def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Seam]:
+def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
     """One seam over every tensor of the three folders, streamed in blocks of rows, and its likely cause where it fails.
 
     Raises `DataError` where a folder can't be read or adapter and base don't fit.
@@ -53,7 +53,7 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Seam]:
     jobs = {job.name: job for job in expected.jobs}
     compared = Compared(jobs, read_folder(merged), model, trained_nf4(run), run, record, file_hash(adapter / WEIGHTS))
     for detail, cause in _other_than_weights(base, adapter, merged, expected, compared):
-        return {"weights_merged": Seam(TITLE, WHAT, None, LIMIT, "ulp", "fail", detail, cause)}
+        return {"weights_merged": Check(TITLE, "fail", detail, cause, what=WHAT, limit=LIMIT, unit="ulp")}
     with one_thread():
         errors = {name: tensor_error(job, compared.there[name], compared.nf4(job)) for name, job in jobs.items()}
     wrong = [name for name, error in errors.items() if not error <= LIMIT]
@@ -62,11 +62,12 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Seam]:
     figures = {"tensors": float(len(jobs)), "bit_equal": float(equal), "wrong": float(len(wrong))}
     # JSON has no infinity: a weight that is no number has no distance
     figure = errors[worst] if errors[worst] < float("inf") else None
+    measured: Any = {"what": WHAT, "figure": figure, "limit": LIMIT, "unit": "ulp", "figures": figures}
     if wrong:
         detail = f"{len(wrong)} of {len(jobs)} tensors are off, first {wrong[0]}; worst {worst}, {errors[worst]:.4g} ulp"
-        return {"weights_merged": Seam(TITLE, WHAT, figure, LIMIT, "ulp", "fail", detail, _cause(compared, wrong), figures)}
+        return {"weights_merged": Check(TITLE, "fail", detail, _cause(compared, wrong), **measured)}
     detail = f"{len(jobs)} tensors, {equal} of them bit-equal to their source; worst {worst}, {errors[worst]:.4f} ulp"
-    return {"weights_merged": Seam(TITLE, WHAT, figure, LIMIT, "ulp", "pass", detail, "", figures)}
+    return {"weights_merged": Check(TITLE, "pass", detail, **measured)}
 
 
 def _other_than_weights(base: Path, adapter: Path, merged: Path, expected: Plan, compared: Compared) -> Iterator[tuple[str, str]]:

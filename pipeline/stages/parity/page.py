@@ -6,10 +6,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.core.checks import figure_text
 from pipeline.core.wording import percent
-from pipeline.pages.parity_words import LORA, MERGED, UNMERGED, code, counts, figure, gravest, grouped, place_of, sentence, title
+from pipeline.pages.parity_words import LORA, MERGED, UNMERGED, code, counts, gravest, grouped, place_of, sentence, title
 from pipeline.pages.templating import fill
-from pipeline.stages.parity.drawings import chain, divergences, unmerged_chain
+from pipeline.stages.parity.divergence_chart import divergences
+from pipeline.stages.parity.drawings import chain, unmerged_chain
 
 # what a group of seams compares
 TELLS = {
@@ -44,15 +46,14 @@ def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | Non
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A seam with its figures as text."""
-    unit = row.get("unit") or ""
-    further = [f"{NAMES.get(name, name.replace('_', ' '))} {_figure(name, value)}" for name, value in (row.get("figures") or {}).items()]
-    return {**row, "shown": figure(row.get("figure")), "limit_shown": figure(row.get("limit")), "unit": unit, "further": further,
-            "title": row.get("title") or row["key"]}  # fmt: skip
+    """A check with its further figures as text."""
+    figures = (row.get("figures") or {}).items()
+    further = [f"{NAMES.get(name, name.replace('_', ' '))} {_figure(name, value)}" for name, value in figures]
+    return {**row, "further": further, "title": row.get("title") or row["key"]}
 
 
 def _figure(name: str, value: Any) -> str:
-    return percent(value) if name in SHARES else figure(value)
+    return percent(value) if name in SHARES else figure_text(value)
 
 
 def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -69,7 +70,7 @@ def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
         figures = {**(weights.get("figures") or {}), **(outputs.get("figures") or {})}
         name = f"{place.removesuffix(LORA)} of the base with the LoRA GGUF" if place.endswith(LORA) else place
         models.append({
-            "name": name, "kld": outputs.get("shown", "–"), "verdict": gravest(rows.values()),
+            "name": name, "kld": figure_text(outputs.get("figure")), "verdict": gravest(rows.values()),
             **{key: _figure(key, figures.get(key)) for key in NAMES},
         })  # fmt: skip
     return models

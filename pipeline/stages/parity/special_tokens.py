@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.checks import Check
 from pipeline.core.publish import read_json
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.provenance import IMATRIX, OWN, folder_fields
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.parity.check import Seam, count_seam
+from pipeline.stages.parity.check import count_seam
 from pipeline.stages.parity.tokens import GgufVocabulary, open_vocabulary
 
 KINDS = ("eos", "bos", "pad")
@@ -19,7 +20,7 @@ PROBE = "a"  # a text to which nothing but BOS and EOS can be added
 Difference = tuple[str, str]  # what differs, and its likely cause with the remedy
 
 
-def special_seams(*, tokenizer: Any, merged: Path, f16: Path, levels: list[Path], tools: Toolchain) -> dict[str, Seam]:
+def special_seams(*, tokenizer: Any, merged: Path, f16: Path, levels: list[Path], tools: Toolchain) -> dict[str, Check]:
     """All seams of this module; each needs the headers of the GGUFs only."""
     return {
         "tokens_special": special_tokens(tokenizer, merged, f16, tools),
@@ -28,7 +29,7 @@ def special_seams(*, tokenizer: Any, merged: Path, f16: Path, levels: list[Path]
     }
 
 
-def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) -> Seam:
+def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) -> Check:
     """End of turn, beginning of text and padding in tokenizer, config, generation config and GGUF; what ends an answer; what is added to a text."""
     checks = [*same_ids(tokenizer, merged, f16)]
     with open_vocabulary(tools, f16) as vocabulary:
@@ -75,7 +76,7 @@ def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str
     yield "" if ours == theirs else f"{f16.name} adds {theirs[0]} before and {theirs[1]} after a text, the tokenizer adds {ours[0]} and {ours[1]}"
 
 
-def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Seam:
+def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
     """The chat template of the adapter's tokenizer, of the merged model and of the GGUF, by their SHA-256."""
     found = {merged.name: stored_template(merged), f16.name: check_gguf(f16).fields.get("tokenizer.chat_template")}
     ours = short_hash(tokenizer.chat_template)
@@ -96,7 +97,7 @@ def stored_template(folder: Path) -> str | None:
     return template
 
 
-def vocabularies_and_passports(merged: Path, f16: Path, levels: list[Path]) -> Seam:
+def vocabularies_and_passports(merged: Path, f16: Path, levels: list[Path]) -> Check:
     """Whether all GGUFs are of one run: their passports, their vocabularies, and a row of embeddings for every token.
 
     Weights can't tell that of a level: its noise hides that it was made from a slightly other adapter.

@@ -9,10 +9,11 @@ from typing import Any
 
 from pipeline.chat.rendering import Unrenderable, implied_ids, render
 from pipeline.chat.tokens import chat_request
+from pipeline.core.checks import Check
 from pipeline.core.errors import ToolError
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.server import Server
-from pipeline.stages.parity.check import Seam, first_difference
+from pipeline.stages.parity.check import exact, first_difference
 from pipeline.stages.parity.conversations import Conversation
 from pipeline.stages.parity.rewrites import Rewrites
 
@@ -70,7 +71,7 @@ def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Convers
     return Texts(compared, left_out)
 
 
-def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Seam:
+def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
     """The seam of the texts; names what llama-server writes in its own way, and of a difference where it comes from."""
     different = [text for text in texts.compared if text.differs]
     own_way = Counter(reason for text in texts.compared for reason in text.rewritten)
@@ -79,18 +80,18 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Seam:
     detail = "; ".join([f"{len(texts.compared)} texts compared", *counts])
     title, what = "Template text", "conversations whose text differs between training and llama-server"
     if not texts.compared:
-        return Seam(title, what, None, None, "", "not measured", detail)
+        return Check(title, "not measured", detail, what=what)
     figures = {
         "compared": float(len(texts.compared)),
         "left_out": float(texts.left_out.total()),
         "rewritten": float(sum(bool(text.rewritten) for text in texts.compared)),
         "rewritten_held_out": float(sum(bool(text.rewritten) and text.conversation.held_out for text in texts.compared)),
     }
-    if not different:
-        return Seam(title, what, 0.0, 0.0, "texts", "pass", detail, figures=figures)
-    first = different[0]
-    detail += f"; first difference: {first_difference(first.ours, first.theirs)}"
-    return Seam(title, what, float(len(different)), 0.0, "texts", "fail", detail, cause(different, tokenizer, f16), figures)
+    why = ""
+    if different:
+        detail += f"; first difference: {first_difference(different[0].ours, different[0].theirs)}"
+        why = cause(different, tokenizer, f16)
+    return exact(title, len(different), "texts", detail, why, what, figures)
 
 
 def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:

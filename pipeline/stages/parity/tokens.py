@@ -8,11 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.checks import Check
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.logits import loaded_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.parity.check import Seam
+from pipeline.stages.parity.check import exact, failure
 from pipeline.stages.parity.text import Texts, first_added
 
 TOGETHER = 1024  # strings that are tokenised in one call
@@ -53,7 +54,7 @@ def open_vocabulary(tools: Toolchain, path: Path) -> Iterator[GgufVocabulary]:
         yield GgufVocabulary(llama, model)
 
 
-def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Seam:
+def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
     """The conversations' ids by training's tokenizer against llama-server's, tokenised as it does for a chat (BOS included).
 
     In NFC, as stage curate writes all text: llama.cpp does not normalise, some tokenizers do.
@@ -73,7 +74,7 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Seam:
     return _seam(title, what, tokenizer, f16, compared, different, first)
 
 
-def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolchain) -> Seam:
+def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolchain) -> Check:
     """The ids of `strings` by training's tokenizer (its Rust side) against the GGUF's vocabulary; control tokens are recognised on both sides.
 
     Left out and counted are strings with a token that llama.cpp takes for a control token whatever the GGUF says: `</s>`, an ordinary
@@ -132,16 +133,16 @@ def _spelt(tokenizer: Any, number: int) -> str:
 
 def _seam(
     title: str, what: str, tokenizer: Any, f16: Path, compared: int, different: int, first: tuple[str, list[int], list[int]], note: str = ""
-) -> Seam:
+) -> Check:
     detail = f"{compared} compared" + (f"; {note}" if note else "")
     if not compared:
-        return Seam(title, what, None, None, "", "not measured", detail)
+        return Check(title, "not measured", detail, what=what)
     figures = {"compared": float(compared)}
     if not different:
-        return Seam(title, what, 0.0, 0.0, "differences", "pass", detail, figures=figures)
+        return exact(title, 0, "differences", detail, "", what, figures)
     text, ours, theirs = first
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     start = max(0, at - 2)
     shown = ascii(text if len(text) <= 80 else f"{text[:80]}…")
     detail += f"; first difference: {shown}, from token {start} training has {ours[start : start + SHOWN]}, llama.cpp {theirs[start : start + SHOWN]}"
-    return Seam(title, what, float(different), 0.0, "differences", "fail", detail, token_cause(tokenizer, f16, ours, theirs), figures)
+    return failure(title, different, "differences", detail, token_cause(tokenizer, f16, ours, theirs), what, figures)

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.sections import ADAPTED, BARE, SOURCE
+from pipeline.core.wording import count
 from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation, is_base
 from pipeline.gate.task_scores import scored_rows
-from pipeline.pages.formats import count, number, percent, points, size
+from pipeline.pages.formats import number, percent, points, size
 
 Found = Mapping[str, Any]
 

@@ -70,7 +70,7 @@ def main(params: Params, root: Path) -> None:
 def read_template(adapter: Path) -> str | None:
     """The chat template that was trained, None where there are several. Raises `DataError` where the folder is missing."""
     if not adapter.is_dir():
-        raise DataError(f"{adapter} is missing: run `python -m pipeline train`, which makes it")
+        raise DataError("Q-CORE-001", f"{adapter} is missing: run `python -m pipeline train`, which makes it")
     return chat_template(adapter)
 
 

@@ -21,14 +21,21 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
 
     cuda = torch.cuda.is_available()
     if needs_gpu(settings.optim) and not cuda:
-        raise ToolError(f"train.optim is {settings.optim}, which needs a GPU, and this machine has none: set it to adamw_torch")
+        raise ToolError(
+            "Q-TRAIN-014",
+            f"train.optim is {settings.optim}, which needs a GPU, and this machine has none: set it to adamw_torch",
+        )
     stops_early = settings.early_stopping_patience is not None
     if stops_early and not held_out:
-        raise DataError("train.early_stopping_patience is set, but no rows are kept for watching: raise curate.val_fraction, or set it to null")
+        raise DataError(
+            "Q-TRAIN-015",
+            "train.early_stopping_patience is set, but no rows are kept for watching: raise curate.val_fraction, or set it to null",
+        )
     if total_steps(settings, rows) <= warmup_steps(settings, rows):
         raise ConfigError(
+            "Q-TRAIN-016",
             f"{total_steps(settings, rows)} optimizer steps are all warm-up, in which nothing is learnt: give it more rows or passes, "
-            "or set train.warmup_ratio to 0"
+            "or set train.warmup_ratio to 0",
         )
     try:
         return TrainingArguments(
@@ -46,4 +53,6 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
             report_to="none", remove_unused_columns=False, disable_tqdm=not sys.stderr.isatty(), dataloader_pin_memory=cuda,
         )  # fmt: skip
     except ValueError as error:
-        raise ConfigError(f"train: the trainer refuses these settings: {' '.join(str(error).split())[:300]}") from error
+        raise ConfigError(
+            "Q-TRAIN-017", f"train: the trainer refuses these settings: {' '.join(str(error).split())[:300]}"
+        ) from error

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from pipeline.core.checks import refuse
 from pipeline.core.errors import GateError
 from pipeline.core.metrics_log import Journal
 from pipeline.models.runtime import memory_used
@@ -75,11 +76,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             print(f"train: step {state.global_step} of {state.max_steps}, loss on the held-out rows {in_words(row['eval_loss'])}", flush=True)
 
     def judge(self, row: dict[str, Any]) -> None:
-        """Print what the health rules say of a row. Raises `GateError` where one fails."""
-        for finding in self.monitor.see(row):
-            if finding.level == "fail":
-                raise GateError(f"{finding.text}: {finding.cause}")
-            print(f"train: {finding.level}, {finding.text}: {finding.cause}", flush=True)
+        """Print what the rules warn of. Raises `GateError` if one fails."""
+        found = self.monitor.see(row)
+        refuse(found)
+        for check in found:
+            print(f"train: {check}", flush=True)
 
 
 def refuse_other_mean(step: int, loss: float, loss_sum: float, trained_tokens: int) -> None:
@@ -90,6 +91,7 @@ def refuse_other_mean(step: int, loss: float, loss_sum: float, trained_tokens: i
     mean = loss_sum / max(trained_tokens, 1)
     if not math.isclose(loss, mean, rel_tol=SAME_LOSS, abs_tol=1e-6):
         raise GateError(
+            "Q-TRAIN-018",
             f"the loss of step {step} is {loss:.6g}, but the mean over its {trained_tokens} trained tokens is {mean:.6g}: "
             "gradient accumulation weighs rows by their number, not by their tokens, which is a fault of the installed libraries; run `make setup`"
         )

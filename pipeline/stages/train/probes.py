@@ -14,7 +14,10 @@ from pipeline.planning.memory import CUDA_CONTEXT
 from pipeline.planning.steps import needs_gpu
 
 # of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is for the scales, quantised too
-BFLOAT16_SINCE = (8, 0)  # compute capability of NVIDIA's Ampere (CUDA C++ Programming Guide, compute capabilities)
+BFLOAT16_SINCE = (
+    8,
+    0,
+)  # compute capability of NVIDIA's Ampere (CUDA C++ Programming Guide, compute capabilities)
 LARGEST_NF4_ERROR = 0.17
 
 
@@ -48,13 +51,24 @@ def gpu(card: Card) -> list[Check]:
     except (ToolError, OSError) as error:
         return [Check("GPU", "pass", finding), Check("GPU's other processes", "not measured", str(error))]
     if holders:
-        return [Check("GPU", "warn", f"{finding}; {'; '.join(holders)}", "end them if the memory plan doesn't fit beside them")]
+        return [
+            Check(
+                "GPU",
+                "warn",
+                f"{finding}; {'; '.join(holders)}",
+                "end them if the memory plan doesn't fit beside them",
+            )
+        ]
     return [Check("GPU", "pass", f"{finding}, nobody else is on it")]
 
 
 def other_processes(lines: Sequence[Sequence[str]], own: int) -> list[str]:
     """nvidia-smi's (pid, name, MiB) of everybody but us, in words."""
-    return [f"{Path(name).name} (pid {pid}) holds {used} MiB" for pid, name, used in (line[:3] for line in lines) if pid != str(own)]
+    return [
+        f"{Path(name).name} (pid {pid}) holds {used} MiB"
+        for pid, name, used in (line[:3] for line in lines)
+        if pid != str(own)
+    ]
 
 
 def arithmetic(card: Card, settings: Training) -> Check:
@@ -62,11 +76,20 @@ def arithmetic(card: Card, settings: Training) -> Check:
     chosen, fast = settings.bnb_4bit_compute_dtype, fast_dtype(card.device)
     if card.device == "cpu" and chosen not in (fast, "float32"):
         finding = f"train.bnb_4bit_compute_dtype is {chosen}, which this processor has no instructions for: ten times slower than float32, and more"
-        lost = "; small gradients are lost in it, for only a GPU's training scales them" if chosen == "float16" else ""
+        lost = (
+            "; small gradients are lost in it, for only a GPU's training scales them"
+            if chosen == "float16"
+            else ""
+        )
         return Check("arithmetic", "warn", finding + lost, "set it to auto")
     if card.device == "cuda" and chosen == "bfloat16" and (known := capability()) and known < BFLOAT16_SINCE:
         finding = f"bfloat16, which a GPU of compute capability {known[0]}.{known[1]} has no units for (8.0 and later have): right, but slow"
-        return Check("arithmetic", "warn", finding, "set train.bnb_4bit_compute_dtype to float16, if the model's values fit its range")
+        return Check(
+            "arithmetic",
+            "warn",
+            finding,
+            "set train.bnb_4bit_compute_dtype to float16, if the model's values fit its range",
+        )
     return Check("arithmetic", "pass", chosen)
 
 
@@ -79,7 +102,9 @@ def capability() -> tuple[int, int] | None:
 
 def bitsandbytes_works(settings: Training) -> Check:
     """A 64 × 64 matrix survives NF4 and back on the training device, to within NF4's own grid."""
-    if settings.quantization != "nf4" and not needs_gpu(settings.optim):  # its optimizers are bitsandbytes' too
+    if settings.quantization != "nf4" and not needs_gpu(
+        settings.optim
+    ):  # its optimizers are bitsandbytes' too
         return Check("bitsandbytes", "pass", f"not used: base.quantization is {settings.quantization}")
 
     def round_trip() -> float:
@@ -87,9 +112,18 @@ def bitsandbytes_works(settings: Training) -> Check:
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
         device = training_device()
-        weights = torch.arange(4096, device=device).sin().to(getattr(torch, settings.bnb_4bit_compute_dtype)).reshape(64, 64)
-        packed, state = quantize_4bit(weights, compress_statistics=settings.bnb_4bit_use_double_quant, quant_type="nf4")
-        error = (dequantize_4bit(packed, state) - weights).float().abs().amax(dim=1) / weights.float().abs().amax(dim=1)  # a row is a block
+        weights = (
+            torch.arange(4096, device=device)
+            .sin()
+            .to(getattr(torch, settings.bnb_4bit_compute_dtype))
+            .reshape(64, 64)
+        )
+        packed, state = quantize_4bit(
+            weights, compress_statistics=settings.bnb_4bit_use_double_quant, quant_type="nf4"
+        )
+        error = (dequantize_4bit(packed, state) - weights).float().abs().amax(
+            dim=1
+        ) / weights.float().abs().amax(dim=1)  # a row is a block
         return float(error.max())
 
     words = "an NF4 round trip errs by {:.3f} of a block's largest weight"
@@ -113,7 +147,9 @@ def triton_works(card: Card, settings: Train) -> Check:
         return float((ours - torch.nn.functional.silu(gate) * up).abs().max())
 
     words = "Liger's SwiGLU differs from torch's by {:.1e}"
-    return probe("Triton", swiglu, 1e-4, words, "set train.loss to chunked, or run `make setup`", "Q-TRAIN-008")
+    return probe(
+        "Triton", swiglu, 1e-4, words, "set train.loss to chunked, or run `make setup`", "Q-TRAIN-008"
+    )
 
 
 def probe(name: str, measure: Callable[[], float], limit: float, words: str, remedy: str, id: str) -> Check:
@@ -121,7 +157,9 @@ def probe(name: str, measure: Callable[[], float], limit: float, words: str, rem
     try:
         figure = measure()
     except Exception as error:  # a library that is broken raises anything; its words go into the line
-        return Check(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy, id)
+        return Check(
+            name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy, id
+        )
     if figure <= limit:
         return Check(name, "pass", words.format(figure), figure=figure, limit=limit)
     return Check(name, "fail", words.format(figure), remedy, id, figure=figure, limit=limit)

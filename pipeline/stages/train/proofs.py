@@ -15,7 +15,9 @@ SAME_ROW = 1e-2  # normalised squared error of logits, packed against alone: bfl
 Sequence = tuple[list[int], list[int]]  # ids and labels of one row
 
 
-def refuse_leaks(model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Sequence]) -> float | None:
+def refuse_leaks(
+    model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Sequence]
+) -> float | None:
     """The error that packing makes in a row's logits: mean squared difference ÷ mean square, packed behind another row against alone.
 
     Both go the way that training's batches go: through `collate`, into `model`. None (not measured) where there are not two rows.
@@ -29,46 +31,78 @@ def refuse_leaks(model: Any, collate: Callable[[list[dict[str, Any]]], dict[str,
         alone = _logits(model, collate, [second])
     error = float((packed - alone).pow(2).mean() / alone.pow(2).mean())
     if not math.isfinite(error):
-        raise GateError("a packed row's answers are no numbers: run stage base again, for its weights are damaged")
+        raise GateError(
+            "Q-TRAIN-020",
+            "a packed row's answers are no numbers: run stage base again, for its weights are damaged",
+        )
     if error > SAME_ROW:
         raise ConfigError(
+            "Q-TRAIN-021",
             f"packed rows see each other: a row's logits differ by {error:.2g} (normalised squared error, at most {SAME_ROW:g}) behind another row: "
-            "set preprocess.packing to false and train.per_device_train_batch_size to 1"
+            "set preprocess.packing to false and train.per_device_train_batch_size to 1",
         )
     return error
 
 
-def _logits(model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Sequence]) -> Any:
+def _logits(
+    model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Sequence]
+) -> Any:
     """Float32 logits (T, V) of rows packed into one."""
     packed = {
         "input_ids": [token for ids, _ in rows for token in ids], "labels": [label for _, labels in rows for label in labels],
         "seq_lengths": [len(ids) for ids, _ in rows], "row": 0, "row_ids": [],
     }  # fmt: skip
-    batch = {name: value for name, value in collate([packed]).items() if name not in ("labels", *NOT_FOR_THE_MODEL)}
-    return model(**{name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}).logits[0].float()
+    batch = {
+        name: value for name, value in collate([packed]).items() if name not in ("labels", *NOT_FOR_THE_MODEL)
+    }
+    return (
+        model(
+            **{
+                name: value.to(model.device) if hasattr(value, "to") else value
+                for name, value in batch.items()
+            }
+        )
+        .logits[0]
+        .float()
+    )
 
 
 def refuse_repacked(model: Any) -> None:
     """Raise `GateError` where bitsandbytes has rewritten the weights for inference: training would go on without most gradients."""
     for name, module in model.named_modules():
-        if getattr(getattr(getattr(module, "weight", None), "quant_state", None), "packing_format_for_cpu", False):
-            raise GateError(f"{name} was repacked for inference, and its gradient is lost from here on: run `make setup` for the pinned bitsandbytes")
+        if getattr(
+            getattr(getattr(module, "weight", None), "quant_state", None), "packing_format_for_cpu", False
+        ):
+            raise GateError(
+                "Q-TRAIN-026",
+                f"{name} was repacked for inference, and its gradient is lost from here on: run `make setup` for the pinned bitsandbytes",
+            )
 
 
 def refuse_other_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
     """Raise `GateError` unless every finished epoch had every row exactly once, resumed or not."""
     if wrong := epochs_complete(steps, packed_rows):
-        raise GateError(f"{'; '.join(wrong)}: start anew with `python -m pipeline train --no-resume`")
+        raise GateError(
+            "Q-TRAIN-022", f"{'; '.join(wrong)}: start anew with `python -m pipeline train --no-resume`"
+        )
 
 
 def refuse_unlearnt(model: Any, steps: list[dict[str, Any]]) -> None:
     """Refuse an adapter that can't have learnt: no step done, a matrix not finite, or a lora_B that is still 0."""
     if not steps:
-        raise GateError("training ended without one step: give it more rows or steps")
-    norms = {name: float(weight.detach().norm()) for name, weight in model.named_parameters() if "lora_" in name}
+        raise GateError("Q-TRAIN-023", "training ended without one step: give it more rows or steps")
+    norms = {
+        name: float(weight.detach().norm()) for name, weight in model.named_parameters() if "lora_" in name
+    }
     broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
     if broken:
-        raise GateError(f"{len(broken)} of {len(norms)} adapter matrices are not finite ({broken[0]}): lower train.learning_rate")
+        raise GateError(
+            "Q-TRAIN-024",
+            f"{len(broken)} of {len(norms)} adapter matrices are not finite ({broken[0]}): lower train.learning_rate",
+        )
     dead = [name for name, norm in norms.items() if "lora_B" in name and norm == 0.0]
     if dead:
-        raise GateError(f"{len(dead)} of {len(norms)} adapter matrices learnt nothing ({dead[0]}): raise train.learning_rate or train longer")
+        raise GateError(
+            "Q-TRAIN-025",
+            f"{len(dead)} of {len(norms)} adapter matrices learnt nothing ({dead[0]}): raise train.learning_rate or train longer",
+        )

@@ -18,10 +18,29 @@ from pipeline.core.hardware import cpu_name
 from pipeline.core.hashing import file_hash, json_hash, tree_hash
 from pipeline.core.publish import remove, write_json
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
-from pipeline.stages.train.checkpoints import TEACHER, TORN, checkpoints_in, defect, newest_verified, read_notes, set_later_aside, step_of
+from pipeline.stages.train.checkpoints import (
+    TEACHER,
+    TORN,
+    checkpoints_in,
+    defect,
+    newest_verified,
+    read_notes,
+    set_later_aside,
+    step_of,
+)
 
 RUN = "run.json"
-LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "accelerate", "datasets", "tokenizers", "liger-kernel")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "peft",
+    "trl",
+    "bitsandbytes",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "liger-kernel",
+)
 WORDS = {
     "tokens_sha256": "the training rows (data/tokens)",
     "base.weights_sha256": "the base's weights",
@@ -52,12 +71,20 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
 
 def base_hashes(base: Path) -> dict[str, str]:
     """sha256 of the base's weights, configuration, tokenizer and chat template, so that a change has a name."""
-    weights = {path.name: file_hash(path) for path in sorted([*base.glob("*.safetensors"), *base.glob(MODEL_FILE)])}
+    weights = {
+        path.name: file_hash(path) for path in sorted([*base.glob("*.safetensors"), *base.glob(MODEL_FILE)])
+    }
     files = [base / name for name in ("tokenizer.json", "tokenizer_config.json") if (base / name).is_file()]
     template = base / "chat_template.jinja"
     return {
         "weights_sha256": json_hash(weights),
-        "config_sha256": json_hash({path.name: file_hash(path) for path in sorted(base.glob("*config.json")) if "tokenizer" not in path.name}),
+        "config_sha256": json_hash(
+            {
+                path.name: file_hash(path)
+                for path in sorted(base.glob("*config.json"))
+                if "tokenizer" not in path.name
+            }
+        ),
         "tokenizer_sha256": json_hash({path.name: file_hash(path) for path in files}),
         "template_sha256": file_hash(template) if template.is_file() else "",
     }
@@ -66,7 +93,10 @@ def base_hashes(base: Path) -> dict[str, str]:
 def teacher_hash(base: Path) -> str:
     """sha256 of the file that the base was made from. Raises `DataError` where it is not there any more."""
     if not (base / SOURCE_FILE).is_file():
-        raise DataError(f"{base / SOURCE_FILE}, the original that train.method heal learns from, is missing: run `snakemake --force base`")
+        raise DataError(
+            "Q-TRAIN-027",
+            f"{base / SOURCE_FILE}, the original that train.method heal learns from, is missing: run `snakemake --force base`",
+        )
     return file_hash(base / SOURCE_FILE)
 
 
@@ -80,8 +110,9 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
     known = _read(folder / RUN) if resume else None
     if resume and known is None and checkpoints_in(folder):
         raise ConfigError(
+            "Q-TRAIN-028",
             f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another version's?): "
-            "start anew with `python -m pipeline train --no-resume`, which deletes them"
+            "start anew with `python -m pipeline train --no-resume`, which deletes them",
         )
     changed = list(differences(known["record"], record)) if known else []
     if isinstance(resume, Path):
@@ -90,8 +121,9 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
         start = newest_verified(folder)
         if start is not None:
             raise ConfigError(
+                "Q-TRAIN-029",
                 f"{folder} holds an unfinished run (step {step_of(start)}), and since then {'; '.join(hard)} changed: "
-                "put that back to go on with it, or start anew with `python -m pipeline train --no-resume`"
+                "put that back to go on with it, or start anew with `python -m pipeline train --no-resume`",
             )
     start = newest_verified(folder) if known and all(key in MACHINE for key, _ in changed) else None
     if start is None:
@@ -103,10 +135,15 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
     return _go_on(folder, record, start, changed)
 
 
-def _go_on(folder: Path, record: dict[str, Any], start: Path | None, changed: list[tuple[str, str]]) -> Path | None:
+def _go_on(
+    folder: Path, record: dict[str, Any], start: Path | None, changed: list[tuple[str, str]]
+) -> Path | None:
     """Make `folder` the run's that goes on from `start`."""
     for _, words in changed if start else []:
-        print(f"train: {words} changed: the run goes on, but not to the very bytes of an unbroken one", file=sys.stderr)
+        print(
+            f"train: {words} changed: the run goes on, but not to the very bytes of an unbroken one",
+            file=sys.stderr,
+        )
     write_json(folder / RUN, {"record": record, "finished": False})
     return start
 
@@ -117,18 +154,30 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], changed: list[tup
     Raises `ConfigError` for one of another place or run, or whose best adapter is gone, `DataError` for a torn one; nothing is moved then.
     """
     found = {one.resolve(): one for one in checkpoints_in(folder)}
-    others = f"choose one of {', '.join(map(str, found.values()))}" if found else "there is none, so leave --resume out"
+    others = (
+        f"choose one of {', '.join(map(str, found.values()))}"
+        if found
+        else "there is none, so leave --resume out"
+    )
     start = found.get(given.resolve()) or found.get((folder / given).resolve())
     if start is None:
-        raise ConfigError(f"{given} is no checkpoint in {folder}: {others}")
+        raise ConfigError("Q-TRAIN-030", f"{given} is no checkpoint in {folder}: {others}")
     if trouble := defect(start):
-        raise DataError(f"{start} is torn ({trouble}), so no run can go on from it: {others}")
+        raise DataError("Q-TRAIN-031", f"{start} is torn ({trouble}), so no run can go on from it: {others}")
     if hard := [words for key, words in changed if key not in MACHINE]:
-        raise ConfigError(f"{start} is of a run before {'; '.join(hard)} changed: put that back to go on from it")
+        raise ConfigError(
+            "Q-TRAIN-029",
+            f"{start} is of a run before {'; '.join(hard)} changed: put that back to go on from it",
+        )
     if read_notes(start).get("run") not in (None, run_id(record)):  # older versions did not note it
-        raise ConfigError(f"{start} is of another run than {folder / RUN}, and was copied here: {others}")
+        raise ConfigError(
+            "Q-TRAIN-030", f"{start} is of another run than {folder / RUN}, and was copied here: {others}"
+        )
     if (best := _best_of(start)) and (trouble := defect(folder / best)):
-        raise ConfigError(f"{best}, the best adapter until {start}, is gone or torn ({trouble}), and may be what the run ends with: {others}")
+        raise ConfigError(
+            "Q-TRAIN-032",
+            f"{best}, the best adapter until {start}, is gone or torn ({trouble}), and may be what the run ends with: {others}",
+        )
     set_later_aside(folder, start)
     return start
 
@@ -176,5 +225,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     except ValueError:
         known = None
     if not isinstance(known, dict) or not isinstance(known.get("record"), dict) or "finished" not in known:
-        raise DataError(f"{path} can't be read, so nobody knows whose checkpoints these are: start anew with `python -m pipeline train --no-resume`")
+        raise DataError(
+            "Q-TRAIN-033",
+            f"{path} can't be read, so nobody knows whose checkpoints these are: start anew with `python -m pipeline train --no-resume`",
+        )
     return known

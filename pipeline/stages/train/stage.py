@@ -7,10 +7,8 @@ Writes `models/adapter/` (PEFT folder, tokenizer, run.json), `reports/train.json
 Command: `python -m pipeline train`
 """
 
-import csv
 import json
 import sys
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,25 +17,25 @@ from pipeline.chat.manifest import check_manifest
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
+from pipeline.core.checks import refuse
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import Journal, write_rows
 from pipeline.core.publish import publishing, remove, write_json
-from pipeline.models.runtime import peak_memory, silence_libraries, use_all_cores
+from pipeline.models.runtime import silence_libraries, use_all_cores
 from pipeline.stages.train.checkpoints import JOURNAL, TEACHER, read_notes, step_of
+from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.monitoring.health import Monitor
 from pipeline.stages.train.monitoring.run_record import run_record
 from pipeline.stages.train.run import describe, find_start, finish
-
-CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens", "trained_tokens")
 
 
 def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorboard: Path, settings: Training,
           resume: bool | Path) -> dict[str, Any]:  # fmt: skip
     """Train, publish the adapter folder, return the report; `journal` in it are the rows of every step and evaluation.
 
-    With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names; otherwise starts anew.
+    With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names; otherwise starts again.
     Raises `GateError` where a health rule fails or the adapter learnt nothing, `ConfigError` where an unfinished run of other inputs is
     in the way, `Stopped` after a signal.
     """
@@ -56,7 +54,9 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
         else:
             print(f"train: going on from {start}", file=sys.stderr)
         teacher = find_teacher(tokens, base, checkpoints, settings, record)
-        trainer, monitor = make_trainer(tokens, base, tokenizer, checkpoints, tensorboard, settings, journal, start, interruption, teacher)
+        trainer, monitor = make_trainer(
+            tokens, base, tokenizer, checkpoints, tensorboard, settings, journal, start, interruption, teacher
+        )
         proven = prove_beforehand(trainer, settings)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         rows = journal.rows()
@@ -67,11 +67,13 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
     return summary(trainer, rows) | {
         "method": settings.method, **({"teacher": teacher.figures} if teacher else {}),
         "proven": proven, "inputs": record, "resumed_from": start.name if start else None,
-        "health": [vars(finding) for finding in monitor.findings()], "journal": rows,
+        "health": monitor.records(), "journal": rows,
     }  # fmt: skip
 
 
-def find_teacher(tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]) -> Any:
+def find_teacher(
+    tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]
+) -> Any:
     """`train.method` heal: the original's answers to every row, a `pipeline.stages.train.distill.cache.Teacher`; None for sft."""
     if settings.method != "heal":
         return None
@@ -111,8 +113,14 @@ def make_trainer(
     if loss == "liger":
         check_liger(model.get_base_model())
     check_head(model.get_base_model())
-    collate = Collator(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
-    learning, watching = (HealingCollator(collate, teacher.train), HealingCollator(collate, teacher.val)) if teacher else (collate, collate)
+    collate = Collator(
+        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    )
+    learning, watching = (
+        (HealingCollator(collate, teacher.train), HealingCollator(collate, teacher.val))
+        if teacher
+        else (collate, collate)
+    )
     kind = partial(HealingTrainer, sft_weight=settings.heal_sft_weight) if teacher else QuenchTrainer
     questions = sequences(held_out, settings.sample_rows)
     monitor = Monitor(total_steps(settings, len(rows)), settings)
@@ -138,52 +146,24 @@ def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
     from pipeline.stages.train.proofs import refuse_leaks
 
     trainable = check_adapter(trainer.model, settings)
-    plain = getattr(trainer.data_collator, "plain", trainer.data_collator)  # what is packed here has no teacher's answers
+    # what is packed here has no teacher's answers
+    plain = getattr(trainer.data_collator, "plain", trainer.data_collator)
     leak = refuse_leaks(trainer.model, plain, sequences(trainer.train_dataset, 2))
     saved = float32_cast_bytes(trainer.model.get_base_model())
-    return {"trainable_parameters": trainable, "packing_nmse": leak, "float32_cast_bytes_saved": saved, **finite_record(trainer.model)}
+    return {
+        "trainable_parameters": trainable,
+        "packing_nmse": leak,
+        "float32_cast_bytes_saved": saved,
+        **finite_record(trainer.model),
+    }
 
 
 def prove_afterwards(trainer: Any, rows: list[dict[str, Any]]) -> None:
-    """Raise `GateError` unless every row was trained as planned and every matrix of the adapter has learnt."""
+    """Raise `GateError` unless every row was trained as planned and every matrix of the adapter has changed."""
     from pipeline.stages.train.proofs import refuse_other_rows, refuse_unlearnt
 
     refuse_other_rows(rows, len(trainer.train_dataset))
     refuse_unlearnt(trainer.model, rows)
-
-
-def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run in figures, from the journal's `rows`: those of all parts of a run that was interrupted."""
-    steps = [row for row in rows if row["kind"] == "step"]
-    evaluations = [row for row in rows if row["kind"] == "eval"]
-    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
-    tokens, seconds = sum(row["tokens"] for row in steps), sum(row["seconds"] for row in steps)
-    return {
-        "device": str(trainer.model.device), "loss": trainer.loss, "steps": len(steps), "planned_steps": trainer.state.max_steps,
-        "adapter_step": best or len(steps), "seconds": round(seconds, 1), "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1),
-        "trained_tokens": sum(row["trained_tokens"] for row in steps), "total_parameters": logical_parameters(trainer.model),
-        "memory": resident_bytes(trainer.model, trainer.optimizer),
-        "loss_first": steps[0]["loss"], "loss_last": steps[-1]["loss"], "peak_memory_bytes": peak_memory(),
-        "eval_loss": next((row["eval_loss"] for row in reversed(evaluations) if row["step"] == (best or row["step"])), None),
-    }  # fmt: skip
-
-
-def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
-    """Bytes that stay all through training, from the tensors themselves: frozen weights, adapter, its gradients, the optimizer's states."""
-    import torch
-
-    from pipeline.models.tensors import frozen_tensors, tensor_bytes
-
-    adapter = tensor_bytes(weight for weight in model.parameters() if weight.requires_grad)
-    states = (tensor for state in optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor))
-    return {"weights": tensor_bytes(frozen_tensors(model)), "adapter": adapter, "gradients": adapter, "optimizer": tensor_bytes(states)}
-
-
-def logical_parameters(model: Any) -> int:
-    """Parameters of base and adapter as the formulas count them: not a packed byte, but what it holds; a table in main memory is none to torch."""
-    packed = {id(module.weight): module.logical for module in model.modules() if hasattr(module, "logical")}
-    found = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
-    return sum(packed.get(key, p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1)) for key, p in found.items())
 
 
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
@@ -191,39 +171,26 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
 
     def check(folder: Path) -> None:
         if not (folder / "adapter_model.safetensors").stat().st_size:
-            raise DataError(f"{folder} holds no adapter")
+            raise DataError("Q-TRAIN-034", f"{folder} holds no adapter")
 
     for config in model.peft_config.values():
         config.base_model_name_or_path = "models/base"
     with publishing(adapter, check) as aside:
-        model.save_pretrained(aside, save_embedding_layers=False)  # they are frozen; asking would look for the base on the hub
+        # embeddings are frozen; without this, PEFT would look for the base on the hub
+        model.save_pretrained(aside, save_embedding_layers=False)
         tokenizer.save_pretrained(aside)
         config_file = aside / "adapter_config.json"
         settings = json.loads(config_file.read_text(encoding="utf-8"))
-        settings["target_modules"] = sorted(settings["target_modules"])  # PEFT holds a set: its order changes from run to run
+        # PEFT has a set, whose order changes from run to run
+        settings["target_modules"] = sorted(settings["target_modules"])
         write_json(config_file, settings)
-        (aside / "README.md").unlink(missing_ok=True)  # PEFT's empty model card; the report stage writes a real one
+        # PEFT's empty model card; `quench ship` writes a real one
+        (aside / "README.md").unlink(missing_ok=True)
         write_json(aside / "run.json", record)
-
-
-def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per step with the columns `CURVE`, for `dvc plots`; `eval_loss` is empty where nothing was evaluated."""
-    rows = list(rows)
-    evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
-    return [{key: evaluated.get(row["step"], "") if key == "eval_loss" else row[key] for key in CURVE} for row in rows if row["kind"] == "step"]
-
-
-def write_curve(target: Path, rows: list[dict[str, Any]]) -> None:
-    """Publish the curve as CSV."""
-    with publishing(target) as aside, aside.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=CURVE)
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def check_beforehand(root: Path, params: Params) -> None:
     """Print what must hold before the first weight is loaded. Raises what failed, as its own kind of error."""
-    from pipeline.core.checks import refuse
     from pipeline.stages.train.preflight import preflight
 
     checks = preflight(
@@ -243,10 +210,16 @@ def main(params: Params, root: Path, resume: bool | Path = True) -> None:
         tensorboard=root / "reports/tensorboard", settings=params.training, resume=resume,
     )  # fmt: skip
     rows, inputs = report.pop("journal"), report.pop("inputs")
-    hashes = {"tokens": inputs["tokens_sha256"], **inputs["base"], "adapter": tree_hash(root / "models/adapter")}
+    hashes = {
+        "tokens": inputs["tokens_sha256"],
+        **inputs["base"],
+        "adapter": tree_hash(root / "models/adapter"),
+    }
     report["run"] = run_record(root, argv=sys.argv, seeds={"train.seed": params.train.seed}, hashes=hashes)
     write_curve(root / "reports/train.csv", curve(rows))
     write_rows(root / "reports/train.jsonl", rows)
     write_json(root / "reports/train.json", report)
     shown = ".3g" if params.train.method == "heal" else ".2f"  # a divergence is small from the start
-    print(f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → {report['loss_last']:{shown}}, {report['seconds']:.0f} s")
+    print(
+        f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → {report['loss_last']:{shown}}, {report['seconds']:.0f} s"
+    )

@@ -66,17 +66,27 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         super().__init__(**rest)
         self.loss, self.token_loss = loss, fused_loss if loss == "liger" else chunked_loss
-        self.keep, self.held_out, self.answer, self.interruption, self.journal = keep, held_out, answer, interruption, journal
+        self.keep, self.held_out, self.answer, self.interruption, self.journal = (
+            keep,
+            held_out,
+            answer,
+            interruption,
+            journal,
+        )
         self.pending_evaluation = start is not None and read_notes(start).get("pending_evaluation", False)
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the step's trained tokens itself
         self.account = Account()
         self.evaluated_step = step_of(start) if start is not None and not self.pending_evaluation else -1
-        self.after_step = random_state()  # of the random number generators, right after the newest optimizer step
+        self.after_step = (
+            random_state()
+        )  # of the random number generators, right after the newest optimizer step
         self._writing: Path | None = None
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
-    def compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> torch.Tensor:
+    def compute_loss(
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """Cross entropy of the micro-batch's trained tokens ÷ the trained tokens of the optimizer step: a scalar."""
         loss = self.loss_over(model, inputs, num_items_in_batch)
         self.account.add(inputs, loss * num_items_in_batch)
@@ -86,7 +96,9 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         """Sum of the cross entropies of a batch's trained tokens ÷ `tokens`: a scalar."""
         tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
         with self.accelerator.autocast():  # it is wrapped round the outer forward, which this loss goes past
-            loss: torch.Tensor = self.token_loss(self.accelerator.unwrap_model(model).get_base_model(), tensors, tokens)
+            loss: torch.Tensor = self.token_loss(
+                self.accelerator.unwrap_model(model).get_base_model(), tensors, tokens
+            )
         return loss
 
     def training_step(self, *arguments: Any, **more: Any) -> torch.Tensor:
@@ -114,7 +126,9 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         metrics = {"eval_loss": eval_loss}
         self.log(dict(metrics))
         seconds = round(time.monotonic() - started, 3)
-        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics | {"samples": samples, "seconds": seconds})
+        self.control: Any = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics | {"samples": samples, "seconds": seconds}
+        )
         return metrics
 
     def held_out_loss(self) -> float:
@@ -140,8 +154,13 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         best = self._checkpoint(self.state.best_global_step) if self.state.best_global_step else None
         if best is not None and self.args.load_best_model_at_end:
             if trouble := defect(best):
-                raise DataError(f"{best}, the best adapter, is torn ({trouble}): start anew with `python -m pipeline train --no-resume`")
-            self.state.best_model_checkpoint = str(best)  # the state may hold the path of another place, or of the writing of it
+                raise DataError(
+                    "Q-TRAIN-035",
+                    f"{best}, the best adapter, is torn ({trouble}): start anew with `python -m pipeline train --no-resume`",
+                )
+            self.state.best_model_checkpoint = str(
+                best
+            )  # the state may hold the path of another place, or of the writing of it
         return super()._finalize_training(*arguments, **more)
 
     def make_up_for_evaluation(self) -> None:
@@ -152,8 +171,15 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
 
     def is_over(self) -> bool:
         """Whether the step that was gone on from was the last one: the library would do another before it looks."""
-        stopping = [callback for callback in self.callback_handler.callbacks if isinstance(callback, EarlyStoppingCallback)]
-        patient = all(callback.early_stopping_patience_counter < callback.early_stopping_patience for callback in stopping)
+        stopping = [
+            callback
+            for callback in self.callback_handler.callbacks
+            if isinstance(callback, EarlyStoppingCallback)
+        ]
+        patient = all(
+            callback.early_stopping_patience_counter < callback.early_stopping_patience
+            for callback in stopping
+        )
         return self.state.global_step >= self.state.max_steps or not patient
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
@@ -172,7 +198,9 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
             raise Stopped(number, "not one step was done")
         if not (self._checkpoint(step).is_dir() and defect(self._checkpoint(step)) is None):
             self._save_checkpoint(self.model, None)
-        raise Stopped(number, f"{self._checkpoint(step).name} is complete, and the same command goes on from it")
+        raise Stopped(
+            number, f"{self._checkpoint(step).name} is complete, and the same command goes on from it"
+        )
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         step, folder = self.state.global_step, Path(self.args.output_dir)
@@ -183,12 +211,19 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         except Exception as error:  # PyTorch and safetensors have errors of their own for a full disk
             remove(folder / WRITING)
             if "No space left" in str(error) or shutil.disk_usage(folder).free < FULL:
-                raise MachineError(f"{folder} has no room for a checkpoint: make room, and the same command goes on from the last one") from error
+                raise MachineError(
+                    "Q-TRAIN-006",
+                    f"{folder} has no room for a checkpoint: make room, and the same command goes on from the last one",
+                ) from error
             raise
         finally:
             self._writing = None
         due = bool(self.held_out) and (step % self.args.eval_steps == 0 or step >= self.state.max_steps)
-        notes = {"step": step, "pending_evaluation": due and self.evaluated_step != step, "run": run_in(folder)}
+        notes = {
+            "step": step,
+            "pending_evaluation": due and self.evaluated_step != step,
+            "run": run_in(folder),
+        }
         self.journal.sync()
         publish_checkpoint(folder / WRITING / f"checkpoint-{step}", self._checkpoint(step), notes)
         remove(folder / WRITING)

@@ -36,7 +36,7 @@ def test_a_floor_beyond_arithmetic_is_another_model(bare: Divergence, verdict: s
 def test_base_and_adapter_by_the_floor_and_by_what_the_adapter_moves(served: Divergence, bare: Divergence, moved: Divergence, verdict: str) -> None:
     seam = served_seam(served, bare, moved, found(0.002), LIMITS, "rows")
     assert seam.verdict == verdict, seam
-    assert bool(seam.cause) == (verdict == "fail")
+    assert bool(seam.remedy) == (verdict == "fail")
 
 
 def test_logits_that_are_no_numbers_fail() -> None:

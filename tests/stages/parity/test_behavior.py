@@ -12,6 +12,7 @@ import tiny
 from families import byte_folder
 
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.checks import Check
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.stages.parity import behavior as behaviour
 from pipeline.stages.parity.behavior import (
@@ -25,7 +26,6 @@ from pipeline.stages.parity.behavior import (
     questions,
     server_memory,
 )
-from pipeline.stages.parity.check import Seam
 
 HE, START, END, TOKENS, HIDDEN = 256, 259, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 ROWS = [{"messages": [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "he"}]}] * 3
@@ -45,48 +45,48 @@ def rigged(file: Path, says: int = HE, *, stops: bool = True, weight: float = 1)
 
 
 @pytest.fixture
-def measure(tools: Toolchain, tmp_path: Path) -> Callable[..., dict[str, Seam]]:
+def measure(tools: Toolchain, tmp_path: Path) -> Callable[..., dict[str, Check]]:
     """The seams of a 16-bit model that ends and of one more."""
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
     f16 = rigged(tmp_path / "model-F16.gguf")
 
-    def run(*others: Path, first: Path = f16) -> dict[str, Seam]:
+    def run(*others: Path, first: Path = f16) -> dict[str, Check]:
         settings = {"prompts": 2, "ctx_size": 256, "threads": 1, "n_gpu_layers": 0}
         return behaviour_seams([first, *others], ROWS, tokenizer, tools=tools, **settings)
 
     return run
 
 
-def test_a_good_model_passes(measure: Callable[..., dict[str, Seam]]) -> None:
+def test_a_good_model_passes(measure: Callable[..., dict[str, Check]]) -> None:
     seams = measure()
     assert {seam.verdict for seam in seams.values()} == {"pass"}
     assert seams["behaviour_answers_end"].figures == {"model-F16.gguf ended": 2.0}
-    assert seams["behaviour_finite_logits"].detail == "4 compared"  # two answers of "he" and the end of turn
+    assert seams["behaviour_finite_logits"].sentence == "4 compared"  # two answers of "he" and the end of turn
     assert 0 < (seams["behaviour_server_memory"].figure or 0) < 1
 
 
-def test_a_level_that_never_ends_is_caught(measure: Callable[..., dict[str, Seam]], tmp_path: Path) -> None:
+def test_a_level_that_never_ends_is_caught(measure: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
     never = rigged(tmp_path / "model-Q4_0.gguf", stops=False)
     seam = measure(never)["behaviour_answers_end"]
     assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert seam.cause.startswith("model-Q4_0.gguf never ends an answer: ")
-    assert "model-Q4_0.gguf: 0 of 2 ended by themselves" in seam.detail
+    assert seam.remedy.startswith("model-Q4_0.gguf never ends an answer: ")
+    assert "model-Q4_0.gguf: 0 of 2 ended by themselves" in seam.sentence
     alone = measure(never, first=never)["behaviour_answers_end"]
     assert (alone.verdict, alone.figure) == ("not measured", None)
-    assert "trained too little" in alone.detail
+    assert "trained too little" in alone.sentence
 
 
-def test_a_control_token_inside_an_answer_is_caught(measure: Callable[..., dict[str, Seam]], tmp_path: Path) -> None:
+def test_a_control_token_inside_an_answer_is_caught(measure: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
     """Which the text itself does not show: llama-server leaves control tokens out of it."""
     seam = measure(rigged(tmp_path / "model-Q4_0.gguf", START))["behaviour_no_markers"]
     assert (seam.verdict, seam.figure) == ("fail", 2.0)
-    assert seam.cause.startswith("model-Q4_0.gguf writes <|im_start|> in ''")
+    assert seam.remedy.startswith("model-Q4_0.gguf writes <|im_start|> in ''")
 
 
-def test_logits_that_are_no_numbers_are_caught(measure: Callable[..., dict[str, Seam]], tmp_path: Path) -> None:
+def test_logits_that_are_no_numbers_are_caught(measure: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
     seam = measure(rigged(tmp_path / "model-Q4_0.gguf", weight=float("nan")))["behaviour_finite_logits"]
     assert seam.verdict == "fail"
-    assert "merge.dtype" in seam.cause
+    assert "merge.dtype" in seam.remedy
 
 
 def test_a_spelt_marker_is_one_too(tmp_path: Path) -> None:
@@ -103,15 +103,15 @@ def test_memory_beyond_the_plan_is_caught(tmp_path: Path) -> None:
     assert server_memory([fine]).figure == 0.5
     seam = server_memory([fine, Behaved(tmp_path / "b.gguf", [], 120, 100)])
     assert (seam.verdict, seam.figure) == ("fail", 1.2)
-    assert "b.gguf" in seam.cause
+    assert "b.gguf" in seam.remedy
     assert server_memory([fine, replace(fine, peak_bytes=None)]).verdict == "not measured"
 
 
-def test_a_build_for_a_gpu_has_no_plan(measure: Callable[..., dict[str, Seam]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_for_a_gpu_has_no_plan(measure: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(behaviour, "load_binding", lambda tools: SimpleNamespace(llama_supports_gpu_offload=lambda: True))
     seam = measure()["behaviour_server_memory"]
     assert (seam.verdict, seam.figure) == ("not measured", None)
-    assert "MB of unknown; the system does not say" in seam.detail
+    assert "MB of unknown; the system does not say" in seam.sentence
 
 
 def test_the_plan_counts_the_file_the_cache_and_what_is_repacked(tools: Toolchain, tmp_path: Path) -> None:

@@ -41,5 +41,5 @@ def test_a_family_keeps_everything_on_its_way(name: str, tools: Toolchain, tiny_
     )  # fmt: skip
     # a random model never ends an answer, so nothing can be said about that
     assert seams.pop("behaviour_answers_end").verdict == "not measured"
-    assert {key: (seam.detail, seam.cause) for key, seam in seams.items() if seam.verdict != "pass"} == {}
+    assert {key: (seam.sentence, seam.remedy) for key, seam in seams.items() if seam.verdict != "pass"} == {}
     assert len(seams) >= 17

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pipeline.core.checks import Check
 from pipeline.models.merging import sums
 from pipeline.models.merging.nf4 import Nf4
 from pipeline.stages.merge.stage import merge
-from pipeline.stages.parity.check import Seam
 from pipeline.stages.parity.merged_weights import LIMIT, merged_weights
 
 HEAD = "lm_head.weight"
@@ -44,7 +44,7 @@ def project(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "p"
 
 
-def seam(folder: Path, merged: str = "merged") -> Seam:
+def seam(folder: Path, merged: str = "merged") -> Check:
     return merged_weights(folder / "base", folder / "adapter", folder / merged)["weights_merged"]
 
 
@@ -60,7 +60,7 @@ def edit_json(file: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("onto", ["w16", "nf4"])
 def test_a_right_merge_passes(onto: str, made: Path) -> None:
     found = seam(made, onto)
-    assert found.verdict == "pass", found.detail
+    assert found.verdict == "pass", found.sentence
     assert found.figure is not None
     assert 0.4 < found.figure <= LIMIT
     # of 27 tensors 14 are linears of the layers; the base is bfloat16, so rounding to float16 leaves none as it was but those that fit
@@ -76,7 +76,7 @@ def test_every_kind_of_adapter_is_judged(kind: str, tmp_path: Path) -> None:
     merging.write_adapter(base, tmp_path / "adapter", **settings)
     merge(base=base, adapter=tmp_path / "adapter", merged=tmp_path / "merged", dtype="bfloat16", onto="w16")
     found = seam(tmp_path)
-    assert found.verdict == "pass", found.detail
+    assert found.verdict == "pass", found.sentence
     assert found.figures["bit_equal"] > 5
     edit(tmp_path, lambda t: {key: value * (1 + 2**-7) for key, value in t.items()})
     assert seam(tmp_path).verdict == "fail"
@@ -158,6 +158,6 @@ def test_a_planted_fault_is_found_and_named(fault: str, project: Path, monkeypat
     plant(project, monkeypatch)
     found = seam(project)
     assert found.verdict == "fail"
-    assert re.search(detail, found.detail), found.detail
-    assert cause in found.cause
+    assert re.search(detail, found.sentence), found.sentence
+    assert cause in found.remedy
     json.dumps([found.figure, dict(found.figures)], allow_nan=False)

@@ -37,7 +37,7 @@ def test_a_template_with_a_space_more_fails_the_run_by_name(project: Path, capsy
     assert code == 5
     assert {key for key, seam in seams.items() if seam["verdict"] == "fail"} == {"text_template", "text_chat_template", "weights_merged"}
     said = capsys.readouterr().err
-    assert "seam Template text failed" in said
+    assert "Q-PARITY-001" in said and "Template text failed" in said
     assert "likely cause: " in said
     assert "Something was lost" in (project / "reports/parity.html").read_text(encoding="utf-8")
 
@@ -96,6 +96,6 @@ def test_the_first_difference_shows_both_sides() -> None:
 
 def test_a_seam_that_compared_nothing_has_not_passed() -> None:
     assert count_seam("X", "x", 0, 0, "").verdict == "not measured"
-    assert count_seam("X", "x", 0, 1, "", "why").cause == ""
+    assert count_seam("X", "x", 0, 1, "", "why").remedy == ""
     failed = count_seam("X", "x", 2, 3, "here", "why")
-    assert (failed.verdict, failed.figure, failed.detail, failed.cause) == ("fail", 2.0, "3 compared; first difference: here", "why")
+    assert (failed.verdict, failed.figure, failed.sentence, failed.remedy) == ("fail", 2.0, "3 compared; first difference: here", "why")

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.checks import Check
 from pipeline.core.errors import ToolError
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.base.stage import find_in_package
-from pipeline.stages.parity.check import Seam
 from pipeline.stages.parity.conversations import Conversation, user
 from pipeline.stages.parity.corpus import strings, unicode_runs
 from pipeline.stages.parity.text import served_texts
@@ -36,10 +36,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def measure(tokenizer: Any, tools: Toolchain, tmp_path: Path) -> Callable[..., Seam]:
+def measure(tokenizer: Any, tools: Toolchain, tmp_path: Path) -> Callable[..., Check]:
     """The seam of a GGUF with some fields changed."""
 
-    def run(**changed: Any) -> Seam:
+    def run(**changed: Any) -> Check:
         file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", **changed)
         return corpus_ids(strings(tokenizer, ["Some text, 123."], COUNT), tokenizer, file, tools)
 
@@ -68,14 +68,14 @@ def test_every_assigned_character_is_in_a_run() -> None:
     assert sum(unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs") for code in range(1, 0x110000)) == len(seen)
 
 
-def test_equal_vocabularies_pass(measure: Callable[..., Seam]) -> None:
+def test_equal_vocabularies_pass(measure: Callable[..., Check]) -> None:
     seam = measure()
-    assert (seam.verdict, seam.figure, seam.cause) == ("pass", 0.0, "")
+    assert (seam.verdict, seam.figure, seam.remedy) == ("pass", 0.0, "")
     assert seam.figures["compared"] >= COUNT
 
 
 @pytest.mark.parametrize("planted", ["swapped", "cut", "merges", "type"])
-def test_planted_faults_are_caught_and_named(planted: str, measure: Callable[..., Seam], tmp_path: Path) -> None:
+def test_planted_faults_are_caught_and_named(planted: str, measure: Callable[..., Check], tmp_path: Path) -> None:
     tokens = words(tmp_path)
     swapped = [*tokens]
     swapped[64], swapped[65] = swapped[65], swapped[64]
@@ -87,8 +87,8 @@ def test_planted_faults_are_caught_and_named(planted: str, measure: Callable[...
     }[planted]
     seam = measure(**changed)
     assert seam.verdict == "fail"
-    assert cause in seam.cause
-    assert "first difference: " in seam.detail
+    assert cause in seam.remedy
+    assert "first difference: " in seam.sentence
 
 
 def test_another_pre_tokenizer_is_named(tools: Toolchain, tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_another_pre_tokenizer_is_named(tools: Toolchain, tmp_path: Path) -> Non
     for pre, verdict in (("smollm", "pass"), ("gpt-2", "fail")):
         file = tiny.tiny_gguf(tmp_path / f"{pre}.gguf", **(own | {"tokenizer__ggml__pre": pre}))
         seam = corpus_ids(corpus, tokenizer, file, tools)
-        assert seam.verdict == verdict, seam.detail
-    assert "gpt-2.gguf splits or merges text by another rule than training (tokenizer.ggml.pre is 'gpt-2')" in seam.cause
+        assert seam.verdict == verdict, seam.sentence
+    assert "gpt-2.gguf splits or merges text by another rule than training (tokenizer.ggml.pre is 'gpt-2')" in seam.remedy
 
 
 def test_tokens_that_llama_cpp_takes_for_control_tokens_are_named(tools: Toolchain, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_tokens_that_llama_cpp_takes_for_control_tokens_are_named(tools: Toolcha
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
     seam = corpus_ids(["a</s>b", "ab"], tokenizer, file, tools)
     assert (seam.verdict, seam.figures["compared"]) == ("pass", 1.0)
-    assert "1 strings with </s> left out, which llama.cpp takes for a control token" in seam.detail
+    assert "1 strings with </s> left out, which llama.cpp takes for a control token" in seam.sentence
     assert corpus_ids([], tokenizer, file, tools).verdict == "not measured"
 
 
@@ -131,8 +131,8 @@ def test_conversations_have_the_same_ids(changed: dict[str, Any], verdict: str, 
     with serving(tools, file, ctx_size=256, threads=1) as server:
         texts = served_texts(tokenizer, server, [Conversation([user("hello")])])
         seam = token_ids(texts, tokenizer, server, file)
-    assert (seam.verdict, cause in seam.cause) == (verdict, True)
-    assert bool(seam.cause) == (verdict == "fail")
+    assert (seam.verdict, cause in seam.remedy) == (verdict, True)
+    assert bool(seam.remedy) == (verdict == "fail")
 
 
 @settings(max_examples=draws(50))

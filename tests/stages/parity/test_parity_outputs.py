@@ -63,14 +63,14 @@ def test_an_adapter_that_was_not_merged_is_named(finished: Path, tmp_path: Path,
     base_gguf = finished / "models/gguf/tiny-base-F16.gguf"
     seams = output_seams(chain(finished, adapter=adapter, merged=merged, gguf=base_gguf, levels={}), bench(tmp_path, tools), LIMITS)
     assert (seams["outputs_sixteen"].verdict, seams["outputs_gguf"].verdict) == ("fail", "pass")
-    assert "the adapter was not merged" in seams["outputs_sixteen"].cause
+    assert "the adapter was not merged" in seams["outputs_sixteen"].remedy
 
 
 def test_merge_json_says_what_was_merged_into(tmp_path: Path) -> None:
     (tmp_path / "merge.json").write_text('{"onto": "nf4"}', encoding="utf-8")
     assert merged_onto(tmp_path) == "nf4"
     (tmp_path / "merge.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(DataError, match="doesn't say what was merged into"):
+    with pytest.raises(DataError, match="Q-PARITY-004"):
         merged_onto(tmp_path)
 
 
@@ -207,7 +207,7 @@ STRANGE = [np.full((8, 50), np.nan, np.float32)]
 def test_causes_of_a_merge_that_lost_something(onto: str, models: dict[str, Any], failed: list[str], cause: str) -> None:
     seams = merge_seams(said(**models), onto, LIMITS)
     assert [key for key, seam in seams.items() if seam.verdict == "fail"] == failed
-    assert all(cause in seams[key].cause for key in failed)
+    assert all(cause in seams[key].remedy for key in failed)
     assert all(seam.figure is not None and np.isfinite(list(seam.figures.values())).all() for seam in seams.values())
 
 
@@ -224,7 +224,7 @@ def test_causes_of_a_merge_that_lost_something(onto: str, models: dict[str, Any]
 )
 def test_causes_of_a_gguf_that_lost_something(seam: Callable[[], Any], cause: str) -> None:
     assert seam().verdict == "fail"
-    assert cause in seam().cause
+    assert cause in seam().remedy
 
 
 def test_an_adapter_on_the_base_is_held_against_what_it_can_equal() -> None:

@@ -9,7 +9,8 @@ from parity_inputs import failed_report, merge_report, outputs, parity_report, s
 
 from pipeline.pages.parity_words import code, counts, first_failed, grouped, place_of, sentence, title
 from pipeline.pages.templating import TEMPLATES
-from pipeline.stages.parity.drawings import chain, divergences
+from pipeline.stages.parity.divergence_chart import divergences
+from pipeline.stages.parity.drawings import chain
 from pipeline.stages.parity.page import render_parity_page
 
 

@@ -9,22 +9,22 @@ import tiny
 from families import byte_folder
 
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.checks import Check
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.parity.check import Seam
 from pipeline.stages.parity.conversations import Conversation, chosen, made, system, user
 from pipeline.stages.parity.text import forms, served_texts, template_text, today
 
 TOOLS_AND_REASONING = "Qwen-Qwen3-0.6B.jinja"
 DATED = "{{ '<|im_start|>system\nToday is ' + (date_string | default('1 May 2024')) + '.<|im_end|>\n' }}"
-Measure = Callable[..., Seam]
+Measure = Callable[..., Check]
 
 
 @pytest.fixture
 def measure(tools: Toolchain, tmp_path: Path) -> Measure:
     """The seam of a model whose GGUF has template `served` and whose tokenizer has template `trained`."""
 
-    def run(served: str | None, trained: str | None = None, conversations: list[Conversation] | None = None, **changed: Any) -> Seam:
+    def run(served: str | None, trained: str | None = None, conversations: list[Conversation] | None = None, **changed: Any) -> Check:
         f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=served, **changed)
         tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", trained or served or tiny.CHATML))
         with serving(tools, f16, ctx_size=256, threads=1) as server:
@@ -36,11 +36,11 @@ def measure(tools: Toolchain, tmp_path: Path) -> Measure:
 def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolchain) -> None:
     template = (tools.source / "models" / "templates" / TOOLS_AND_REASONING).read_text(encoding="utf-8")
     seam = measure(template, conversations=made())
-    assert seam.verdict == "pass", seam.detail
+    assert seam.verdict == "pass", seam.sentence
     assert seam.figures["compared"] >= 400
     assert seam.figures["left_out"] == 0
-    assert "3 with numbers with a fraction, which llama-server shows in its own way" in seam.detail
-    assert "4 with a tool that has not just name, description and parameters, which" in seam.detail
+    assert "3 with numbers with a fraction, which llama-server shows in its own way" in seam.sentence
+    assert "4 with a tool that has not just name, description and parameters, which" in seam.sentence
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_planted_difference_is_caught_and_explained(served: str | None, traine
         trained = tiny.CHATML.replace("You are a helpful assistant.", "")  # llama-server takes a plain ChatML
     seam = measure(served, trained, conversations)
     assert (seam.verdict, seam.figure) == ("fail", 4.0)
-    assert cause in seam.cause
-    assert "first difference: at " in seam.detail
+    assert cause in seam.remedy
+    assert "first difference: at " in seam.sentence
 
 
 def test_a_template_that_thinks_only_when_asked_is_named(measure: Measure, tools: Toolchain) -> None:
@@ -69,7 +69,7 @@ def test_a_template_that_thinks_only_when_asked_is_named(measure: Measure, tools
     template = (tools.source / "models" / "templates" / "Qwen-QwQ-32B.jinja").read_text(encoding="utf-8")
     seam = measure(template, conversations=[Conversation([user("Hi")])])
     assert seam.verdict == "fail"
-    assert "llama-server switches thinking on (enable_thinking) where training" in seam.cause
+    assert "llama-server switches thinking on (enable_thinking) where training" in seam.remedy
 
 
 def test_a_beginning_of_text_is_there_once(measure: Measure) -> None:
@@ -83,7 +83,7 @@ def test_what_can_not_be_compared_is_counted(measure: Measure) -> None:
     conversations = [Conversation([system("Be brief."), user("Hi")]), Conversation([user("Hi")])]
     seam = measure(refuses, conversations=conversations)
     assert (seam.verdict, seam.figures["compared"], seam.figures["left_out"]) == ("pass", 2.0, 2.0)
-    assert "2 refused by the template" in seam.detail
+    assert "2 refused by the template" in seam.sentence
     assert measure(refuses, conversations=conversations[:1]).verdict == "not measured"
 
 

@@ -112,7 +112,7 @@ def test_tensors_that_do_not_lie_one_behind_the_other_are_refused(light: Path, t
 def test_the_gguf_of_the_merged_model_is_equal_bit_for_bit(finished: Path) -> None:
     seam = gguf_weights(finished / "models/merged", finished / "models/gguf/tiny-F16.gguf")
     assert (seam.verdict, seam.figure, seam.limit) == ("pass", 0.0, 0.0)
-    assert "26 tensors" in seam.detail
+    assert "26 tensors" in seam.sentence
 
 
 @pytest.mark.parametrize(
@@ -128,17 +128,17 @@ def test_the_gguf_of_the_merged_model_is_equal_bit_for_bit(finished: Path) -> No
 def test_a_change_in_the_gguf_is_named(light: Path, tmp_path: Path, change: Change, detail: str, cause: str) -> None:
     seam = gguf_weights(light / "merged", copied(light / "tiny-F16.gguf", tmp_path, change))
     assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert detail in seam.detail
-    assert cause in seam.cause
+    assert detail in seam.sentence
+    assert cause in seam.remedy
 
 
 def test_the_gguf_of_another_model_or_level_is_named(light: Path) -> None:
     other = gguf_weights(light / "merged", light / "tiny-base-F16.gguf")  # the untuned base
     assert (other.verdict, other.figure) == ("fail", 14.0)  # the adapted tensors
-    assert "another model" in other.cause
+    assert "another model" in other.remedy
     level = gguf_weights(light / "merged", light / "tiny-Q4_K_M.gguf")
     assert level.verdict == "fail"
-    assert "quantised tensors" in level.detail
+    assert "quantised tensors" in level.sentence
 
 
 def test_an_unknown_architecture_is_not_measured(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_an_unknown_architecture_is_not_measured(tmp_path: Path) -> None:
     folder, file = write_pair(tmp_path, LLAMA | {"architectures": ["OtherForCausalLM"]}, tensors, {"token_embd.weight": halves(8, 4)})
     seam = gguf_weights(folder, file)
     assert (seam.verdict, seam.figure) == ("not measured", None)
-    assert "OtherForCausalLM" in seam.detail and "token_embd.weight" in seam.detail
+    assert "OtherForCausalLM" in seam.sentence and "token_embd.weight" in seam.sentence
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_heads(tmp_path: Path, tied: bool, stored: list[str], written: list[str]
     )
     seam = gguf_weights(folder, file)
     assert seam.verdict == ("fail" if expected else "pass")
-    assert (expected or "") in seam.cause
+    assert (expected or "") in seam.remedy
 
 
 def test_llamas_rotary_order_is_undone(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_llamas_rotary_order_is_undone(tmp_path: Path) -> None:
     change_rows(file, "blk.0.attn_q.weight", lambda rows: rows[order])
     seam = gguf_weights(folder, file)
     assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert "in another order" in seam.cause
+    assert "in another order" in seam.remedy
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -197,7 +197,7 @@ def test_experts_are_found_in_one_tensor(tmp_path: Path, fused: bool) -> None:
     folder, file = write_pair(tmp_path, MOE, stored, written)
     assert gguf_weights(folder, file).verdict == "pass"
     change_rows(file, "blk.0.ffn_up_exps.weight", both_ends_swapped)
-    assert "blk.0.ffn_up_exps.weight: 2 of 72 rows differ" in gguf_weights(folder, file).detail
+    assert "blk.0.ffn_up_exps.weight: 2 of 72 rows differ" in gguf_weights(folder, file).sentence
 
 
 def test_a_value_too_large_for_f16_is_named(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_value_too_large_for_f16_is_named(tmp_path: Path) -> None:
         folder, file = write_pair(tmp_path, LLAMA, {"model.embed_tokens.weight": large}, {"token_embd.weight": large.astype(np.float16)})
     seam = gguf_weights(folder, file)
     assert seam.verdict == "fail"
-    assert "not finite" in seam.detail
+    assert "not finite" in seam.sentence
 
 
 # --- 16-bit GGUF → level ---
@@ -246,7 +246,7 @@ def test_a_change_in_a_level_is_named(light: Path, tmp_path: Path, change: Chang
     seam, _ = measured(light, copied(light / "tiny-Q4_K_M.gguf", tmp_path, change))
     assert seam.verdict == "fail"
     assert what in seam.what
-    assert cause in seam.cause
+    assert cause in seam.remedy
 
 
 def reversed_contents(tensors: Any) -> Any:
@@ -259,10 +259,10 @@ def reversed_contents(tensors: Any) -> Any:
 
 def test_another_level_under_a_levels_name_is_named(light: Path, tmp_path: Path) -> None:
     seam, _ = measured(light, light / "tiny-Q5_K_M.gguf")
-    assert (seam.verdict, seam.detail) == ("fail", "general.file_type is Q5_K_M")
+    assert (seam.verdict, seam.sentence) == ("fail", "general.file_type is Q5_K_M")
     forged = copied(light / "tiny-Q5_K_M.gguf", tmp_path, lambda file: change_number(file, "general.file_type", 15))
     seam, _ = measured(light, forged)
-    assert (seam.verdict, seam.detail.split(",")[0]) == ("fail", "no query or feed-forward tensor is Q4_K: Q5_K")
+    assert (seam.verdict, seam.sentence.split(",")[0]) == ("fail", "no query or feed-forward tensor is Q4_K: Q5_K")
 
 
 MOE_TYPES = {"blk.0.attn_q.weight": "Q8_0", "blk.0.ffn_up_exps.weight": "MXFP4", "blk.0.ffn_down_exps.weight": "MXFP4"}
@@ -288,7 +288,7 @@ def test_mxfp4_moe_is_mxfp4_where_there_are_experts(tmp_path: Path, types: dict[
             writer.add_tensor(name, gguf.quantize(values.astype(np.float32), number), raw_dtype=number)
         finish(writer)
     seam, _ = level_weights(tmp_path / "F16.gguf", tmp_path / "level.gguf", "MXFP4_MOE", 1.5)
-    assert (seam.verdict, seam.detail.split(";")[0]) == ("fail" if detail.startswith("no") else "pass", detail)
+    assert (seam.verdict, seam.sentence.split(";")[0]) == ("fail" if detail.startswith("no") else "pass", detail)
 
 
 GIVEN = {
@@ -306,14 +306,14 @@ def test_types_given_by_name_are_no_other_level(
     gguf, level = cut_models(tools) / "tiny-F16.gguf", tmp_path / "tiny-Q4_K_M.gguf"
     quantise_gguf(tools, gguf, level, "Q4_K_M", 1, None, tensor_types)
     seam, _ = level_weights(gguf, level, "Q4_K_M", 1.5, tensor_types)
-    assert seam.verdict == "pass", seam.detail
+    assert seam.verdict == "pass", seam.sentence
 
 
 def test_a_level_from_before_its_tensors_types_were_given_is_named(light: Path) -> None:
     level = light / "tiny-Q4_K_M.gguf"
     seam, _ = level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"blk.1.ffn_up": "Q6_K"})
-    assert (seam.verdict, seam.figure, seam.detail) == ("fail", 1.0, f"{UP} is Q4_K, not Q6_K")
-    assert "before quantize.tensor_types asked for Q6_K: run `snakemake --force models/gguf/tiny-Q4_K_M.gguf`" in seam.cause
+    assert (seam.verdict, seam.figure, seam.sentence) == ("fail", 1.0, f"{UP} is Q4_K, not Q6_K")
+    assert "before quantize.tensor_types asked for Q6_K: run `snakemake --force models/gguf/tiny-Q4_K_M.gguf`" in seam.remedy
     with pytest.raises(ConfigError, match="in no tensor name"):
         level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"ffn_upp": "Q6_K"})
 

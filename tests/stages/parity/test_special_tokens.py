@@ -74,8 +74,8 @@ def test_a_planted_difference_is_named(planted: Any, named: str, merged: Path, t
         planted(merged)
     seam = special_tokens(tokenizer, merged, f16, tools)
     assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert named in seam.detail
-    assert named[1:] in seam.cause
+    assert named in seam.sentence
+    assert named[1:] in seam.remedy
 
 
 def test_a_template_that_was_changed_after_training_is_named(merged: Path, tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_a_template_that_was_changed_after_training_is_named(merged: Path, tmp_p
     f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=tiny.CHATML + " ")
     seam = chat_template(tokenizer, merged, f16)
     assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert seam.cause == "The template of model-F16.gguf is not the one of training: run the stages merge and convert again."
+    assert seam.remedy == "The template of model-F16.gguf is not the one of training: run the stages merge and convert again."
     (merged / "chat_template.jinja").unlink()
     seam = chat_template(tokenizer, merged, f16)
     assert seam.figure == 2.0
-    assert "merged has no template" in seam.detail
+    assert "merged has no template" in seam.sentence
     in_file("tokenizer_config.json", chat_template=tiny.CHATML)(merged)
     assert chat_template(tokenizer, merged, f16).figure == 1.0
 
@@ -99,7 +99,7 @@ def test_a_level_with_another_vocabulary_is_named(merged: Path, tmp_path: Path) 
     less = with_passport(tmp_path / "less-Q4_K_M.gguf", merged, tokenizer__ggml__merges=None)
     seam = vocabularies_and_passports(merged, f16, [f16, other, less])
     assert (seam.verdict, seam.figure) == ("fail", 2.0)
-    assert "other-Q4_K_M.gguf: tokenizer.ggml.tokens; less-Q4_K_M.gguf: tokenizer.ggml.merges is missing" in seam.detail
+    assert "other-Q4_K_M.gguf: tokenizer.ggml.tokens; less-Q4_K_M.gguf: tokenizer.ggml.merges is missing" in seam.sentence
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_a_level_of_an_older_merge_is_named(merged: Path, tmp_path: Path, change
     f16, old = with_passport(tmp_path / "model-F16.gguf", merged), with_passport(tmp_path / "old-Q4_K_M.gguf", merged, **changed)
     seam = vocabularies_and_passports(merged, f16, [f16, old])
     assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert seam.detail.endswith(f"first difference: {detail}")
+    assert seam.sentence.endswith(f"first difference: {detail}")
     key = detail.split()[1]
-    assert seam.cause == (
+    assert seam.remedy == (
         f"old-Q4_K_M.gguf was quantised from another run's 16-bit GGUF ({key}): run `snakemake --force models/gguf/old-Q4_K_M.gguf`."
     )
 
@@ -136,7 +136,7 @@ def test_a_gguf_of_an_older_merge_is_named(merged: Path, tmp_path: Path, record:
     in_file("merge.json", **record)(merged)
     seam = vocabularies_and_passports(merged, f16, [f16])
     assert seam.verdict == "fail"
-    assert seam.cause == f"model-F16.gguf was made from another merge or another adapter ({key}): run `snakemake --force convert`."
+    assert seam.remedy == f"model-F16.gguf was made from another merge or another adapter ({key}): run `snakemake --force convert`."
 
 
 def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: 
     f16 = with_passport(tmp_path / "model-F16.gguf", merged, tensors={"output.weight": np.zeros((260, 32), np.float16)})
     seam = vocabularies_and_passports(merged, f16, [])
     assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert "model-F16.gguf: 261 tokens, 260 rows in output.weight" in seam.cause
+    assert "model-F16.gguf: 261 tokens, 260 rows in output.weight" in seam.remedy
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,18 @@ from test_health import ROOT, STEPS, at, flat, risen
 from watched import Row, healthy_run
 
 from pipeline.config.params import load_params
-from pipeline.stages.train.monitoring.health import Finding, Monitor
+from pipeline.core.checks import Check
+from pipeline.stages.train.monitoring.health import Monitor
 
 TUNING = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 HEALING = TUNING.model_copy(update={"method": "heal"})
 
 
-def watch(rows: list[Row], settings: Any = HEALING) -> tuple[list[Finding], dict[str, Finding]]:
+def watch(rows: list[Row], settings: Any = HEALING) -> tuple[list[Check], dict[str, Check]]:
     """What is said while the run goes on, and the account at its end by rule."""
     monitor = Monitor(max(row["step"] for row in rows), settings)
     said = [finding for row in rows for finding in monitor.see(row)]
-    return said, {finding.rule: finding for finding in monitor.findings()}
+    return said, {finding.name: finding for finding in monitor.findings()}
 
 
 def healed(start: float = 0.3, end: float = 0.1, **more: Any) -> list[Row]:
@@ -32,21 +33,21 @@ def healed(start: float = 0.3, end: float = 0.1, **more: Any) -> list[Row]:
 def test_a_divergence_that_falls_is_healthy_however_small(start: float, share: float, seed: int, noise: float) -> None:
     said, account = watch(healed(start, start * share, seed=seed, noise=noise))
     assert said == []
-    assert {finding.level for finding in account.values()} <= {"ok", "not measured"}
+    assert {finding.verdict for finding in account.values()} <= {"pass", "not measured"}
 
 
 def test_as_a_tuned_models_run_the_same_one_would_be_warned_of() -> None:
     said, _ = watch(healed(1.4, 0.7), TUNING)
-    assert [finding.rule for finding in said] == ["gradient range"]
+    assert [finding.name for finding in said] == ["gradient range"]
     assert watch(healed(1.4, 0.7))[0] == []
 
 
 def test_the_account_says_what_the_figures_are_of() -> None:
     _, account = watch(healed(noise=0.01))
-    assert account["end loss"].text == "0.101 in the last steps: nats between the level's answers and the original's"
-    assert account["gradient range"].text.endswith("usual are 0.1 to 10 for chats, less where a level is healed")
+    assert account["end loss"].sentence == "0.101 in the last steps: nats between the level's answers and the original's"
+    assert account["gradient range"].sentence.endswith("usual are 0.1 to 10 for chats, less where a level is healed")
     _, account = watch(healed(), HEALING.model_copy(update={"heal_sft_weight": 0.25}))
-    assert account["end loss"].text.endswith("the original's, with 25% of the usual loss on what the assistant says")
+    assert account["end loss"].sentence.endswith("the original's, with 25% of the usual loss on what the assistant says")
 
 
 @pytest.mark.parametrize(
@@ -61,5 +62,5 @@ def test_the_account_says_what_the_figures_are_of() -> None:
 )
 def test_real_faults_are_named_as_ever(rows: list[Row], rule: str, level: str, words: str) -> None:
     said, account = watch(rows)
-    assert (rule, level) in [(finding.rule, finding.level) for finding in said]
-    assert words in account[rule].cause
+    assert (rule, level) in [(finding.name, finding.verdict) for finding in said]
+    assert words in account[rule].remedy

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -13,9 +12,11 @@ from watched import Row, demo_run, eval_row, healthy_run, step_row
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
+from pipeline.core.checks import Check
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.stages.train.monitoring.health import Finding, Monitor
-from pipeline.stages.train.monitoring.rules import AT_END, EVERY_EVAL, EVERY_STEP
+from pipeline.stages.train.monitoring.health import Monitor
+from pipeline.stages.train.monitoring.rules import EVERY_STEP
+from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
 
 ROOT = PROJECT
 SETTINGS = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training
@@ -23,7 +24,7 @@ STEPS = 100
 Change = Callable[[list[Row]], list[Row]]
 
 
-def watch(rows: list[Row], settings: Training = SETTINGS) -> tuple[list[Finding], list[Finding]]:
+def watch(rows: list[Row], settings: Training = SETTINGS) -> tuple[list[Check], list[Check]]:
     """What is said while the run goes on, and the account at its end."""
     monitor = Monitor(max(row["step"] for row in rows), settings)
     said = [finding for row in rows for finding in monitor.see(row)]
@@ -70,17 +71,17 @@ FAULTS = {
 def test_one_loss_that_is_no_number_leaves_the_medians_alone(step: int, odd: float) -> None:
     """Sorting puts NaN anywhere, and elsewhere with each version of Python."""
     _, account = watch(at(step, loss=odd)(healthy_run(STEPS, 1.8, 0.7, noise=0.02)))
-    assert [finding.level for finding in account if finding.rule in ("falling loss", "end loss", "loss spike")] == ["ok"] * 3
+    assert [finding.verdict for finding in account if finding.name in ("falling loss", "end loss", "loss spike")] == ["pass"] * 3
 
 
 @pytest.mark.parametrize(("change", "rule", "level", "step", "words"), FAULTS.values(), ids=FAULTS)
 def test_each_fault_trips_its_own_rule_only(change: Change, rule: str, level: str, step: int | None, words: str) -> None:
     said, account = watch(change(healthy_run(STEPS, 1.8, 0.7, noise=0.02)))
-    assert [(finding.rule, finding.level, finding.step) for finding in said] == [(rule, level, step)]
-    assert words in f"{said[0].text}; {said[0].cause}"
-    assert said[0].cause
-    assert [finding.rule for finding in account if finding.level in ("warn", "fail")] == [rule]
-    assert account[0].rule == rule  # the gravest first
+    assert [(finding.name, finding.verdict, finding.step) for finding in said] == [(rule, level, step)]
+    assert words in f"{said[0].sentence}; {said[0].remedy}"
+    assert said[0].remedy
+    assert [finding.name for finding in account if finding.verdict in ("warn", "fail")] == [rule]
+    assert account[0].name == rule  # the gravest first
 
 
 SETTING_FAULTS = [("learning_rate", 1e-3, "learning rate"), ("warmup_ratio", 0.0, "warm-up"), ("weight_decay", 0.5, "weight decay"), ("r", 4, "rank")]
@@ -89,8 +90,8 @@ SETTING_FAULTS = [("learning_rate", 1e-3, "learning rate"), ("warmup_ratio", 0.0
 @pytest.mark.parametrize(("key", "value", "rule"), SETTING_FAULTS)
 def test_settings_outside_the_usual_are_said_once(key: str, value: float, rule: str) -> None:
     said, account = watch(healthy_run(STEPS, 1.8, 0.7), SETTINGS.model_copy(update={key: value}))
-    assert [(finding.rule, finding.level, finding.step) for finding in said] == [(rule, "warn", 1)]
-    assert f"train.{key} is {value:g}" in account[0].text
+    assert [(finding.name, finding.verdict, finding.step) for finding in said] == [(rule, "warn", 1)]
+    assert f"train.{key} is {value:g}" in account[0].sentence
 
 
 @given(
@@ -100,44 +101,44 @@ def test_settings_outside_the_usual_are_said_once(key: str, value: float, rule: 
 def test_healthy_runs_raise_nothing(steps: int, start: float, share: float, seed: int, noise: float, learnt_in: int) -> None:
     said, account = watch(healthy_run(steps, start, start * share, seed, noise, min(0.25, learnt_in / steps)))
     assert said == []
-    assert {finding.level for finding in account} <= {"ok", "not measured"}
+    assert {finding.verdict for finding in account} <= {"pass", "not measured"}
 
 
 def test_the_demo_is_healthy_but_for_its_learning_rate() -> None:
     settings = load_params(ROOT / "recipes" / "demo.yaml").training
     said, account = watch(demo_run(), settings)
-    assert [finding.rule for finding in said] == ["learning rate"]
-    assert [finding.level for finding in account].count("ok") == len(account) - 1
-    (end,) = [finding for finding in account if finding.rule == "end loss"]
-    assert "below is normal for short or uniform answers" in end.cause
+    assert [finding.name for finding in said] == ["learning rate"]
+    assert [finding.verdict for finding in account].count("pass") == len(account) - 1
+    (end,) = [finding for finding in account if finding.name == "end loss"]
+    assert "below is normal for short or uniform answers" in end.remedy
 
 
 def test_small_gradients_are_fine_where_the_task_is_learnt() -> None:
     rows = [row | {"grad_norm": 0.02} if row["kind"] == "step" and row["step"] > 20 else row for row in demo_run()]
-    assert [finding.rule for finding in watch(rows)[0]] == []
+    assert [finding.name for finding in watch(rows)[0]] == []
 
 
 def test_a_rule_speaks_up_again_only_when_it_gets_worse() -> None:
     rows = [row | {"grad_norm": 200.0} if row["kind"] == "step" else row for row in healthy_run(STEPS, 1.8, 0.7)]
     said, _ = watch(rows)
-    assert [(finding.rule, finding.step) for finding in said] == [("gradient alarm", 1), ("gradient range", 10)]
+    assert [(finding.name, finding.step) for finding in said] == [("gradient alarm", 1), ("gradient range", 10)]
     monitor = Monitor(STEPS, SETTINGS)
-    levels = [[found.level for found in monitor.see(step_row(step, 1.0, norm))] for step, norm in enumerate((1.0, 0.0, 0.0, NAN, NAN), start=1)]
+    levels = [[found.verdict for found in monitor.see(step_row(step, 1.0, norm))] for step, norm in enumerate((1.0, 0.0, 0.0, NAN, NAN), start=1)]
     assert levels == [[], ["warn"], [], ["fail"], []]
 
 
 def test_a_nan_after_a_nan_gradient_is_called_a_backward_fault() -> None:
     rows = at(50, grad_norm=NAN)(at(51, loss=NAN, grad_norm=NAN)(healthy_run(STEPS, 1.8, 0.7)))
     said, _ = watch(rows[:60])
-    assert [(finding.rule, finding.step) for finding in said] == [("finite gradient", 50), ("finite loss", 51)]
-    assert "a backward fault in the step before" in said[1].cause
+    assert [(finding.name, finding.step) for finding in said] == [("finite gradient", 50), ("finite loss", 51)]
+    assert "a backward fault in the step before" in said[1].remedy
 
 
 def test_float16_may_overflow_while_its_loss_scale_settles() -> None:
     settings = SETTINGS.model_copy(update={"bnb_4bit_compute_dtype": "float16"})
     assert watch(at(1, until=3, grad_norm=math.inf)(healthy_run(STEPS, 1.8, 0.7)), settings)[0] == []
     said, _ = watch(at(31, until=36, grad_norm=math.inf)(healthy_run(STEPS, 1.8, 0.7)), settings)
-    assert [(finding.rule, finding.step) for finding in said] == [("finite gradient", 35)]
+    assert [(finding.name, finding.step) for finding in said] == [("finite gradient", 35)]
 
 
 def test_one_bad_evaluation_or_a_higher_training_loss_is_no_overfitting() -> None:
@@ -148,11 +149,11 @@ def test_one_bad_evaluation_or_a_higher_training_loss_is_no_overfitting() -> Non
 
 
 def test_what_can_not_be_told_is_not_measured() -> None:
-    untold = {finding.rule: finding.level for finding in Monitor(STEPS, SETTINGS).findings()}
+    untold = {finding.name: finding.verdict for finding in Monitor(STEPS, SETTINGS).findings()}
     assert untold == dict.fromkeys([*EVERY_STEP, *EVERY_EVAL, *AT_END], "not measured")
     said, account = watch([step_row(1, 12.0, 2.0), step_row(2, 11.9, 2.0), eval_row(2, 11.9)])
     assert said == []
-    short = {finding.rule for finding in account if finding.level == "not measured"}
+    short = {finding.name for finding in account if finding.verdict == "not measured"}
     assert short == {"gradient range", "loss spike", "speed", "overfitting", "falling loss"}
 
 
@@ -164,4 +165,4 @@ def test_a_resumed_monitor_is_as_if_nothing_had_happened(cut: int) -> None:
     resumed.restore(rows[:cut])
     assert [resumed.see(row) for row in rows[cut:]] == said[cut:]
     assert resumed.findings() == whole.findings()
-    assert json.loads(json.dumps([asdict(finding) for finding in resumed.findings()], allow_nan=False))
+    assert json.loads(json.dumps(resumed.records(), allow_nan=False))

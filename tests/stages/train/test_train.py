@@ -21,8 +21,9 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.steps import total_steps, warmup_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.callbacks import refuse_other_mean
+from pipeline.stages.train.figures import CURVE, curve
 from pipeline.stages.train.proofs import refuse_leaks, refuse_other_rows, refuse_unlearnt
-from pipeline.stages.train.stage import CURVE, curve, make_trainer, train
+from pipeline.stages.train.stage import make_trainer, train
 
 RECIPES = PROJECT / "recipes"
 
@@ -122,19 +123,19 @@ def test_the_recipe_names_what_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_gpu_optimizer_without_a_gpu_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ToolError, match="paged_adamw_8bit, which needs a GPU"):
+    with pytest.raises(ToolError, match="Q-TRAIN-014"):
         training_arguments(settings(optim="paged_adamw_8bit"), tmp_path, rows=10, held_out=1)
 
 
 @pytest.mark.parametrize(
     ("changes", "held_out", "error", "words"),
     [
-        ({"max_steps": 1}, 1, ConfigError, "1 optimizer steps are all warm-up, in which nothing is learnt"),
+        ({"max_steps": 1}, 1, ConfigError, "Q-TRAIN-016"),
         (
             {"early_stopping_patience": 2, "eval_steps": 10, "save_steps": 10},
             0,
             DataError,
-            "no rows are kept for watching: raise curate.val_fraction",
+            "Q-TRAIN-015",
         ),
     ],
 )
@@ -191,7 +192,7 @@ def test_eight_rows_at_once_are_eight_rows_one_by_one(prepared: Path, tmp_path: 
 
 def test_a_mean_of_means_is_named() -> None:
     refuse_other_mean(3, 2.0, 20.0, 10)
-    with pytest.raises(GateError, match=r"loss of step 3 is 2.5, but the mean over its 10 trained tokens is 2: gradient accumulation weighs rows"):
+    with pytest.raises(GateError, match="Q-TRAIN-018"):
         refuse_other_mean(3, 2.5, 20.0, 10)
 
 
@@ -205,7 +206,7 @@ class OneWeight(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("steps", "weight", "words"), [([], 1.0, "without one step"), ([{}], 0.0, "learnt nothing"), ([{}], float("nan"), "not finite")]
+    ("steps", "weight", "words"), [([], 1.0, "Q-TRAIN-023"), ([{}], 0.0, "Q-TRAIN-025"), ([{}], float("nan"), "Q-TRAIN-024")]
 )
 def test_a_run_that_cannot_have_learnt_is_refused(steps: list[dict[str, Any]], weight: float, words: str) -> None:
     with pytest.raises(GateError, match=words):
@@ -218,7 +219,7 @@ def test_a_healthy_run_passes() -> None:
 
 def test_a_row_trained_twice_is_named() -> None:
     rows = [{"kind": "step", "step": step, "epoch": step / 4, "rows": [row]} for step, row in enumerate((0, 1, 1, 3), start=1)]
-    with pytest.raises(GateError, match=r"1.*--no-resume"):
+    with pytest.raises(GateError, match="Q-TRAIN-022"):
         refuse_other_rows(rows, 4)
 
 
@@ -232,7 +233,7 @@ def test_a_model_whose_packed_rows_see_each_other_is_refused(tiny_qwen2: Path) -
     assert error is not None
     assert error < 1e-3
     assert refuse_leaks(model, collate, rows[:1]) is None
-    with pytest.raises(ConfigError, match="packed rows see each other"):
+    with pytest.raises(ConfigError, match="Q-TRAIN-021"):
         refuse_leaks(model, lambda examples: {"input_ids": collate(examples)["input_ids"]}, rows)  # positions forgotten: one long text
 
 

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pipeline.core.errors import DataError
 from pipeline.core.publish import write_json
 
 RECORD = "teacher.json"
@@ -115,11 +114,11 @@ def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teache
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         if changed := [name for name in sorted({*key, *record["key"]}) if key.get(name) != record["key"].get(name)]:
-            raise DataError(f"{', '.join(changed)} changed")
+            raise ValueError(f"{', '.join(changed)} changed")
         splits = {split: _open(folder, split, starts_of(counts[split]), key["top_k"]) for split in ("train", "val")}
         figures = dict(record["figures"])
-    except (OSError, ValueError, KeyError, TypeError, DataError) as error:
-        print(f"train: the original's answers in {folder} can't be used ({' '.join(str(error).split())[:200]}): they are made anew", file=sys.stderr)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"train: the original's answers in {folder} can't be used ({' '.join(str(error).split())[:200]}): they are made again", file=sys.stderr)
         return None
     return Teacher(**splits, figures=figures)
 
@@ -130,7 +129,7 @@ def _open(folder: Path, split: str, starts: np.ndarray[Any, Any], top_k: int) ->
         # "c": torch wants a writable array; what is written there never reaches the file
         array = np.load(folder / f"{split}-{part}.npy", mmap_mode="c" if starts[-1] else None, allow_pickle=False)
         if (array.shape, array.dtype) != ((int(starts[-1]), width), kind):
-            raise DataError(f"{split}-{part}.npy is {array.dtype} {array.shape}, not {kind} {(int(starts[-1]), width)}")
+            raise ValueError(f"{split}-{part}.npy is {array.dtype} {array.shape}, not {kind} {(int(starts[-1]), width)}")
         arrays[part] = array
     return Answers(starts, **arrays)
 

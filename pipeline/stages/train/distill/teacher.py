@@ -117,7 +117,7 @@ def answers(model: Any, batch: dict[str, Any], top_k: int) -> tuple[Any, Any]:
     hidden = model.model(input_ids=ids, position_ids=places, use_cache=False)[0][:, :-1]
     best, logs = likeliest(hidden[followed(places)], model, top_k)
     if logs.isnan().any():
-        raise GateError(f"{SOURCE_FILE}'s answers are no numbers: run stage base again, for its weights are damaged")
+        raise GateError("Q-TRAIN-020", f"{SOURCE_FILE}'s answers are no numbers: run stage base again, for its weights are damaged")
     return best.int(), logs
 
 

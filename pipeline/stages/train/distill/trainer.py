@@ -27,7 +27,10 @@ class HealingCollator:
         batch["teacher_ids"], batch["teacher_logs"] = _joined(ids), _joined(logs)
         batch["trained_tokens"] = len(batch["teacher_ids"])
         if int(followed(batch["position_ids"]).sum()) != batch["trained_tokens"]:
-            raise DataError(f"the original answered to other rows than {batch['rows']}: start anew with `python -m pipeline train --no-resume`")
+            raise DataError(
+                "Q-TRAIN-019",
+                f"the original answered to other rows than {batch['rows']}: start anew with `python -m pipeline train --no-resume`",
+            )
         return batch
 
 
@@ -45,7 +48,9 @@ class HealingTrainer(QuenchTrainer):
         if not batches:
             return batches, answered
         self.answered = answered.clamp(min=1)
-        return batches, torch.tensor(sum(batch["trained_tokens"] for batch in batches), device=answered.device)
+        return batches, torch.tensor(
+            sum(batch["trained_tokens"] for batch in batches), device=answered.device
+        )
 
     def loss_over(self, model: Any, inputs: Batch, tokens: Any) -> torch.Tensor:
         """A batch's share of the loss of an optimizer step of `tokens` positions: a scalar."""
@@ -55,7 +60,13 @@ class HealingTrainer(QuenchTrainer):
         """A batch's share of a loss that is a mean over `positions` positions and `answered` tokens of the assistant."""
         tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
         with self.accelerator.autocast():
-            loss: torch.Tensor = healing_loss(self.accelerator.unwrap_model(model).get_base_model(), tensors, self.sft_weight, positions, answered)
+            loss: torch.Tensor = healing_loss(
+                self.accelerator.unwrap_model(model).get_base_model(),
+                tensors,
+                self.sft_weight,
+                positions,
+                answered,
+            )
         return loss
 
     def held_out_loss(self) -> float:
@@ -63,7 +74,10 @@ class HealingTrainer(QuenchTrainer):
         positions = sum(batch["trained_tokens"] for batch in self.held_out)
         answered = max(sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in self.held_out), 1)
         with undisturbed(self.model):
-            shares = [float(self.share(self.model, self._prepare_inputs(dict(batch)), positions, answered)) for batch in self.held_out]
+            shares = [
+                float(self.share(self.model, self._prepare_inputs(dict(batch)), positions, answered))
+                for batch in self.held_out
+            ]
         refuse_repacked(self.model)
         return sum(shares)
 

@@ -1,27 +1,21 @@
 """Is this run healthy? The rules of `pipeline.stages.train.monitoring.rules` applied to each row of the journal as it is written.
 
-Pure: rows in, findings out. What a finding leads to (a line, a stop) is the trainer's business: it stops on level "fail".
+Pure: rows in, checks out. The trainer prints a warning and stops on a failure.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from pipeline.config.sections import Train
-from pipeline.stages.train.monitoring.rules import AT_END, EVERY_EVAL, EVERY_STEP, Run, Verdict
+from pipeline.core.checks import Check
+from pipeline.stages.train.monitoring.curves import Run
+from pipeline.stages.train.monitoring.rules import EVERY_STEP, Rules
+from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
 
-SEVERITY = {"not measured": 0, "ok": 1, "warn": 2, "fail": 3}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a rule says: `step` where it first saw it (None: of the whole run), `text` with the figures, `cause` with what to do."""
-
-    level: Literal["ok", "warn", "fail", "not measured"]
-    rule: str
-    step: int | None
-    text: str
-    cause: str = ""
+SEVERITY = {"not measured": 0, "pass": 1, "warn": 2, "fail": 3}
+# a key of an entry in reports/train.json: the field of `Check`
+KEYS = {"level": "verdict", "rule": "name", "step": "step", "text": "sentence", "cause": "remedy"}
 
 
 class Monitor:
@@ -29,37 +23,46 @@ class Monitor:
 
     def __init__(self, max_steps: int, settings: Train) -> None:
         self._run = Run(max_steps, settings)
-        self._found: dict[str, Finding] = {}
+        self._found: dict[str, Check] = {}
 
-    def see(self, row: dict[str, Any]) -> list[Finding]:
-        """Take in one row of the journal; the warnings and failures that are new with it. A rule speaks up again only when it gets worse."""
+    def see(self, row: dict[str, Any]) -> list[Check]:
+        """Take in one row of the journal; the warnings and failures that are new with it, each again only when it gets worse."""
         self._run.add(row)
         rules = EVERY_STEP if row["kind"] == "step" else EVERY_EVAL
-        new = [finding for name, rule in rules.items() if (finding := self._judge(name, row["step"], rule(self._run)))]
-        if row["kind"] == "step" and row["step"] == self._run.max_steps // 2:  # in time to spare the second half of a lost night
-            new += [finding for name, rule in AT_END.items() if (finding := _finding(name, None, rule(self._run))).level in ("warn", "fail")]
+        new = [check for check in self._judge(rules, row["step"]) if self._is_new(check)]
+        if (
+            row["kind"] == "step" and row["step"] == self._run.max_steps // 2
+        ):  # early enough to save half of the time
+            new += [check for check in self._judge(AT_END) if check.verdict in ("warn", "fail")]
         return new
 
-    def findings(self) -> list[Finding]:
-        """The whole account, each rule once, with the worst that it said; the gravest first."""
-        account = {name: self._found.get(name) or Finding("not measured", name, None, "no such row yet") for name in EVERY_STEP | EVERY_EVAL}
-        account |= {name: _finding(name, None, rule(self._run)) for name, rule in AT_END.items()}
-        return sorted(account.values(), key=lambda finding: -SEVERITY[finding.level] if SEVERITY[finding.level] > 1 else 0)
+    def findings(self) -> list[Check]:
+        """Each rule once, with the worst that it said; failures and warnings first."""
+        unseen = {name: Check(name, "not measured", "no such row yet") for name in EVERY_STEP | EVERY_EVAL}
+        checks = [*(unseen | self._found).values(), *self._judge(AT_END)]
+        return sorted(checks, key=lambda check: -max(SEVERITY[check.verdict], 1))
+
+    def records(self) -> list[dict[str, Any]]:
+        """The findings as reports/train.json has them, where a check that passed is "ok"."""
+        records = [check.record(KEYS) for check in self.findings()]
+        return [record | {"level": "ok"} if record["level"] == "pass" else record for record in records]
 
     def restore(self, rows: Iterable[dict[str, Any]]) -> None:
         """Take in the journal of an interrupted run: the same state as if it had not been interrupted."""
         for row in rows:
             self.see(row)
 
-    def _judge(self, name: str, step: int, verdict: Verdict) -> Finding | None:
-        """Keep the verdict unless a worse one is known; gives it where it is a new warning or failure."""
-        now = _finding(name, step, verdict)
-        grave, known = SEVERITY[now.level], SEVERITY[self._found[name].level] if name in self._found else -1
-        if grave > known or grave == known < SEVERITY["warn"]:  # of two warnings the first is kept, of two good words the newest
-            self._found[name] = now
-        return now if grave >= SEVERITY["warn"] and grave > known else None
+    def _judge(self, rules: Rules, step: int | None = None) -> list[Check]:
+        """What the rules say of the run up to now, named; a warning or failure with its step."""
+        checks = [replace(rule(self._run), name=name) for name, rule in rules.items()]
+        return [replace(check, step=step) if check.verdict in ("warn", "fail") else check for check in checks]
 
-
-def _finding(name: str, step: int | None, verdict: Verdict) -> Finding:
-    level, text, cause = verdict
-    return Finding(level, name, step if level in ("warn", "fail") else None, text, cause)
+    def _is_new(self, check: Check) -> bool:
+        """Keep the check unless a worse one is known; whether it is a new warning or failure."""
+        known = self._found.get(check.name)
+        now, before = SEVERITY[check.verdict], SEVERITY[known.verdict] if known else -1
+        if (
+            now > before or now == before < SEVERITY["warn"]
+        ):  # the first of two warnings is kept, the newest of two others
+            self._found[check.name] = check
+        return now >= SEVERITY["warn"] and now > before

@@ -1,246 +1,202 @@
 """The rules by which a training run is judged, one pure function each, with the usual ranges of LoRA training.
 
-A rule looks at the run up to its newest row and gives (level, finding with figures, likely cause and remedy). The ranges
+A rule looks at the run up to its newest row and gives a `Check` with the figures, the likely cause and the remedy. The ranges
 are those of Axolotl's documentation on monitoring and debugging runs: loss 0.5 to 2.0, gradient norm 0.1 to 10 with an
 alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up to 0.1, rank 8 to 64. Of `train.method` heal the
 loss is a divergence (nats) that is small from the start, and its gradient with it: no range is usual there, only falling is.
 """
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
 
-from pipeline.config.sections import Train
+from pipeline.core.checks import Check
+from pipeline.stages.train.monitoring.curves import WINDOW, Run, median
 
-Verdict = tuple[Literal["ok", "warn", "fail", "not measured"], str, str]
-
-WINDOW = 10  # steps in a running median: one odd batch doesn't move it
 USUAL_LOSS = (0.5, 2.0)
 USUAL_GRADIENT = (0.1, 10.0)
 GRADIENT_ALARM = 100.0
 SPIKE = 3.0  # times the running median
 SPIKE_NATS = 0.5  # and at least this much above it: near a loss of 0 rows differ by more than their median
-FALLEN = 0.98  # a loss that is not at least 2 % lower has not fallen
-RISEN = 1.02
-FEW = 4  # steps at the very start that are also taken as its start
 SLOW = 1 / 3  # of the median speed
 SLOW_STEPS = 5
 OVERFLOWS = 5  # in a row: float16's loss scale finds its size by overflowing a few times
 HISTORY = 200  # steps that the usual speed is taken from
 
 
-class Run:
-    """What the rules look at: the curves up to now, a value per step, and (step, eval loss, training loss then) per evaluation."""
-
-    def __init__(self, max_steps: int, settings: Train) -> None:
-        self.max_steps, self.settings = max_steps, settings
-        self.healing = settings.method == "heal"
-        self.losses: list[float] = []
-        self.gradients: list[float] = []
-        self.speeds: list[float] = []
-        self.evaluations: list[tuple[int, float, float]] = []
-        self.newest: dict[str, Any] = {}
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Take in a row of the journal."""
-        self.newest = row
-        if row["kind"] == "step":
-            self.losses.append(row["loss"])
-            self.gradients.append(row["grad_norm"])
-            self.speeds.append(row["tokens_per_second"])
-        else:
-            self.evaluations.append((row["step"], row["eval_loss"], median(self.losses[-WINDOW:])))
+def passed(sentence: str, note: str = "") -> Check:
+    """A rule's finding, whose name the monitor adds."""
+    return Check("", "pass", sentence, note)
 
 
-def median(values: Sequence[float]) -> float:
-    """The median of those that are finite, NaN if none is: among NaN, sorting gives any order."""
-    known = [value for value in values if math.isfinite(value)]
-    return statistics.median(known) if known else math.nan
+def warning(sentence: str, remedy: str) -> Check:
+    """What a run can go on with."""
+    return Check("", "warn", sentence, remedy)
 
 
-def finite_loss(run: Run) -> Verdict:
+def failure(id: str, sentence: str, remedy: str) -> Check:
+    """What ends a run."""
+    return Check("", "fail", sentence, remedy, id)
+
+
+def unknown(sentence: str) -> Check:
+    """What can't be told yet."""
+    return Check("", "not measured", sentence)
+
+
+def finite_loss(run: Run) -> Check:
     """NaN or Inf in the training loss."""
     loss = run.losses[-1]
     if math.isfinite(loss):
-        return "ok", f"a number in all {len(run.losses)} steps", ""
+        return passed(f"a number in all {len(run.losses)} steps")
     if len(run.gradients) > 1 and not math.isfinite(run.gradients[-2]):
-        return (
-            "fail",
+        return failure(
+            "Q-TRAIN-009",
             f"the loss is {loss}, the gradient before it was {run.gradients[-2]}",
             "a backward fault in the step before: see finite gradient",
         )
-    sane = f"after a sane gradient norm of {run.gradients[-2]:.3g}" if len(run.gradients) > 1 else "in the first step"
+    sane = (
+        f"after a sane gradient norm of {run.gradients[-2]:.3g}"
+        if len(run.gradients) > 1
+        else "in the first step"
+    )
     cause = f"a forward fault: an overflow in the base or in this step's rows ({_rows(run)}): use bfloat16 as train.bnb_4bit_compute_dtype"
-    return "fail", f"the loss is {loss} {sane}", cause
+    return failure("Q-TRAIN-009", f"the loss is {loss} {sane}", cause)
 
 
-def finite_gradient(run: Run) -> Verdict:
+def finite_gradient(run: Run) -> Check:
     """NaN or Inf in the gradient under a loss that is a number."""
     norm = run.gradients[-1]
-    if math.isfinite(norm) or not math.isfinite(run.losses[-1]):  # the gradient of a NaN is NaN: that is the loss's fault
-        return "ok", f"a number in all {len(run.gradients)} steps", ""
-    overflowing = run.settings.bnb_4bit_compute_dtype == "float16" and any(map(math.isfinite, run.gradients[-OVERFLOWS:]))
+    if math.isfinite(norm) or not math.isfinite(
+        run.losses[-1]
+    ):  # the gradient of a NaN is NaN: that is the loss's fault
+        return passed(f"a number in all {len(run.gradients)} steps")
+    overflowing = run.settings.bnb_4bit_compute_dtype == "float16" and any(
+        map(math.isfinite, run.gradients[-OVERFLOWS:])
+    )
     if overflowing or (run.settings.bnb_4bit_compute_dtype == "float16" and len(run.gradients) < OVERFLOWS):
-        return "ok", f"float16's loss scale overflowed ({norm}) and was lowered", ""
+        return passed(f"float16's loss scale overflowed ({norm}) and was lowered")
     cause = "a backward fault: an overflow in the gradients: lower train.learning_rate, or use bfloat16 as train.bnb_4bit_compute_dtype"
-    return "fail", f"the gradient norm is {norm} under a sane loss of {run.losses[-1]:.3g}", cause
+    return failure(
+        "Q-TRAIN-010", f"the gradient norm is {norm} under a sane loss of {run.losses[-1]:.3g}", cause
+    )
 
 
-def zero_loss(run: Run) -> Verdict:
+def zero_loss(run: Run) -> Check:
     """A loss of exactly 0, which no text has."""
     if run.losses[-1] != 0.0:
-        return "ok", "never exactly 0", ""
+        return passed("never exactly 0")
     if run.healing:
-        return "fail", "the loss is exactly 0", "the level answers just as the file it was made from: name a lower one as base.level"
-    return (
-        "fail",
+        return failure(
+            "Q-TRAIN-011",
+            "the loss is exactly 0",
+            "the level answers just as the file it was made from: name a lower one as base.level",
+        )
+    return failure(
+        "Q-TRAIN-011",
         "the loss is exactly 0",
         "a masking or packing fault: nothing is trained, or a row sees its own answer: look at reports/labels.html",
     )
 
 
-def trained_tokens(run: Run) -> Verdict:
+def trained_tokens(run: Run) -> Check:
     """A step in which no token was trained."""
     if run.newest["trained_tokens"] > 0:
-        return "ok", "every step trains some", ""
-    return "fail", f"no token is trained in {_rows(run)}", "the labels are masked throughout: look at reports/labels.html and run preprocess again"
+        return passed("every step trains some")
+    return failure(
+        "Q-TRAIN-012",
+        f"no token is trained in {_rows(run)}",
+        "the labels are masked throughout: look at reports/labels.html and run preprocess again",
+    )
 
 
-def frozen(run: Run) -> Verdict:
+def frozen(run: Run) -> Check:
     """A gradient norm of exactly 0: fatal until there has been another, odd afterwards."""
     if run.gradients[-1] != 0.0:
-        return "ok", "never exactly 0", ""
+        return passed("never exactly 0")
     if any(run.gradients):
-        return (
-            "warn",
+        return warning(
             "the gradient norm is exactly 0",
             "nothing was learnt in this step: its trained tokens are certain already, or too small for float16",
         )
-    return "fail", "the gradient norm is exactly 0 from the start", "frozen weights: no adapter matrix gets a gradient: look at train.target_modules"
+    return failure(
+        "Q-TRAIN-013",
+        "the gradient norm is exactly 0 from the start",
+        "frozen weights: no adapter matrix gets a gradient: look at train.target_modules",
+    )
 
 
-def gradient_alarm(run: Run) -> Verdict:
+def gradient_alarm(run: Run) -> Check:
     """A single gradient norm above 100."""
     norm = run.gradients[-1]
     if not GRADIENT_ALARM < norm < math.inf:
-        return "ok", f"never above {GRADIENT_ALARM:g}", ""
-    return "warn", f"gradient norm {norm:.3g}, above {GRADIENT_ALARM:g}", f"an odd row ({_rows(run)}) or too high a train.learning_rate"
+        return passed(f"never above {GRADIENT_ALARM:g}")
+    return warning(
+        f"gradient norm {norm:.3g}, above {GRADIENT_ALARM:g}",
+        f"an odd row ({_rows(run)}) or too high a train.learning_rate",
+    )
 
 
-def gradient_range(run: Run) -> Verdict:
+def gradient_range(run: Run) -> Check:
     """The gradient norm's running median outside 0.1 to 10; low is fine where the task is learnt."""
     low, high = USUAL_GRADIENT
     usual, loss = median(run.gradients[-WINDOW:]), median(run.losses[-WINDOW:])
     if len(run.gradients) < WINDOW or math.isnan(usual):
-        return "not measured", f"fewer than {WINDOW} steps with a gradient", ""
+        return unknown(f"fewer than {WINDOW} steps with a gradient")
     text = f"gradient norm {usual:.3g} in the median of {WINDOW} steps, usual are {low:g} to {high:g}"
     if usual > high:
-        return "warn", text, "unstable learning: lower train.learning_rate, or raise train.gradient_accumulation_steps"
+        return warning(
+            text, "unstable learning: lower train.learning_rate, or raise train.gradient_accumulation_steps"
+        )
     if run.healing:
-        return "ok", f"{text} for chats, less where a level is healed", ""
+        return passed(f"{text} for chats, less where a level is healed")
     if usual < low and loss >= USUAL_LOSS[0]:
-        return (
-            "warn",
+        return warning(
             f"{text}; the loss is still {loss:.3g}",
             "hardly anything is learnt: raise train.learning_rate, or look at train.target_modules",
         )
-    return "ok", text, ""
+    return passed(text)
 
 
-def spike(run: Run) -> Verdict:
+def spike(run: Run) -> Check:
     """A loss three times its running median."""
     before = run.losses[-2 * WINDOW - 1 : -1]
     if len(before) < WINDOW:
-        return "not measured", f"fewer than {WINDOW} steps", ""
+        return unknown(f"fewer than {WINDOW} steps")
     loss, usual = run.losses[-1], median(before)
     if not (loss > SPIKE * usual and loss > usual + SPIKE_NATS and loss < math.inf):
-        return "ok", f"no loss above {SPIKE:g} times its running median", ""
+        return passed(f"no loss above {SPIKE:g} times its running median")
     text = f"loss {loss:.3g}, {loss / usual:.1f} times the median {usual:.3g} of the steps before"
-    return "warn", text, f"odd rows ({_rows(run)}), or too high a train.learning_rate if it does not come down again"
+    return warning(
+        text, f"odd rows ({_rows(run)}), or too high a train.learning_rate if it does not come down again"
+    )
 
 
-def speed(run: Run) -> Verdict:
+def speed(run: Run) -> Check:
     """Tokens per second below a third of what was usual."""
     if len(run.speeds) < 2 * SLOW_STEPS:
-        return "not measured", f"fewer than {2 * SLOW_STEPS} steps", ""
+        return unknown(f"fewer than {2 * SLOW_STEPS} steps")
     now, usual = median(run.speeds[-SLOW_STEPS:]), median(run.speeds[-SLOW_STEPS - HISTORY : -SLOW_STEPS])
     if now >= usual * SLOW:
-        return "ok", f"about {usual:.0f} tokens per second", ""
+        return passed(f"about {usual:.0f} tokens per second")
     text = f"{now:.0f} tokens per second in the last {SLOW_STEPS} steps, {usual:.0f} were usual"
-    return "warn", text, "the machine swaps, throttles or serves another process: look at its memory and at what else runs"
+    return warning(
+        text,
+        "the machine swaps, throttles or serves another process: look at its memory and at what else runs",
+    )
 
 
-def hint(key: str, low: float, high: float, cause: str) -> Callable[[Run], Verdict]:
+def hint(key: str, low: float, high: float, cause: str) -> Callable[[Run], Check]:
     """A rule for one setting of `train` that is usually between `low` and `high`."""
 
-    def rule(run: Run) -> Verdict:
+    def rule(run: Run) -> Check:
         value = getattr(run.settings, key)
         text = f"train.{key} is {value:g}, usual for LoRA are {low:g} to {high:g}"
-        return ("ok", text, "") if low <= value <= high else ("warn", text, cause)
+        return passed(text) if low <= value <= high else warning(text, cause)
 
     return rule
 
 
-def finite_eval_loss(run: Run) -> Verdict:
-    """NaN or Inf on the held-out rows."""
-    loss = run.evaluations[-1][1]
-    if math.isfinite(loss):
-        return "ok", f"a number in all {len(run.evaluations)} evaluations", ""
-    return (
-        "fail",
-        f"the loss on the held-out rows is {loss}",
-        "a forward fault: lower train.learning_rate, or use bfloat16 as train.bnb_4bit_compute_dtype",
-    )
-
-
-def overfitting(run: Run) -> Verdict:
-    """The eval loss 2 % above its lowest twice in a row while the training loss is lower than it was then."""
-    if len(run.evaluations) < 2:
-        return "not measured", "fewer than two evaluations", ""
-    best_step, best, trained_then = min(run.evaluations, key=lambda found: found[1])
-    step, loss, trained = run.evaluations[-1]
-    rising = all(found[1] > best * RISEN and found[0] > best_step for found in run.evaluations[-2:])
-    if not (rising and trained < trained_then):
-        return "ok", f"eval loss {loss:.3g} at step {step}, lowest {best:.3g} at step {best_step}", ""
-    text = f"eval loss up from {best:.3g} at step {best_step} to {loss:.3g}, training loss down from {trained_then:.3g} to {trained:.3g}"
-    return "warn", text, "overfitting: fewer passes (train.num_train_epochs), more rows, or train.early_stopping_patience"
-
-
-def falling(run: Run) -> Verdict:
-    """The loss of the last fifth of the steps against that of the first, or of the first steps: an easy task is learnt before a fifth is over."""
-    fifth = len(run.losses) // 5
-    if fifth < FEW:
-        return "not measured", f"{len(run.losses)} steps are too few to tell", ""
-    first, last = max(median(run.losses[:FEW]), median(run.losses[:fifth])), median(run.losses[-fifth:])
-    text = f"from {first:.3g} to {last:.3g} (medians of the first and the last steps)"
-    if last < first * FALLEN:
-        return "ok", text, ""
-    if run.healing:
-        return "warn", text, "nothing is healed: raise train.r, train.learning_rate or the steps, or the level is as near to its original as it gets"
-    return "warn", text, "nothing is learnt: raise train.learning_rate or the steps, or the model knows these answers already"
-
-
-def end_loss(run: Run) -> Verdict:
-    """Where the loss stands, for information: short or uniform answers end far below the usual range."""
-    if not run.losses:
-        return "not measured", "no step yet", ""
-    (low, high), loss = USUAL_LOSS, median(run.losses[-WINDOW:])
-    if run.healing:
-        return "ok", f"{loss:.3g} in the last steps: nats between the level's answers and the original's" + _mixed(run.settings), ""
-    text = f"{loss:.3g} in the last steps, usual for chats are {low:g} to {high:g}"
-    if loss < low:
-        return "ok", text, "below is normal for short or uniform answers; else rows are learnt by heart: compare with the loss on held-out rows"
-    return "ok", text, "above is normal for hard or mixed text; else give it more steps" if loss > high else ""
-
-
-def _mixed(settings: Train) -> str:
-    """What else is in the loss."""
-    weight = settings.heal_sft_weight
-    return f", with {weight:.0%} of the usual loss on what the assistant says" if weight else ""
-
-
-Rules = dict[str, Callable[[Run], Verdict]]
+Rules = dict[str, Callable[[Run], Check]]
 EVERY_STEP: Rules = {
     "finite loss": finite_loss, "finite gradient": finite_gradient, "zero loss": zero_loss, "trained tokens": trained_tokens,
     "zero gradient": frozen, "gradient alarm": gradient_alarm, "gradient range": gradient_range, "loss spike": spike, "speed": speed,
@@ -249,8 +205,6 @@ EVERY_STEP: Rules = {
     "weight decay": hint("weight_decay", 0.0, 0.1, "more pulls the adapter back to nothing: set it to 0.01"),
     "rank": hint("r", 8, 64, "less holds little, more costs memory for nothing: set it to 16"),
 }  # fmt: skip
-EVERY_EVAL: Rules = {"finite eval loss": finite_eval_loss, "overfitting": overfitting}
-AT_END: Rules = {"falling loss": falling, "end loss": end_loss}
 
 
 def _rows(run: Run) -> str:

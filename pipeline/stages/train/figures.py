@@ -1,0 +1,74 @@
+"""A run in figures, as reports/train.json and reports/train.csv have them."""
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.publish import publishing
+from pipeline.models.runtime import peak_memory
+
+CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens", "trained_tokens")
+
+
+def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run in figures, from the journal's `rows`: those of all parts of a run that was interrupted."""
+    steps = [row for row in rows if row["kind"] == "step"]
+    evaluations = [row for row in rows if row["kind"] == "eval"]
+    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
+    tokens, seconds = sum(row["tokens"] for row in steps), sum(row["seconds"] for row in steps)
+    return {
+        "device": str(trainer.model.device), "loss": trainer.loss, "steps": len(steps), "planned_steps": trainer.state.max_steps,
+        "adapter_step": best or len(steps), "seconds": round(seconds, 1), "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1),
+        "trained_tokens": sum(row["trained_tokens"] for row in steps), "total_parameters": logical_parameters(trainer.model),
+        "memory": resident_bytes(trainer.model, trainer.optimizer),
+        "loss_first": steps[0]["loss"], "loss_last": steps[-1]["loss"], "peak_memory_bytes": peak_memory(),
+        "eval_loss": next((row["eval_loss"] for row in reversed(evaluations) if row["step"] == (best or row["step"])), None),
+    }  # fmt: skip
+
+
+def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
+    """Bytes that stay all through training, from the tensors themselves: frozen weights, adapter, its gradients, the optimizer's states."""
+    import torch
+
+    from pipeline.models.tensors import frozen_tensors, tensor_bytes
+
+    adapter = tensor_bytes(weight for weight in model.parameters() if weight.requires_grad)
+    states = (
+        tensor for state in optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor)
+    )
+    return {
+        "weights": tensor_bytes(frozen_tensors(model)),
+        "adapter": adapter,
+        "gradients": adapter,
+        "optimizer": tensor_bytes(states),
+    }
+
+
+def logical_parameters(model: Any) -> int:
+    """Parameters of base and adapter as the formulas count them: not a packed byte, but what it holds; a table in main memory is none to torch."""
+    packed = {id(module.weight): module.logical for module in model.modules() if hasattr(module, "logical")}
+    found = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
+    return sum(
+        packed.get(key, p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1))
+        for key, p in found.items()
+    )
+
+
+def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per step with the columns `CURVE`, for `dvc plots`; `eval_loss` is empty where nothing was evaluated."""
+    rows = list(rows)
+    evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
+    return [
+        {key: evaluated.get(row["step"], "") if key == "eval_loss" else row[key] for key in CURVE}
+        for row in rows
+        if row["kind"] == "step"
+    ]
+
+
+def write_curve(target: Path, rows: list[dict[str, Any]]) -> None:
+    """Publish the curve as CSV."""
+    with publishing(target) as aside, aside.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=CURVE)
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,91 @@
+"""The rules that look at the evaluations and at the entire run; those for every step are in `rules`."""
+
+import math
+
+from pipeline.config.sections import Train
+from pipeline.core.checks import Check
+from pipeline.stages.train.monitoring.curves import WINDOW, Run, median
+from pipeline.stages.train.monitoring.rules import USUAL_LOSS, Rules, failure, passed, unknown, warning
+
+FALLEN = 0.98  # a loss that is not at least 2 % lower has not fallen
+RISEN = 1.02
+FEW = 4  # steps at the very start that are also taken as its start
+
+
+def finite_eval_loss(run: Run) -> Check:
+    """NaN or Inf on the held-out rows."""
+    loss = run.evaluations[-1][1]
+    if math.isfinite(loss):
+        return passed(f"a number in all {len(run.evaluations)} evaluations")
+    return failure(
+        "Q-TRAIN-009",
+        f"the loss on the held-out rows is {loss}",
+        "a forward fault: lower train.learning_rate, or use bfloat16 as train.bnb_4bit_compute_dtype",
+    )
+
+
+def overfitting(run: Run) -> Check:
+    """The eval loss 2 % above its lowest twice in a row while the training loss is lower than it was then."""
+    if len(run.evaluations) < 2:
+        return unknown("fewer than two evaluations")
+    best_step, best, trained_then = min(run.evaluations, key=lambda found: found[1])
+    step, loss, trained = run.evaluations[-1]
+    rising = all(found[1] > best * RISEN and found[0] > best_step for found in run.evaluations[-2:])
+    if not (rising and trained < trained_then):
+        return passed(f"eval loss {loss:.3g} at step {step}, lowest {best:.3g} at step {best_step}")
+    text = f"eval loss up from {best:.3g} at step {best_step} to {loss:.3g}, training loss down from {trained_then:.3g} to {trained:.3g}"
+    return warning(
+        text,
+        "overfitting: fewer passes (train.num_train_epochs), more rows, or train.early_stopping_patience",
+    )
+
+
+def falling(run: Run) -> Check:
+    """The loss of the last fifth of the steps against that of the first, or of the first steps: an easy task is learnt before a fifth is over."""
+    fifth = len(run.losses) // 5
+    if fifth < FEW:
+        return unknown(f"{len(run.losses)} steps are too few to tell")
+    first, last = max(median(run.losses[:FEW]), median(run.losses[:fifth])), median(run.losses[-fifth:])
+    text = f"from {first:.3g} to {last:.3g} (medians of the first and the last steps)"
+    if last < first * FALLEN:
+        return passed(text)
+    if run.healing:
+        return warning(
+            text,
+            "nothing is healed: raise train.r, train.learning_rate or the steps, or the level is as near to its original as it gets",
+        )
+    return warning(
+        text,
+        "nothing is learnt: raise train.learning_rate or the steps, or the model knows these answers already",
+    )
+
+
+def end_loss(run: Run) -> Check:
+    """Where the loss stands, for information: short or uniform answers end far below the usual range."""
+    if not run.losses:
+        return unknown("no step yet")
+    (low, high), loss = USUAL_LOSS, median(run.losses[-WINDOW:])
+    if run.healing:
+        return passed(
+            f"{loss:.3g} in the last steps: nats between the level's answers and the original's"
+            + _mixed(run.settings)
+        )
+    text = f"{loss:.3g} in the last steps, usual for chats are {low:g} to {high:g}"
+    if loss < low:
+        return passed(
+            text,
+            "below is normal for short or uniform answers; else rows are learnt by heart: compare with the loss on held-out rows",
+        )
+    return passed(
+        text, "above is normal for hard or mixed text; else give it more steps" if loss > high else ""
+    )
+
+
+def _mixed(settings: Train) -> str:
+    """What else is in the loss."""
+    weight = settings.heal_sft_weight
+    return f", with {weight:.0%} of the usual loss on what the assistant says" if weight else ""
+
+
+EVERY_EVAL: Rules = {"finite eval loss": finite_eval_loss, "overfitting": overfitting}
+AT_END: Rules = {"falling loss": falling, "end loss": end_loss}
