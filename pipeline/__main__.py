@@ -12,7 +12,10 @@ from pathlib import Path
 
 from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
 
-STAGES = ("base", "curate", "preprocess", "train", "lora", "merge", "convert", "imatrix", "quantize", "compare", "parity", "evaluate", "report")
+STAGES = (
+    "base", "curate", "preprocess", "train", "lora", "merge", "convert", "imatrix", "quantize",
+    "compare_nf4", "compare_level", "compare_unquantized", "compare_measure", "compare", "parity", "evaluate", "report",
+)  # fmt: skip
 CODE = "code"  # no stage of Snakemake's: DVC's first one (pipeline/workflow/code_keys.py)
 
 

@@ -26,8 +26,9 @@ LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")  # of editors and mer
 
 
 def stage_module(stage: str) -> str:
-    """The module whose `main` is the stage; everything else that a stage runs is found from here."""
-    return f"{ROOT}.stages.{stage}.stage"
+    """The module whose `main` is the stage ("compare_nf4": `compare.nf4`); everything else that a stage runs is found from here."""
+    package, _, part = stage.partition("_")
+    return f"{ROOT}.stages.{package}.{part or 'stage'}"
 
 
 def key_file(stage: str) -> str:

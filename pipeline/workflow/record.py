@@ -22,7 +22,7 @@ from pipeline.core.owner import end_with_owner
 from pipeline.core.strict_yaml import read_fast, read_strict
 from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, write_keys
 from pipeline.workflow.scraps import working
-from pipeline.workflow.stages import code_of_stages, filled, stage_modules, value_at
+from pipeline.workflow.stages import code_of_stages, filled, items_of, stage_modules, value_at
 
 LARGE = 2**20  # bytes
 
@@ -200,12 +200,12 @@ def stages_of(root: Path) -> dict[str, Entry]:
 
 
 def _entries(name: str, stage: dict[str, Any], params: dict[str, Any]) -> Iterator[tuple[str, Entry]]:
-    items = [None] if "foreach" not in stage else value_at(params, stage["foreach"].strip("${}"))
-    for item in items:
-        values, own = (params, stage) if item is None else (params | {"item": item}, stage["do"])
+    own = stage.get("do", stage)
+    for ending, item in items_of(stage.get("foreach") or stage.get("matrix"), params):
+        values = params | {"item": item}
         paths = {kind: [filled(_path(one), values) for one in own.get(kind, [])] for kind in ("deps", "outs", "metrics", "plots")}
         outs = [*paths["outs"], *paths["metrics"], *paths["plots"]]
-        yield name if item is None else f"{name}@{item}", Entry(paths["deps"], outs)
+        yield f"{name}@{ending}" if ending else name, Entry(paths["deps"], outs)
 
 
 def _path(entry: str | dict[str, Any]) -> str:
@@ -234,7 +234,7 @@ def _stage(stage: str, root: Path) -> dict[str, Any] | None:
         return None
     name, _, item = stage.partition("@")
     entry: dict[str, Any] | None = read_fast(file).get("stages", {}).get(name)
-    return entry["do"] if entry and item else entry
+    return entry.get("do", entry) if entry and item else entry
 
 
 def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:

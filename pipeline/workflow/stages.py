@@ -5,8 +5,9 @@
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -38,6 +39,9 @@ class Part(BaseModel):
     params: list[str] = []
 
 
+Lists = Mapping[str, str | list[str]]  # {name of a value: where params.yaml has a list of it, or the list itself}
+
+
 class Stage(Part):
     """A stage as the table has it."""
 
@@ -45,7 +49,7 @@ class Stage(Part):
     outs: list[str] = []
     metrics: list[str] = []
     plots: dict[str, dict[str, str]] = {}
-    each: str | None = None
+    each: str | Lists | None = None
     threads: str | None = None
     starts: list[str] = []
     only: Graph | None = None
@@ -73,7 +77,7 @@ class Table(BaseModel):
 
 
 class Rule(NamedTuple):
-    """A stage for Snakemake; `{item}` is its wildcard."""
+    """A stage for Snakemake; `items` are its wildcards, each with a regular expression."""
 
     name: str
     stage: str
@@ -81,7 +85,7 @@ class Rule(NamedTuple):
     deps: list[str]
     files: list[str]
     folders: list[str]
-    items: str
+    items: dict[str, str]
     threads: int
     log: str
 
@@ -113,16 +117,36 @@ def rules(params: Params, cores: int) -> Iterator[Rule]:
     values, stages = params.model_dump(mode="json"), stages_in(params.graph)
     made = [path for stage in stages.values() for path in _each_filled(stage, values)]
     for name, stage in stages.items():
-        ending = "{item}" if stage.each else ""
-        mine = values | {"item": ending}
+        lists = lists_of(stage.each, values)
+        if not all(lists.values()):
+            continue  # compare.seeds is []: no such job
+        ending, item = "-".join(f"{{{key}}}" for key in lists), {key: f"{{{key}}}" for key in lists}
+        mine = values | {"item": item if isinstance(stage.each, Mapping) else ending}
         outputs = [filled(path, mine) for path in stage.written]
         yield Rule(
             name, f"{name}@{ending}" if ending else name, key_file(name),
             [path for dep in stage.deps for path in _inside(filled(dep, mine), made)],
             [path for path in outputs if not path.endswith("/")], [path.rstrip("/") for path in outputs if path.endswith("/")],
-            "|".join(value_at(values, stage.each)) if stage.each else ".+",
+            {key: "|".join(map(str, found)) for key, found in lists.items()},
             _threads(stage.threads, values, cores), f"logs/{name}-{ending}.log" if ending else f"logs/{name}.log",
         )  # fmt: skip
+
+
+def lists_of(each: str | Lists | None, values: Any) -> dict[str, list[Any]]:
+    """The lists that a stage has a job for each value of, or for each combination of values; {} if it is one job.
+
+    `each` is as in the table, or as `foreach` and `matrix` in dvc.yaml.
+    """
+    named = {} if each is None else {"item": each} if isinstance(each, str) else each
+    return {key: found if isinstance(found, list) else value_at(values, found.strip("${}")) for key, found in named.items()}
+
+
+def items_of(each: str | Lists | None, values: Any) -> Iterator[tuple[str, Any]]:
+    """(what follows the "@" in a job's name, what is `${item}` in its paths) for each job of a stage; ("", None) if it is one job."""
+    lists = lists_of(each, values)
+    for combination in product(*lists.values()):
+        item = dict(zip(lists, combination, strict=True)) if isinstance(each, Mapping) else next(iter(combination), None)
+        yield "-".join(map(str, combination)), item
 
 
 @cache
@@ -158,16 +182,27 @@ def value_at(params: Any, key: str) -> Any:
 
 
 def _dvc_stage(name: str, stage: Stage) -> dict[str, Any]:
+    items = [f"${{item.{key}}}" for key in stage.each] if isinstance(stage.each, Mapping) else ["${item}"] if stage.each else []
     entry = {
-        "cmd": f"python -m {ROOT} {name}" + ("@${item}" if stage.each else ""),
-        "deps": [key_file(name), *stage.deps],
-        "params": _in_brackets(stage.params),
+        "cmd": f"python -m {ROOT} {name}" + (f"@{'-'.join(items)}" if items else ""),
+        "deps": _in_brackets([key_file(name), *stage.deps]),
+        "params": _in_brackets([key for one in stage.params for key in _keys(one)]),
         "outs": [*({path.rstrip("/"): {"cache": False}} for path in stage.uncached), *(path.rstrip("/") for path in stage.outs)],
         "metrics": stage.metrics,
         "plots": [{path: _in_brackets(values)} for path, values in stage.plots.items()],
     }
     entry = {key: value for key, value in entry.items() if value}
+    if isinstance(stage.each, Mapping):
+        matrix = {key: _in_brackets(found) if isinstance(found, list) else f"${{{found}}}" for key, found in stage.each.items()}
+        return {"matrix": matrix, **entry}
     return {"foreach": f"${{{stage.each}}}", "do": entry} if stage.each else entry
+
+
+def _keys(param: str) -> list[str]:
+    """What DVC is told of a stage's `param`: itself, or for "train -seed" all keys of train but seed."""
+    section, _, left_out = param.partition(" -")
+    found: Any = Params.model_fields[section].annotation if left_out else None
+    return [f"{section}.{key}" for key in found.model_fields if key != left_out] if found else [param]
 
 
 def _short(plot: dict[str, Any]) -> dict[str, Any]:
@@ -184,13 +219,15 @@ def _in_brackets(value: Any) -> Any:
 
 
 def _each_filled(stage: Stage, values: dict[str, Any]) -> Iterator[str]:
-    for item in value_at(values, stage.each) if stage.each else [None]:
+    for _, item in items_of(stage.each, values):
         yield from (filled(path, values | {"item": item}) for path in stage.written)
 
 
 def _inside(dep: str, made: list[str]) -> list[str]:
-    """`dep`, or where it is a folder that stages only write into, what they write."""
-    return [path.rstrip("/") for path in made if path.startswith(f"{dep}/") and path != f"{dep}/"] or [dep]
+    """`dep`, or if it is a folder that stages only write into, what they write; nothing, if it is that of jobs of which there are none now."""
+    collects = dep in {path.rstrip("/").rpartition("/")[0] for stage in table().stages.values() for path in stage.written}
+    found = [path.rstrip("/") for path in made if path.startswith(f"{dep}/") and path != f"{dep}/"]
+    return found if collects else [dep]
 
 
 def _threads(wanted: str | None, values: dict[str, Any], cores: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.config.strategies import REMEDIES, WAYS, title
+from pipeline.config.strategies import WAYS, title
 from pipeline.core.units import size_in_words
 from pipeline.stages.compare.statistics import Difference
 
@@ -38,7 +38,7 @@ def recommend(level: str, ways: Mapping[str, Measured], differences: Mapping[tup
     worse = [way for way in ways if way not in equals]
     decided = len(equals) == 1
     told = f"{level}: {title(chosen, level)}"
-    remedy = REMEDIES[chosen].format(level=level)
+    remedy = WAYS[chosen].remedy.format(level=level)
     over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
     if decided:
         runner = max(worse, key=lambda way: ways[way].score, default=best)

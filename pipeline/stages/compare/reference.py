@@ -33,7 +33,7 @@ def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int
     encoded = encoded_rows(load_tokenizer(adapter), rows, count, seed, ctx_size)
     prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
     if not prompts:
-        raise DataError(f"{rows} has no chat whose answer can be compared: raise curate.test_fraction")
+        raise DataError("Q-COMPARE-006", f"{rows} has no chat whose answer can be compared: raise curate.test_fraction")
     positions, width = sum(len(one.positions) for one in prompts), 0
     with publishing(target) as aside:
         aside.mkdir()
@@ -49,7 +49,7 @@ def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int
 
 def load_reference(root: Path) -> Reference:
     """What `write_reference` left in `root`."""
-    found = read_json(root / FOLDER / PROMPTS, "run `python -m pipeline compare` once more")
+    found = read_json(root / FOLDER / PROMPTS, "run `snakemake` again")
     return Reference(root / FOLDER / LOGITS, [Prompt(one["ids"], one["positions"]) for one in found["prompts"]], found["width"])
 
 

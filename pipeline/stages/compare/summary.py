@@ -21,19 +21,26 @@ DISK = (
 
 
 def summarise(figures: Sequence[Figures], *, seeds: Sequence[int], levels: Sequence[str], sixteen: str, scorer: str, seed: int) -> dict[str, Any]:
-    """What reports/ways.json holds; `figures` are `pipeline.stages.compare.plan`'s, `sixteen` is the 16-bit type, `seed` draws the tests' swaps.
+    """What reports/ways.json holds; `figures` are `pipeline.stages.compare.measure`'s, `sixteen` is the 16-bit type, `seed` draws the tests' swaps.
 
     Raises `DataError` where no row has a score from every way and seed.
     """
     rows = scored_rows(figures)
     if not rows:
-        raise DataError(f"no held-out row has a score by {scorer} from every way: look at the judge, or take another scorer")
+        raise DataError("Q-COMPARE-004", f"no held-out row has a score by {scorer} from every way: look at the judge, or take another scorer")
     reference = of_way(figures, rows, sixteen, MERGED_16, seeds)
     return {
         "seeds": list(seeds), "scorer": scorer, "rows": len(rows), "disk_counted": DISK,
         "machines": sorted({one["machine"] for one in figures}), "reference": {"level": sixteen, **reference},
-        "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels},
+        "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels}, "seconds": seconds(figures),
     }  # fmt: skip
+
+
+def seconds(figures: Sequence[Figures]) -> float:
+    """Time that the measurements took, and the trainings, each of which is in the figures of several."""
+    trained: dict[Any, float] = {(WAYS[one["way"]].on_level and one["level"], one["seed"]): one["training"]["seconds"] for one in figures}
+    total: float = sum(trained.values()) + sum(one["measuring_seconds"] for one in figures)
+    return round(total, 1)
 
 
 def scored_rows(figures: Sequence[Figures]) -> list[str]:
