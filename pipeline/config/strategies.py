@@ -19,8 +19,12 @@ class Strategy(NamedTuple):
 
 
 WAYS = {
-    MERGED_16: Strategy("train on NF4, merge into 16 bit, make {level}", "set merge.base to w16", merge_base="w16"),
-    MERGED_NF4: Strategy("train on NF4, merge into NF4, make {level}", "set merge.base to nf4", merge_base="nf4"),
+    MERGED_16: Strategy(
+        "train on NF4, merge into 16 bit, make {level}", "set merge.base to w16", merge_base="w16"
+    ),
+    MERGED_NF4: Strategy(
+        "train on NF4, merge into NF4, make {level}", "set merge.base to nf4", merge_base="nf4"
+    ),
     LORA_NF4: Strategy(
         "train on NF4, put the adapter on the base's {level}",
         "add base-{level} to quantize.levels and run `quench serve base-{level} --lora`",

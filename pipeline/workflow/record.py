@@ -55,11 +55,24 @@ def record(stage: str, root: Path) -> None:
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", stage, *sources]
     with recording(root) as lock:
         # a session of its own, and the lock with it: whoever kills the run can't leave half a dvc.lock behind
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, start_new_session=True, pass_fds=[lock.fileno()], check=False)
+        done = subprocess.run(
+            command,
+            cwd=root,
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+            pass_fds=[lock.fileno()],
+            check=False,
+        )
     if done.returncode:
-        errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        errors = [
+            line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR")
+        ]
         said = " ".join(errors) or f"exit code {done.returncode}"
-        raise ToolError(f"DVC could not record {stage} ({said}): mend that, then run the same command again")
+        raise ToolError(
+            "Q-WORKFLOW-014",
+            f"DVC could not record {stage} ({said}): fix that, then run the same command again",
+        )
 
 
 @contextmanager
@@ -104,11 +117,17 @@ def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Itera
         with recording(root) if alone else reading(root), Repo(str(root), _wait_for_lock=wait) as repo:
             yield repo
     except LockError as error:
-        raise MachineError(f"DVC is at work in this folder ({_words(error)}): wait for it, then run again") from error
+        raise MachineError(
+            "Q-WORKFLOW-015", f"DVC is at work in this folder ({_words(error)}): wait for it, then run again"
+        ) from error
     except (DvcException, SCMError) as error:
-        raise ToolError(f"DVC can't read this project ({_words(error)}): mend that, then run again") from error
+        raise ToolError(
+            "Q-WORKFLOW-016", f"DVC can't read this project ({_words(error)}): fix that, then run again"
+        ) from error
     except OSError as error:  # a full disk, a folder that is not ours
-        raise MachineError(f"DVC can't work in this folder ({_words(error)}): mend that, then run again") from error
+        raise MachineError(
+            "Q-WORKFLOW-017", f"DVC can't work in this folder ({_words(error)}): fix that, then run again"
+        ) from error
 
 
 def inputs_state(stage: str, root: Path) -> Any:
@@ -122,10 +141,27 @@ def inputs_state(stage: str, root: Path) -> Any:
         return None
     params = read_strict(root / "params.yaml")[0]
     tracked = {key: value_at(params, key.partition(".")[0]) for key in known.get("params", [])}
-    edited = [root / dep for dep in known.get("deps", []) if dep.startswith(("data/raw", "data/guard", "data/evaluation"))]
-    files = [path for dep in edited for path in ([dep] if dep.is_file() else sorted(dep.rglob("*"))) if path.is_file()]
+    edited = [
+        root / dep
+        for dep in known.get("deps", [])
+        if dep.startswith(("data/raw", "data/guard", "data/evaluation"))
+    ]
+    files = [
+        path
+        for dep in edited
+        for path in ([dep] if dep.is_file() else sorted(dep.rglob("*")))
+        if path.is_file()
+    ]
     code = Package().key(*stage_modules(stage)) if _names_key(stage, known.get("deps", [])) else ""
-    return tracked, code, {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files if "__pycache__" not in path.parts}
+    return (
+        tracked,
+        code,
+        {
+            str(path): (path.stat().st_size, path.stat().st_mtime_ns)
+            for path in files
+            if "__pycache__" not in path.parts
+        },
+    )
 
 
 def refresh_keys(stage: str, root: Path) -> None:
@@ -178,11 +214,17 @@ def _locked(root: Path) -> dict[str, Any]:
         try:
             found = read_fast(lock)
             stages = {} if found is None else found.get("stages", {})
-            if all(isinstance(out["path"], str) for entry in stages.values() for out in entry.get("outs", [])):
+            if all(
+                isinstance(out["path"], str) for entry in stages.values() for out in entry.get("outs", [])
+            ):
                 return dict(stages)
         except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError):
             pass
-    raise DataError(f"{lock} is damaged, so nothing can be compared with it: `git checkout dvc.lock`, or `snakemake`, which sets it aside")
+    raise DataError(
+        "Q-WORKFLOW-018",
+        f"{lock} is damaged, so nothing can be compared with it: `git checkout dvc.lock`, or `snakemake`, "
+        "which sets it aside",
+    )
 
 
 def stages_of(root: Path) -> dict[str, Entry]:
@@ -191,8 +233,13 @@ def stages_of(root: Path) -> dict[str, Entry]:
     Those that can't be read so are left out (somebody's own may stand beside ours); DVC says what is wrong with them.
     """
     found: dict[str, Entry] = {}
-    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError):
-        params, stages = with_defaults(read_fast(root / "params.yaml")), read_fast(root / "dvc.yaml")["stages"]
+    with suppress(
+        OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError
+    ):
+        params, stages = (
+            with_defaults(read_fast(root / "params.yaml")),
+            read_fast(root / "dvc.yaml")["stages"],
+        )
         for name, stage in stages.items():
             with suppress(KeyError, TypeError, AttributeError, StopIteration):
                 found |= dict(_entries(name, stage, params))
@@ -203,7 +250,10 @@ def _entries(name: str, stage: dict[str, Any], params: dict[str, Any]) -> Iterat
     own = stage.get("do", stage)
     for ending, item in items_of(stage.get("foreach") or stage.get("matrix"), params):
         values = params | {"item": item}
-        paths = {kind: [filled(_path(one), values) for one in own.get(kind, [])] for kind in ("deps", "outs", "metrics", "plots")}
+        paths = {
+            kind: [filled(_path(one), values) for one in own.get(kind, [])]
+            for kind in ("deps", "outs", "metrics", "plots")
+        }
         outs = [*paths["outs"], *paths["metrics"], *paths["plots"]]
         yield f"{name}@{ending}" if ending else name, Entry(paths["deps"], outs)
 
@@ -222,7 +272,11 @@ def running(stage: str, root: Path) -> Iterator[None]:
     try:
         lock = take(lock_file(stage, root))
     except Held as other:
-        raise MachineError(f"{stage} is already running as process {other} in {root.resolve()}: wait until it is done, or end that process") from None
+        raise MachineError(
+            "Q-WORKFLOW-011",
+            f"{stage} is already running as process {other} in {root.resolve()}: wait until it is done, or "
+            "end that process",
+        ) from None
     with lock, working(root):
         yield
 
@@ -242,7 +296,10 @@ def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:
     if not path.is_file():
         return not path.is_dir() or "nfiles" not in recorded
     size = path.stat().st_size
-    return size != recorded.get("size") or (size < LARGE and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != recorded.get("md5"))
+    return size != recorded.get("size") or (
+        size < LARGE
+        and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != recorded.get("md5")
+    )
 
 
 def _words(error: Exception) -> str:

@@ -37,7 +37,9 @@ class Settled:
     restored: list[str] = field(default_factory=list)  # brought back from DVC's cache
     absent: list[str] = field(default_factory=list)  # recorded in dvc.lock, but neither here nor in the cache
     stale: set[str] = field(default_factory=set)  # stages to run again
-    refetch: list[str] = field(default_factory=list)  # fresh stages whose output DVC doesn't keep, and a stale one needs
+    refetch: list[str] = field(
+        default_factory=list
+    )  # fresh stages whose output DVC doesn't keep, and a stale one needs
     dated: int = 0  # files and folders that got another date
 
 
@@ -93,12 +95,19 @@ def _no_writer(rwlock: Path) -> None:
     import psutil
 
     try:
-        writers = json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values() if rwlock.exists() else []
+        writers = (
+            json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values()
+            if rwlock.exists()
+            else []
+        )
     except ValueError:
         return rwlock.unlink()
     for pid in {int(writer["pid"]) for writer in writers}:
         if psutil.pid_exists(pid):
-            raise MachineError(f"DVC is at work in this folder (process {pid}): wait for it, then run again")
+            raise MachineError(
+                "Q-WORKFLOW-015",
+                f"DVC is at work in this folder (process {pid}): wait for it, then run again",
+            )
     return None
 
 
@@ -113,15 +122,23 @@ def _mend_lock(file: Path) -> None:
             COMPILED_LOCKFILE_SCHEMA(read_fast(file))
     except (yaml.YAMLError, Invalid, UnicodeDecodeError):
         broken = file.replace(file.with_name("dvc.lock.broken"))
-        print(f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run again", file=sys.stderr)
+        print(
+            f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run "
+            "again",
+            file=sys.stderr,
+        )
 
 
 def _record_code(repo: Any) -> None:
     """Record the keys of the code, which the caller has written: the stage that writes them need not run, and others are judged by them."""
-    known = next((stage for stage in repo.index.stages if not stage.is_data_source and stage.name == CODE), None)
+    known = next(
+        (stage for stage in repo.index.stages if not stage.is_data_source and stage.name == CODE), None
+    )
     if known is not None and (_is_stale(known) or any(out.changed_cache() for out in known.outs)):
         known.save(run_cache=False)
-        if write_keys(Path(repo.root_dir), code_of_stages()):  # an edit came in between: keys and code must be of one moment
+        if write_keys(
+            Path(repo.root_dir), code_of_stages()
+        ):  # an edit came in between: keys and code must be of one moment
             known.save(run_cache=False)
         known.commit()
         known.dump(update_pipeline=False)
@@ -139,7 +156,9 @@ def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:
     for out in repo.index.outs:
         if out.use_cache and out.hash_info and not out.exists:
             drop_rotten(out, hashes)
-            (settled.absent if out.changed_cache() else settled.restored).append(os.path.relpath(out.fs_path, repo.root_dir))
+            (settled.absent if out.changed_cache() else settled.restored).append(
+                os.path.relpath(out.fs_path, repo.root_dir)
+            )
     if settled.restored:
         repo.checkout(targets=[str(Path(repo.root_dir, path)) for path in settled.restored], force=True)
 
@@ -155,7 +174,9 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
         inputs = [path for path in _inputs(stage) if path.exists()]
         outputs = [path for path in _outputs(stage) if path.exists()]
         # an input of tomorrow would make every output of today look stale
-        settled.dated += sum(_set_date(path, now, hashes) for path in [*inputs, *outputs] if _get_date(path) > now)
+        settled.dated += sum(
+            _set_date(path, now, hashes) for path in [*inputs, *outputs] if _get_date(path) > now
+        )
         if stage.is_data_source:
             continue
         if _is_stale(stage) or any(_overlaps(path, stale_outputs) for path in inputs):
@@ -164,15 +185,21 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
             settled.dated += sum(_set_date(path, OLD, hashes) for path in outputs)
         else:
             if any(out.use_cache and out.exists and out.changed_cache() for out in stage.outs):
-                stage.commit(allow_missing=True)  # a kill or `dvc gc` took it from the cache: the content is the recorded one
+                stage.commit(
+                    allow_missing=True
+                )  # a kill or `dvc gc` took it from the cache: the content is the recorded one
             newest = max((_get_date(path) for path in inputs), default=0)
-            settled.dated += sum(_set_date(path, newest, hashes) for path in outputs if _get_date(path) < newest)
+            settled.dated += sum(
+                _set_date(path, newest, hashes) for path in outputs if _get_date(path) < newest
+            )
     settled.refetch = [stage.name for stage in stages if _needs_refetch(stage, stages, settled.stale)]
 
 
 def _is_stale(stage: Any) -> bool:
     """Whether anything of the stage differs from its record; what is merely missing is not different."""
-    verdicts = [verdict for entry in [*stage.deps, *stage.outs] for verdict in entry.workspace_status().values()]
+    verdicts = [
+        verdict for entry in [*stage.deps, *stage.outs] for verdict in entry.workspace_status().values()
+    ]
     return stage.changed_stage() or any(verdict != "deleted" for verdict in verdicts)
 
 
@@ -185,12 +212,16 @@ def _needs_refetch(stage: Any, stages: list[Any], stale: set[str]) -> bool:
     if not missing or stage.is_data_source or stage.name in stale:
         return False
     followers = [other for other in stages if any(_overlaps(path, missing) for path in _inputs(other))]
-    waiting = [other for other in followers if other.name in stale or not all(out.exists for out in other.outs)]
+    waiting = [
+        other for other in followers if other.name in stale or not all(out.exists for out in other.outs)
+    ]
     return 0 < len(waiting) < len(followers)
 
 
 def _inputs(stage: Any) -> list[Path]:
-    return [Path(dep.fs_path) for dep in stage.deps if not hasattr(dep, "params")]  # params.yaml is judged by key, not by date
+    return [
+        Path(dep.fs_path) for dep in stage.deps if not hasattr(dep, "params")
+    ]  # params.yaml is judged by key, not by date
 
 
 def _outputs(stage: Any) -> list[Path]:

@@ -39,7 +39,9 @@ class Part(BaseModel):
     params: list[str] = []
 
 
-Lists = Mapping[str, str | list[str]]  # {name of a value: where params.yaml has a list of it, or the list itself}
+Lists = Mapping[
+    str, str | list[str]
+]  # {name of a value: where params.yaml has a list of it, or the list itself}
 
 
 class Stage(Part):
@@ -59,7 +61,9 @@ class Stage(Part):
     def within(self, graph: Graph) -> "Stage":
         """The stage with what it has in `graph` alone."""
         own: Part = getattr(self, graph)
-        return self.model_copy(update={"deps": [*self.deps, *own.deps], "params": [*self.params, *own.params]})
+        return self.model_copy(
+            update={"deps": [*self.deps, *own.deps], "params": [*self.params, *own.params]}
+        )
 
     @property
     def written(self) -> list[str]:
@@ -98,7 +102,9 @@ def table() -> Table:
 
 def stages_in(graph: Graph) -> dict[str, Stage]:
     """The stages of one graph."""
-    return {name: stage.within(graph) for name, stage in table().stages.items() if stage.only in (None, graph)}
+    return {
+        name: stage.within(graph) for name, stage in table().stages.items() if stage.only in (None, graph)
+    }
 
 
 def stage_modules(stage: str) -> list[str]:
@@ -138,14 +144,21 @@ def lists_of(each: str | Lists | None, values: Any) -> dict[str, list[Any]]:
     `each` is as in the table, or as `foreach` and `matrix` in dvc.yaml.
     """
     named = {} if each is None else {"item": each} if isinstance(each, str) else each
-    return {key: found if isinstance(found, list) else value_at(values, found.strip("${}")) for key, found in named.items()}
+    return {
+        key: found if isinstance(found, list) else value_at(values, found.strip("${}"))
+        for key, found in named.items()
+    }
 
 
 def items_of(each: str | Lists | None, values: Any) -> Iterator[tuple[str, Any]]:
     """(what follows the "@" in a job's name, what is `${item}` in its paths) for each job of a stage; ("", None) if it is one job."""
     lists = lists_of(each, values)
     for combination in product(*lists.values()):
-        item = dict(zip(lists, combination, strict=True)) if isinstance(each, Mapping) else next(iter(combination), None)
+        item = (
+            dict(zip(lists, combination, strict=True))
+            if isinstance(each, Mapping)
+            else next(iter(combination), None)
+        )
         yield "-".join(map(str, combination)), item
 
 
@@ -154,21 +167,34 @@ def dvc_text(graph: Graph) -> str:
     """dvc.yaml of `graph`."""
     import ruamel.yaml
 
-    stages = {CODE: {"cmd": f"python -m {ROOT} {CODE}", "deps": [f"graphs/{TABLE.name}", ROOT], "outs": [FOLDER]}}
+    stages = {
+        CODE: {"cmd": f"python -m {ROOT} {CODE}", "deps": [f"graphs/{TABLE.name}", ROOT], "outs": [FOLDER]}
+    }
     stages |= {name: _dvc_stage(name, stage) for name, stage in stages_in(graph).items()}
     writer = ruamel.yaml.YAML()
     writer.width = 140
     writer.indent(mapping=2, sequence=4, offset=2)
     text = io.StringIO()
-    writer.dump({"stages": stages, "plots": [{name: _short(plot) for name, plot in one.items()} for one in table().plots]}, text)
+    writer.dump(
+        {
+            "stages": stages,
+            "plots": [{name: _short(plot) for name, plot in one.items()} for one in table().plots],
+        },
+        text,
+    )
     body = re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE)
-    return HEADER.format(graph=WORDS[graph], table=TABLE.name, code=CODE, digest=content_hash(body.encode())) + body
+    return (
+        HEADER.format(graph=WORDS[graph], table=TABLE.name, code=CODE, digest=content_hash(body.encode()))
+        + body
+    )
 
 
 def is_as_written(text: bytes) -> bool:
     """Whether this is a dvc.yaml as `dvc_text` of this version or another one wrote it, without anybody's edits."""
     head, _, body = text.replace(b"\r\n", b"\n").partition(b"\nstages:\n")
-    return all(line.startswith(b"#") for line in head.splitlines()) and head.endswith(content_hash(b"stages:\n" + body).encode())
+    return all(line.startswith(b"#") for line in head.splitlines()) and head.endswith(
+        content_hash(b"stages:\n" + body).encode()
+    )
 
 
 def filled(text: str, values: dict[str, Any]) -> str:
@@ -182,18 +208,30 @@ def value_at(params: Any, key: str) -> Any:
 
 
 def _dvc_stage(name: str, stage: Stage) -> dict[str, Any]:
-    items = [f"${{item.{key}}}" for key in stage.each] if isinstance(stage.each, Mapping) else ["${item}"] if stage.each else []
+    items = (
+        [f"${{item.{key}}}" for key in stage.each]
+        if isinstance(stage.each, Mapping)
+        else ["${item}"]
+        if stage.each
+        else []
+    )
     entry = {
         "cmd": f"python -m {ROOT} {name}" + (f"@{'-'.join(items)}" if items else ""),
         "deps": _in_brackets([key_file(name), *stage.deps]),
         "params": _in_brackets([key for one in stage.params for key in _keys(one)]),
-        "outs": [*({path.rstrip("/"): {"cache": False}} for path in stage.uncached), *(path.rstrip("/") for path in stage.outs)],
+        "outs": [
+            *({path.rstrip("/"): {"cache": False}} for path in stage.uncached),
+            *(path.rstrip("/") for path in stage.outs),
+        ],
         "metrics": stage.metrics,
         "plots": [{path: _in_brackets(values)} for path, values in stage.plots.items()],
     }
     entry = {key: value for key, value in entry.items() if value}
     if isinstance(stage.each, Mapping):
-        matrix = {key: _in_brackets(found) if isinstance(found, list) else f"${{{found}}}" for key, found in stage.each.items()}
+        matrix = {
+            key: _in_brackets(found) if isinstance(found, list) else f"${{{found}}}"
+            for key, found in stage.each.items()
+        }
         return {"matrix": matrix, **entry}
     return {"foreach": f"${{{stage.each}}}", "do": entry} if stage.each else entry
 
@@ -225,7 +263,9 @@ def _each_filled(stage: Stage, values: dict[str, Any]) -> Iterator[str]:
 
 def _inside(dep: str, made: list[str]) -> list[str]:
     """`dep`, or if it is a folder that stages only write into, what they write; nothing, if it is that of jobs of which there are none now."""
-    collects = dep in {path.rstrip("/").rpartition("/")[0] for stage in table().stages.values() for path in stage.written}
+    collects = dep in {
+        path.rstrip("/").rpartition("/")[0] for stage in table().stages.values() for path in stage.written
+    }
     found = [path.rstrip("/") for path in made if path.startswith(f"{dep}/") and path != f"{dep}/"]
     return found if collects else [dep]
 

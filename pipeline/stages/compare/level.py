@@ -10,7 +10,15 @@ from pathlib import Path
 from pipeline.config.params import Params
 from pipeline.core.publish import remove
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.stages.compare.projects import TRAINED, level_settings, open_project, quantize_base, run_stage, seed_of, train
+from pipeline.stages.compare.projects import (
+    TRAINED,
+    level_settings,
+    open_project,
+    quantize_base,
+    run_stage,
+    seed_of,
+    train,
+)
 
 
 def main(params: Params, root: Path, item: str) -> None:

@@ -58,7 +58,10 @@ def main(params: Params, root: Path, item: str) -> None:
     way, _, rest = item.partition("-")
     level, _, seed = rest.partition("-")
     if way not in WAYS:
-        raise ConfigError("Q-COMPARE-001", f"compare_measure@{item} names none of {', '.join(WAYS)}: `snakemake -n` lists the jobs")
+        raise ConfigError(
+            "Q-COMPARE-001",
+            f"compare_measure@{item} names none of {', '.join(WAYS)}: `snakemake -n` lists the jobs",
+        )
     record(params, root, way, level, seed_of(seed, f"compare_measure@{item}"), item)
 
 
@@ -78,9 +81,18 @@ def record(params: Params, root: Path, way: str, level: str, seed: int, name: st
     make = make_merged if strategy.merge_base else make_on_level if strategy.on_level else make_adapted
     made = make(params, root, project, level, tools)
     write_reference(params, root, project)
-    took = {key: training[key] for key in ("seconds", "tokens_per_second", "peak_memory_bytes", "steps", "loss_last")}
+    took = {
+        key: training[key]
+        for key in ("seconds", "tokens_per_second", "peak_memory_bytes", "steps", "loss_last")
+    }
     figures = measure(made, project, params, root, tools)
-    figures |= {"way": way, "level": level, "seed": seed, "training": took, "measuring_seconds": round(time.monotonic() - started, 1)}
+    figures |= {
+        "way": way,
+        "level": level,
+        "seed": seed,
+        "training": took,
+        "measuring_seconds": round(time.monotonic() - started, 1),
+    }
     write_json(root / MEASURED / f"{name}.json", figures)
     remove(project)
     print(f"compare: measured: {title(way, level)}, seed {seed}")
@@ -95,29 +107,46 @@ def make_merged(params: Params, root: Path, project: Path, level: str, tools: To
     run_stage(project, "merge")
     run_stage(project, "convert")
     sixteen, merged = folder / f"{stem}-{kind}.gguf", project / "models/merged"
-    disk = {"base": size_of(root / "models/base"), "merged model": size_of(merged), f"{kind} GGUF": size_of(sixteen)}
+    disk = {
+        "base": size_of(root / "models/base"),
+        "merged model": size_of(merged),
+        f"{kind} GGUF": size_of(sixteen),
+    }
     for path in (merged, folder / untuned_gguf(root, params).name):
         remove(path)
     if level == kind:
         return Made(sixteen, None, disk)
     made = folder / f"{stem}-{level}.gguf"
-    quantise_gguf(tools, sixteen, made, level, params.quantize.nthreads, tensor_types=params.quantize.tensor_types)
+    quantise_gguf(
+        tools, sixteen, made, level, params.quantize.nthreads, tensor_types=params.quantize.tensor_types
+    )
     remove(sixteen)
     return Made(made, None, disk | {"GGUF": size_of(made)})
 
 
 def make_adapted(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
     """The base's level, and the adapter that was trained on NF4 as a GGUF, as stage convert makes it."""
-    base, adapter, lora = project / "models/base", project / "models/adapter", project / f"models/gguf/{params.convert.name}-lora.gguf"
+    base, adapter, lora = (
+        project / "models/base",
+        project / "models/adapter",
+        project / f"models/gguf/{params.convert.name}-lora.gguf",
+    )
     gguf = quantize_base(root, params, project, level, tools)
-    fields = {**base_fields(project / "models/base.json", tools), **adapter_fields(adapter), "general.name": lora.stem}
+    fields = {
+        **base_fields(project / "models/base.json", tools),
+        **adapter_fields(adapter),
+        "general.name": lora.stem,
+    }
     lora_to_gguf(tools, adapter, base, lora, params.convert.type, fields)
     return Made(gguf, lora, {"base": size_of(base), "GGUF": size_of(gguf), "LoRA GGUF": size_of(lora)})
 
 
 def make_on_level(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
     """The base's level, and the adapter that was trained on it as a GGUF."""
-    gguf, lora = quantize_base(root, params, project, level, tools), project / f"models/gguf/{params.convert.name}-lora.gguf"
+    gguf, lora = (
+        quantize_base(root, params, project, level, tools),
+        project / f"models/gguf/{params.convert.name}-lora.gguf",
+    )
     run_stage(project, "base")
     run_stage(project, "lora")
     return Made(gguf, lora, {"GGUF": size_of(gguf), "LoRA GGUF": size_of(lora)})
@@ -154,22 +183,36 @@ def measure(made: Made, project: Path, params: Params, root: Path, tools: Toolch
 def divergence(made: Made, project: Path, settings: Evaluate, tools: Toolchain) -> dict[str, float | int]:
     """Mean KL divergence (nats) of what is shipped from the model that training had, and how often both choose the same token first."""
     reference = load_reference(project)
-    with gguf_speaker(made.gguf, reference.prompts, threads=settings.threads, tools=tools, lora=made.lora) as speaker:
+    with gguf_speaker(
+        made.gguf, reference.prompts, threads=settings.threads, tools=tools, lora=made.lora
+    ) as speaker:
         found = compare(reference, (speaker(prompt) for prompt in reference.prompts))
     if not found.comparable:
         raise GateError(
             "Q-COMPARE-005",
-            f"{made.gguf.name} can't be compared with what was trained ({found.fault}): remove models/compare, then run `snakemake` again",
+            f"{made.gguf.name} can't be compared with what was trained ({found.fault}): remove "
+            "models/compare, then run `snakemake` again",
         )
-    return {"kld": found.kld, "same_top": found.same_top, "kld_rows": len(found.kld_rows), "positions": found.positions}
+    return {
+        "kld": found.kld,
+        "same_top": found.same_top,
+        "kld_rows": len(found.kld_rows),
+        "positions": found.positions,
+    }
 
 
-def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: Toolchain) -> dict[str, dict[str, float]]:
+def generation_speed(
+    gguf: Path, lora: Path | None, settings: Evaluate, tools: Toolchain
+) -> dict[str, dict[str, float]]:
     """Tokens per second of generation by llama-server's own timings: "shipped", and "bare" without the adapter if there is one.
 
     The same prompt, one answer at a time, with and without in turn, so that a machine that slows down slows both. Both servers map one file.
     """
-    load: dict[str, Any] = {"ctx_size": PROMPT + TOKENS + 64, "threads": settings.threads, "n_gpu_layers": settings.n_gpu_layers}
+    load: dict[str, Any] = {
+        "ctx_size": PROMPT + TOKENS + 64,
+        "threads": settings.threads,
+        "n_gpu_layers": settings.n_gpu_layers,
+    }
     with ExitStack() as up:
         servers = {"shipped": up.enter_context(serving(tools, gguf, **load, lora=lora))}
         if lora:
@@ -180,7 +223,10 @@ def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: T
                 speed = answer_speed(server)
                 if turn:
                     taken[name].append(speed)
-    return {name: {"median": round(median(one), 2), "low": round(min(one), 2), "high": round(max(one), 2)} for name, one in taken.items()}
+    return {
+        name: {"median": round(median(one), 2), "low": round(min(one), 2), "high": round(max(one), 2)}
+        for name, one in taken.items()
+    }
 
 
 def answer_speed(server: Server) -> float:

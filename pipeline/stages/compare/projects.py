@@ -20,7 +20,15 @@ from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
 from pipeline.config.strategies import FOLDER
 from pipeline.core.child import bound
-from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, QuenchError, Stopped, ToolError
+from pipeline.core.errors import (
+    ConfigError,
+    DataError,
+    GateError,
+    MachineError,
+    QuenchError,
+    Stopped,
+    ToolError,
+)
 from pipeline.core.locks import absent
 from pipeline.core.owner import RUN
 from pipeline.core.publish import need_disk, publishing, remove
@@ -38,11 +46,15 @@ TRAINED = Path("models/compare")  # a folder for each training: the adapter and 
 LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
 # of the run: nothing of a sub-project is in DVC's cache, and its stages end with this process, which hears of the run's end
 OF_THE_RUN = (REUSE, RUN, "DVC_STAGE")
-ERRORS: dict[int, type[QuenchError]] = {kind.exit_code: kind for kind in (ConfigError, DataError, ToolError, GateError, MachineError)}
+ERRORS: dict[int, type[QuenchError]] = {
+    kind.exit_code: kind for kind in (ConfigError, DataError, ToolError, GateError, MachineError)
+}
 Settings = dict[str, dict[str, Any]]
 
 
-def open_project(root: Path, name: str, params: Params, settings: Settings, links: Mapping[str, Path]) -> Path:
+def open_project(
+    root: Path, name: str, params: Params, settings: Settings, links: Mapping[str, Path]
+) -> Path:
     """The sub-project `name` of `root`, with `params` under `settings` and `links` ({path in it: what it leads to}); its folder.
 
     Everything that would end one of the jobs is checked here, before the first of them trains for hours: raises `DataError` if an input is
@@ -60,7 +72,9 @@ def open_project(root: Path, name: str, params: Params, settings: Settings, link
         remove(link)  # it may lead to where the project was before it was copied
         link.symlink_to(target.resolve())
     with publishing(folder / "params.yaml") as aside:
-        aside.write_text(json.dumps(sub_params(params, settings), indent=2, ensure_ascii=False), encoding="utf-8")  # JSON is YAML
+        aside.write_text(
+            json.dumps(sub_params(params, settings), indent=2, ensure_ascii=False), encoding="utf-8"
+        )  # JSON is YAML
     return folder
 
 
@@ -90,7 +104,11 @@ def level_settings(root: Path, name: str, seed: int) -> Settings:
     """What the sub-project `name` differs in if its base is the untuned base at a level."""
     file = root.resolve() / FOLDER / name / LEVEL_FILE
     base = {"source": "gguf", "model": str(file), "revision": None, "file": None, "quantization": "gguf"}
-    return {"base": base, "evaluate": {"models": ["adapter"]}, "train": {"embeddings_on_cpu": False, "seed": seed}}
+    return {
+        "base": base,
+        "evaluate": {"models": ["adapter"]},
+        "train": {"embeddings_on_cpu": False, "seed": seed},
+    }
 
 
 def untuned_gguf(root: Path, params: Params) -> Path:
@@ -101,7 +119,14 @@ def untuned_gguf(root: Path, params: Params) -> Path:
 def quantize_base(root: Path, params: Params, project: Path, level: str, tools: Toolchain) -> Path:
     """Write the untuned base at `level` into `project`; the file."""
     target = project / LEVEL_FILE
-    quantise_gguf(tools, untuned_gguf(root, params), target, level, params.evaluate.threads, tensor_types=params.quantize.tensor_types)
+    quantise_gguf(
+        tools,
+        untuned_gguf(root, params),
+        target,
+        level,
+        params.evaluate.threads,
+        tensor_types=params.quantize.tensor_types,
+    )
     return target
 
 
@@ -125,7 +150,9 @@ def size_of(path: Path) -> int:
 def seed_of(text: str, job: str) -> int:
     """The seed in a job's name. Raises `ConfigError` if it is none."""
     if not text.isdecimal():
-        raise ConfigError("Q-COMPARE-001", f"{job} is not how this job is named: `snakemake -n` lists the jobs")
+        raise ConfigError(
+            "Q-COMPARE-001", f"{job} is not how this job is named: `snakemake -n` lists the jobs"
+        )
     return int(text)
 
 
@@ -138,24 +165,30 @@ def check_trainable(root: Path, params: Params) -> None:
         header = checked_header(untuned_gguf(root, params))
     except DataError as error:
         why = f"for this base can't be trained on as a GGUF: {error.sentence}"
-        raise ConfigError("Q-COMPARE-002", f"the ways to ship can't be compared, {why}. Set compare.seeds to []") from None
+        raise ConfigError(
+            "Q-COMPARE-002", f"the ways to ship can't be compared, {why}. Set compare.seeds to []"
+        ) from None
     if (architecture := header.fields["general.architecture"]) not in DENSE:
         raise ConfigError(
             "Q-COMPARE-002",
-            f"the ways to ship can't be compared for {architecture}, only for {', '.join(DENSE)}: set compare.seeds to []",
+            f"the ways to ship can't be compared for {architecture}, only for {', '.join(DENSE)}: set "
+            "compare.seeds to []",
         )
     shape = load_shape(root / "models/base/config.json")
     for level in params.compare.levels:
         if unknown := sorted(packed_level(shape, level).kinds - set(SCRATCH)):
             kinds = " and ".join(unknown)
             raise ConfigError(
-                "Q-COMPARE-003", f"compare.levels has {level}, whose type {kinds} can't be trained on: take Q4_K_M, Q6_K or Q8_0, say"
+                "Q-COMPARE-003",
+                f"compare.levels has {level}, whose type {kinds} can't be trained on: take Q4_K_M, Q6_K or "
+                "Q8_0, say",
             )
     for pattern, kind in params.quantize.tensor_types.items():
         if kind.upper() not in SCRATCH:
             raise ConfigError(
                 "Q-COMPARE-003",
-                f"quantize.tensor_types.{pattern} asks for {kind}, which can't be trained on, as compare does: take Q4_K or Q8_0, say",
+                f"quantize.tensor_types.{pattern} asks for {kind}, which can't be trained on, as compare "
+                "does: take Q4_K or Q8_0, say",
             )
 
 
@@ -164,7 +197,9 @@ def scratch_bytes(root: Path, params: Params) -> int:
     shape = load_shape(root / "models/base/config.json")
     levels = params.compare.levels
     sizes = plan_disk(shape, params.training_on("cpu"), levels)
-    return max(own_bytes(sizes), 3 * size_of(root / "models/base")) + 2 * max(level_bytes(shape, level) for level in levels)
+    return max(own_bytes(sizes), 3 * size_of(root / "models/base")) + 2 * max(
+        level_bytes(shape, level) for level in levels
+    )
 
 
 # ---- processes
@@ -172,24 +207,42 @@ def scratch_bytes(root: Path, params: Params) -> int:
 
 def run_stage(root: Path, *words: str) -> None:
     """Run `python -m pipeline WORDS` on the sub-project `root`. Raises what it ended with, in one sentence (its own stands above it)."""
-    run_module("pipeline", *words, "--root", str(root), "--params", str(root / "params.yaml"), what=f"{words[0]} in {root.name}")
+    run_module(
+        "pipeline",
+        *words,
+        "--root",
+        str(root),
+        "--params",
+        str(root / "params.yaml"),
+        what=f"{words[0]} in {root.name}",
+    )
 
 
 def run_module(module: str, *words: str, what: str) -> None:
     """Run `python -m MODULE WORDS` to its end; `what` names it in errors. Raises `QuenchError` of the child's exit code, `Stopped` after a signal."""
     environment = {name: value for name, value in os.environ.items() if name not in OF_THE_RUN}
-    command = bound([sys.executable, "-m", module, *words], signal.SIGTERM)  # with SIGTERM a training saves a checkpoint
+    command = bound(
+        [sys.executable, "-m", module, *words], signal.SIGTERM
+    )  # with SIGTERM a training saves a checkpoint
     # in a session of its own: Ctrl-C in a terminal reaches a whole group, and a training ends at once at its second signal
-    process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         code = process.wait()
     except BaseException:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)  # what it started as well; a training writes its checkpoint
+            os.killpg(
+                process.pid, signal.SIGTERM
+            )  # what it started as well; a training writes its checkpoint
         process.wait()
         raise
     if code < 0 or code - 128 in (signal.SIGINT, signal.SIGTERM):
         raise Stopped(-code if code < 0 else code - 128)
     if code:
         kind = ERRORS.get(code, ToolError)
-        raise kind("Q-COMPARE-007", f"{what} failed (exit status {code}; its reason stands above): fix that, then run the same command again")
+        raise kind(
+            "Q-COMPARE-007",
+            f"{what} failed (exit status {code}; its reason stands above): fix that, then run the same "
+            "command again",
+        )

@@ -26,7 +26,9 @@ class Advice:
     sentence: str
 
 
-def recommend(level: str, ways: Mapping[str, Measured], differences: Mapping[tuple[str, str], Difference], seeds: int) -> Advice:
+def recommend(
+    level: str, ways: Mapping[str, Measured], differences: Mapping[tuple[str, str], Difference], seeds: int
+) -> Advice:
     """The way to ship `level`.
 
     `differences[first, second]` is second less first, for every pair in either order. The best-scoring way is taken where it is measurably better

@@ -24,7 +24,12 @@ def measured(root: Path, params: Params) -> list[dict[str, Any]]:
     levels, found = params.compare.levels, []
     for seed in params.compare.seeds:
         jobs = {f"{MERGED_16}-{seed}": f"compare_unquantized@{seed}"}
-        jobs |= {name: f"compare_measure@{name}" for way in WAYS for level in levels for name in [f"{way}-{level}-{seed}"]}
+        jobs |= {
+            name: f"compare_measure@{name}"
+            for way in WAYS
+            for level in levels
+            for name in [f"{way}-{level}-{seed}"]
+        }
         for name, job in jobs.items():
             file = root / MEASURED / f"{name}.json"
             if not file.exists():
@@ -37,7 +42,11 @@ def forget_others(root: Path, params: Params) -> None:
     """Remove scratch, and what is left of seeds and levels that are not asked for any more: DVC's cache has it."""
     seeds, levels = params.compare.seeds, params.compare.levels
     trained = {f"{base}-{seed}" for base in ("nf4", *levels) for seed in seeds}
-    named = {f"{part}-{seed}.json" for part in (MERGED_16, *(f"{way}-{level}" for way in WAYS for level in levels)) for seed in seeds}
+    named = {
+        f"{part}-{seed}.json"
+        for part in (MERGED_16, *(f"{way}-{level}" for way in WAYS for level in levels))
+        for seed in seeds
+    }
     for folder, kept in ((TRAINED, trained), (MEASURED, named)):
         for path in (root / folder).glob("[!.]*"):
             if path.name not in kept:
@@ -52,10 +61,18 @@ def main(params: Params, root: Path) -> None:
     forget_others(root, params)
     if not figures:
         write_json(root / TARGET, {"seeds": []})
-        print("compare: not measured, for compare.seeds is []: set it to [42, 43, 44], say, to see which way to ship is best on your data")
+        print(
+            "compare: not measured, for compare.seeds is []: set it to [42, 43, 44], say, to see which way "
+            "to ship is best on your data"
+        )
         return
     found = summarise(
-        figures, seeds=settings.seeds, levels=settings.levels, sixteen=params.convert.type, scorer=evaluate.scorer, seed=evaluate.seed
+        figures,
+        seeds=settings.seeds,
+        levels=settings.levels,
+        sixteen=params.convert.type,
+        scorer=evaluate.scorer,
+        seed=evaluate.seed,
     )
     write_json(root / TARGET, found)
     for level in found["levels"].values():
