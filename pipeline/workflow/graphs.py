@@ -13,7 +13,8 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
 from pipeline.core.strict_yaml import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import ROOT, key_file
-from pipeline.workflow.stages import WORDS, dvc_text, is_as_written, table
+from pipeline.workflow.dvc_yaml import dvc_text, is_as_written
+from pipeline.workflow.stages import WORDS, table
 
 OWN: dict[Graph, str] = {"merged": "merge", "adapter": "lora"}  # a stage that only this graph has
 

@@ -18,7 +18,8 @@ from typing import Any
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import NO_PART
 from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.record import is_about, open_project, recorded, stages_of
+from pipeline.workflow.locked import recorded, stages_of
+from pipeline.workflow.record import is_about, open_project
 
 ASIDE = "rotten"  # folder in DVC's cache for objects that are not what their names say
 RUN = re.compile(r"[0-9a-f]{64}")  # name of a run in DVC's cache
@@ -57,7 +58,7 @@ def verify_outputs(
     except DataError as error:
         if is_about(params, root):
             raise
-        print(f"Unless it was made with {params}: {error}", file=sys.stderr)
+        print(f"Unless it was made with {params}: {error.sentence}", file=sys.stderr)
 
 
 def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, anew: bool) -> None:

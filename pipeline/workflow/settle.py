@@ -21,7 +21,8 @@ from pipeline.core.strict_yaml import read_fast
 from pipeline.workflow.code_keys import CODE, write_keys
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import drop_dead_links, drop_rotten, learn, teach
-from pipeline.workflow.record import open_project, seems_unchanged
+from pipeline.workflow.locked import seems_unchanged
+from pipeline.workflow.record import open_project
 from pipeline.workflow.stages import code_of_stages
 
 REUSE = "QUENCH_REUSE"  # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
