@@ -171,8 +171,15 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
     now = time.time_ns()
     stale_outputs: set[Path] = set()
     stages = list(networkx.dfs_postorder_nodes(repo.index.graph))
+    made = [path for stage in stages for path in _outputs(stage)]
     for stage in stages:
-        inputs = [path for path in _inputs(stage) if path.exists()]
+        # of a folder that several stages write into, Snakemake sees the files
+        inputs = [
+            path
+            for dep in _inputs(stage)
+            for path in (dep, *(one for one in made if dep in one.parents))
+            if path.exists()
+        ]
         outputs = [path for path in _outputs(stage) if path.exists()]
         # an input of tomorrow would make every output of today look stale
         settled.dated += sum(

@@ -245,12 +245,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         shutil.copytree(PROJECT / folder, root / folder)
     for name in ("Snakefile", ".dvcignore"):
         shutil.copy(PROJECT / name, root)
-    (root / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
+    settings = recipe_text("demo")
+    assert "\n  seeds: []" in settings
+    (root / "params.yaml").write_text(settings.replace("\n  seeds: []", "\n  seeds: [42]"), encoding="utf-8")  # compare has jobs
     (root / "dvc.yaml").write_text(dvc_text("merged"))
     folders = {path.rstrip("/") for stage in stages_in("merged").values() for path in stage.written if path.endswith("/")}
     made = {path for stage in stages_of(root).values() for path in stage.outs} - {FOLDER}
+    folders |= {"data/raw", "data/guard", "data/evaluation", *(path for path in made if path.startswith("models/compare/"))}
     for path in made | {"data/raw", "data/guard", "data/evaluation"}:
-        file = root / path / "file" if path in folders | {"data/raw", "data/guard", "data/evaluation"} else root / path
+        file = root / path / "file" if path in folders else root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{path}\n")
     found = Project(root)
