@@ -2,6 +2,8 @@
 
 import fcntl
 import hashlib
+import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import IO, Any, NamedTuple
 import yaml
 
 from pipeline.config.params import with_defaults
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, MachineError
 from pipeline.core.strict_yaml import read_fast, read_strict
 from pipeline.workflow.code_keys import CODE
 from pipeline.workflow.stages import filled, items_of, value_at
@@ -162,3 +164,41 @@ def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:
         size < LARGE
         and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != recorded.get("md5")
     )
+
+
+def check_no_writer(rwlock: Path) -> None:
+    """Raise `MachineError` if a `dvc repro` that is alive writes outputs; drop a file that a kill cut short."""
+    import psutil
+
+    try:
+        writers = (
+            json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values()
+            if rwlock.exists()
+            else []
+        )
+    except ValueError:
+        return rwlock.unlink()
+    for pid in {int(writer["pid"]) for writer in writers}:
+        if psutil.pid_exists(pid):
+            raise MachineError(
+                "Q-WORKFLOW-015",
+                f"DVC is at work in this folder (process {pid}): wait for it, then run again",
+            )
+    return None
+
+
+def set_aside_if_cut(file: Path) -> None:
+    """Set a `dvc.lock` aside that a kill cut short while DVC wrote it; the stages whose record is lost run again."""
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+    from voluptuous import Invalid
+
+    try:
+        if file.exists():
+            COMPILED_LOCKFILE_SCHEMA(read_fast(file))
+    except (yaml.YAMLError, Invalid, UnicodeDecodeError):
+        broken = file.replace(file.with_name("dvc.lock.broken"))
+        print(
+            f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run "
+            "again",
+            file=sys.stderr,
+        )

@@ -8,20 +8,16 @@ That is before Snakemake plans. Stages run later, and one may write the bytes th
 those that follow it.
 """
 
-import json
 import os
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import MachineError
-from pipeline.core.strict_yaml import read_fast
 from pipeline.workflow.code_keys import CODE, write_keys
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import drop_dead_links, drop_rotten, learn, teach
-from pipeline.workflow.locked import seems_unchanged
+from pipeline.workflow.locked import check_no_writer, seems_unchanged, set_aside_if_cut
 from pipeline.workflow.record import open_project
 from pipeline.workflow.stages import code_of_stages
 
@@ -52,8 +48,8 @@ def settle(root: Path) -> Settled:
     """
     with open_project(root) as repo, Hashes(root) as hashes:
         with repo.lock:
-            _no_writer(Path(repo.tmp_dir, "rwlock"))
-            _mend_lock(root / "dvc.lock")
+            check_no_writer(Path(repo.tmp_dir, "rwlock"))
+            set_aside_if_cut(root / "dvc.lock")
             _sweep(repo)
             _record_code(repo)
         drop_dead_links(repo)
@@ -89,45 +85,6 @@ def _all_good(outs: list[Any], root: Path) -> bool:
         for out in outs:
             drop_rotten(out, hashes)
     return not any(out.changed_cache() for out in outs)
-
-
-def _no_writer(rwlock: Path) -> None:
-    """Raise `MachineError` where a `dvc repro` that is alive writes outputs; drop a file that a kill cut short."""
-    import psutil
-
-    try:
-        writers = (
-            json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values()
-            if rwlock.exists()
-            else []
-        )
-    except ValueError:
-        return rwlock.unlink()
-    for pid in {int(writer["pid"]) for writer in writers}:
-        if psutil.pid_exists(pid):
-            raise MachineError(
-                "Q-WORKFLOW-015",
-                f"DVC is at work in this folder (process {pid}): wait for it, then run again",
-            )
-    return None
-
-
-def _mend_lock(file: Path) -> None:
-    """Set a `dvc.lock` aside that a kill cut short while DVC wrote it; the stages whose record is lost run again."""
-    import yaml
-    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
-    from voluptuous import Invalid
-
-    try:
-        if file.exists():
-            COMPILED_LOCKFILE_SCHEMA(read_fast(file))
-    except (yaml.YAMLError, Invalid, UnicodeDecodeError):
-        broken = file.replace(file.with_name("dvc.lock.broken"))
-        print(
-            f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run "
-            "again",
-            file=sys.stderr,
-        )
 
 
 def _record_code(repo: Any) -> None:
