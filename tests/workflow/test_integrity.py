@@ -55,7 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         entry["deps"] = [path for path in entry["deps"] if not path.startswith(FOLDER)] or ["code"]
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": graph["stages"]}))
     shutil.copy(PROJECT / ".dvcignore", root)
-    for path in ("code", "data/raw/file", "data/guard/file", "data/evaluation/file"):
+    for path in ("code", "data/raw/file", "data/guard/file", "data/evaluation/file", "reports/compare/.gitkeep"):
         put(root / path, dice.randbytes(100))
     for path in {path for stage in stages_of(root).values() for path in stage.outs}:
         for name in ("a.bin", "b/c.bin") if path in FOLDERS else ("",):
