@@ -29,7 +29,7 @@ for STAGE in stage_rules(SETTINGS, workflow.cores):
         log:
             STAGE.log,
         wildcard_constraints:
-            item=STAGE.items,
+            **STAGE.items,
         threads: STAGE.threads
         params:
             stage=STAGE.stage,

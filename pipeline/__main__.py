@@ -12,7 +12,10 @@ from pathlib import Path
 
 from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
 
-STAGES = ("base", "curate", "preprocess", "train", "lora", "merge", "convert", "imatrix", "quantize", "compare", "parity", "evaluate", "report")
+STAGES = (
+    "base", "curate", "preprocess", "train", "lora", "merge", "convert", "imatrix", "quantize",
+    "compare_nf4", "compare_level", "compare_unquantized", "compare_measure", "compare", "parity", "evaluate", "report",
+)  # fmt: skip
 CODE = "code"  # no stage of Snakemake's: DVC's first one (pipeline/workflow/code_keys.py)
 
 
@@ -36,20 +39,30 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
 
     name, _, item = stage.partition("@")
     if name not in STAGES:
-        raise ConfigError(f"no stage is called {stage!r}: it is one of {', '.join(STAGES)}")
+        raise ConfigError("Q-WORKFLOW-019", f"no stage is called {stage!r}: it is one of {', '.join(STAGES)}")
     known = table().stages[name]
     if bool(known.each) != bool(item):
         wanted = f"{name}@NAME, {name}@F16 for example" if known.each else f"just {name}"
-        raise ConfigError(f"{stage!r} is not how stage {name} is named: write {wanted}")
+        raise ConfigError("Q-WORKFLOW-019", f"{stage!r} is not how stage {name} is named: write {wanted}")
     if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # it is part of the names of files
-        raise ConfigError(f"{printable(item, 80)} is no name of a level or a model: write {name}@F16 for example")
+        raise ConfigError(
+            "Q-WORKFLOW-019",
+            f"{printable(item, 80)} is no name of a level or a model: write {name}@F16 for example",
+        )
     if isinstance(resume, Path) and name != "train":
-        raise ConfigError(f"--resume {resume} names a checkpoint, and only train has any: leave it out for {name}")
+        raise ConfigError(
+            "Q-WORKFLOW-020",
+            f"--resume {resume} names a checkpoint, and only train has any: leave it out for {name}",
+        )
     need_folder(root)
     read = read_params(params_file or root / "params.yaml")
     params = read.params
     if known.only not in (None, params.graph):
-        raise ConfigError(f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: `snakemake` runs those that have")
+        raise ConfigError(
+            "Q-WORKFLOW-021",
+            f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: "
+            "`snakemake` runs those that have",
+        )
     known_to_dvc = is_about(params_file, root)
     if known_to_dvc:
         need_graph(root, params.graph)
@@ -68,7 +81,9 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
             module.main(params, root, *([item] if item else []), **extra)
         if known_to_dvc and inputs_state(stage, root) != before:
             raise MachineError(
-                f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: run the same command again"
+                "Q-WORKFLOW-022",
+                f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: "
+                "run the same command again",
             )
     if known_to_dvc:
         record(stage, root)
@@ -92,12 +107,30 @@ def main(argv: list[str] | None = None) -> int:
         description="Run one stage.",
         epilog="example: python -m pipeline quantize@Q4_K_M",
     )
-    parser.add_argument("stage", metavar="STAGE", nargs="?", help=f"{', '.join(STAGES)}; quantize and evaluate take an item: quantize@Q4_K_M")
-    parser.add_argument("--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)")
-    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="folder that holds data/, models/, reports/ (default: this one)")
+    parser.add_argument(
+        "stage",
+        metavar="STAGE",
+        nargs="?",
+        help=f"{', '.join(STAGES)}; quantize and evaluate take an item: quantize@Q4_K_M",
+    )
+    parser.add_argument(
+        "--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)"
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="folder that holds data/, models/, reports/ (default: this one)",
+    )
     parser.add_argument("--resume", metavar="CHECKPOINT", nargs="?", type=Path, const=True, default=True,
                         help="train: go on from the newest checkpoint of the same run (the default), or from this one")  # fmt: skip
-    parser.add_argument("--no-resume", dest="resume", action="store_false", help="train: start again from nothing; checkpoints are deleted")
+    parser.add_argument(
+        "--no-resume",
+        dest="resume",
+        action="store_false",
+        help="train: start again from nothing; checkpoints are deleted",
+    )
     arguments = parser.parse_args(argv)
     if arguments.stage is None and isinstance(arguments.resume, Path):  # --resume train
         arguments.stage, arguments.resume = str(arguments.resume), True
@@ -105,7 +138,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("name a STAGE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" for "±", not a traceback
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal without UTF-8 shows "?" for "±", not a traceback
     try:
         if arguments.stage == CODE:
             write_code(arguments.root)

@@ -26,8 +26,9 @@ LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")  # of editors and mer
 
 
 def stage_module(stage: str) -> str:
-    """The module whose `main` is the stage; everything else that a stage runs is found from here."""
-    return f"{ROOT}.stages.{stage}.stage"
+    """The module whose `main` is the stage ("compare_nf4": `compare.nf4`); everything else that a stage runs is found from here."""
+    package, _, part = stage.partition("_")
+    return f"{ROOT}.stages.{package}.{part or 'stage'}"
 
 
 def key_file(stage: str) -> str:
@@ -43,7 +44,10 @@ def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
     try:
         return _write(root, modules)
     except OSError as error:
-        raise MachineError(f"{root / FOLDER} can't be written ({error.strerror}): make room there, or make the folder yours") from error
+        raise MachineError(
+            "Q-WORKFLOW-001",
+            f"{root / FOLDER} can't be written ({error.strerror}): make room there, or make the folder yours",
+        ) from error
 
 
 def _write(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
@@ -73,7 +77,9 @@ class Package:
 
     def closure(self, *modules: str) -> set[str]:
         """The files, relative to the package's folder, that `modules` reach, and their own. Raises `KeyError` for a module that is not there."""
-        waiting = {self.modules[module] for module in modules}.union(*(self._named(module, "") for module in modules))
+        waiting = {self.modules[module] for module in modules}.union(
+            *(self._named(module, "") for module in modules)
+        )
         found: set[str] = set()
         while waiting:
             path = waiting.pop()
@@ -94,15 +100,26 @@ class Package:
     def _named(self, name: str, folder: str) -> set[str]:
         """What `name` stands for in a file of `folder`: a module with the packages around it, a program beside it, data files."""
         parts = name.split(".")
-        around = {self.modules[one] for end in range(2, len(parts) + 1) if (one := ".".join(parts[:end])) in self.modules}
+        around = {
+            self.modules[one]
+            for end in range(2, len(parts) + 1)
+            if (one := ".".join(parts[:end])) in self.modules
+        }
         beside = f"{folder}/{name}".removeprefix("/")
-        return around | self.aliases.get(name, set()) | ({beside} if name.endswith(".py") and beside in self.sources else set())
+        return (
+            around
+            | self.aliases.get(name, set())
+            | ({beside} if name.endswith(".py") and beside in self.sources else set())
+        )
 
     @cached_property
     def modules(self) -> dict[str, str]:
         """{dotted name: path}; the package's own `__init__`, which holds the version's number alone, is left out."""
         paths = [path for path in self.sources if path.endswith(".py") and path != "__init__.py"]
-        return {".".join([ROOT, *path.removesuffix(".py").removesuffix("/__init__").split("/")]): path for path in paths}
+        return {
+            ".".join([ROOT, *path.removesuffix(".py").removesuffix("/__init__").split("/")]): path
+            for path in paths
+        }
 
     @cached_property
     def aliases(self) -> dict[str, set[str]]:
@@ -122,7 +139,12 @@ class Package:
     @cached_property
     def unnamed(self) -> dict[str, set[str]]:
         """{folder of a package: its data files that no file names}: every module in it counts as one that reads them."""
-        used = {path for source in self.sources.values() for name in source.names for path in self.aliases.get(name, ())}
+        used = {
+            path
+            for source in self.sources.values()
+            for name in source.names
+            for path in self.aliases.get(name, ())
+        }
         found: dict[str, set[str]] = {}
         for path in set(self._data()) - used:
             found.setdefault(self._package(path), set()).add(path)
@@ -170,7 +192,11 @@ def _files(folder: Path) -> list[str]:
 def _recall(memory: Path, version: str) -> dict[str, Source]:
     try:
         found = json.loads(memory.read_bytes())
-        return {name: Source(*source) for name, source in found["files"].items()} if found["version"] == version else {}
+        return (
+            {name: Source(*source) for name, source in found["files"].items()}
+            if found["version"] == version
+            else {}
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 

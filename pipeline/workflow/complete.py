@@ -27,8 +27,10 @@ def need_all_keys(root: Path, read: Read) -> None:
         return
     if "DVC_STAGE" in os.environ:
         raise ConfigError(
-            f"{root / 'params.yaml'} leaves out {words(read)}, and DVC, which knows no default, would record nothing of that: "
-            "run `quench params --write`, which puts them there, then run again"
+            "Q-WORKFLOW-002",
+            f"{root / 'params.yaml'} leaves out {words(read)}, and DVC, which knows no default, would record "
+            "nothing of that: "
+            "run `quench params --write`, which puts them there, then run again",
         )
     write(root / "params.yaml", read)
 
@@ -43,7 +45,11 @@ def write(file: Path, read: Read) -> None:
         aside.write_text(text, encoding="utf-8", newline="")
         shutil.copymode(file, aside)
         if not _is_the_same(aside, read):
-            raise ConfigError(f"{file} leaves out {words(read)}, and they can't be put into this text: add them (`quench params` shows their values)")
+            raise ConfigError(
+                "Q-WORKFLOW-003",
+                f"{file} leaves out {words(read)}, and they can't be put into this text: add them (`quench "
+                "params` shows their values)",
+            )
     print(f"{file} left out {words(read)}: now there, with the defaults", file=sys.stderr)
 
 

@@ -13,7 +13,8 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
 from pipeline.core.strict_yaml import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import ROOT, key_file
-from pipeline.workflow.stages import WORDS, dvc_text, is_as_written, table
+from pipeline.workflow.dvc_yaml import dvc_text, is_as_written
+from pipeline.workflow.stages import WORDS, table
 
 OWN: dict[Graph, str] = {"merged": "merge", "adapter": "lora"}  # a stage that only this graph has
 
@@ -27,10 +28,16 @@ def need_graph(root: Path, graph: Graph) -> None:
     stages = _stages(file)
     if _is_graph(stages, "merged" if graph == "adapter" else "adapter"):
         raise ConfigError(
-            f"{file} is not the graph of {WORDS[graph]}, which base.quantization in params.yaml asks for: run `quench graph`, which puts it there"
+            "Q-WORKFLOW-004",
+            f"{file} is not the graph of {WORDS[graph]}, which base.quantization in params.yaml asks for: "
+            "run `quench graph`, which puts it there",
         )
     if _is_graph(stages, graph) and _names_code(stages):
-        raise ConfigError(f"{file} is of an older version and names files of its code: run `quench graph`, which replaces it and keeps a copy")
+        raise ConfigError(
+            "Q-WORKFLOW-005",
+            f"{file} is of an older version and names files of its code: run `quench graph`, which replaces "
+            "it and keeps a copy",
+        )
 
 
 def _stages(file: Path) -> dict[str, Any]:
@@ -55,7 +62,9 @@ def _names_code(stages: dict[str, Any]) -> bool:
 
 def _depends_on_code(name: str, stage: Any) -> bool:
     inner = stage.get("do", stage) if isinstance(stage, dict) else None
-    deps = [dep for dep in (inner.get("deps") if isinstance(inner, dict) else None) or [] if isinstance(dep, str)]
+    deps = [
+        dep for dep in (inner.get("deps") if isinstance(inner, dict) else None) or [] if isinstance(dep, str)
+    ]
     return key_file(name) not in deps and any(dep.startswith(f"{ROOT}/") for dep in deps)
 
 
@@ -75,7 +84,10 @@ def put_graph(root: Path, graph: Graph, *, force: bool = False, anew: bool = Fal
     if edited and not older and not anew and _is_graph(stages, graph):
         return False
     if edited and not (force or anew or older):
-        raise ConfigError(f"{target} has edits that are in neither graph: keep a copy, then add --force to replace it")
+        raise ConfigError(
+            "Q-WORKFLOW-006",
+            f"{target} has edits that are in neither graph: keep a copy, then add --force to replace it",
+        )
     if edited:
         names = (f"{target.name}.edited{number}" for number in ("", *range(2, 1000)))
         kept = next(path for name in names if not (path := target.with_name(name)).exists())

@@ -34,7 +34,9 @@ class Hashes:
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
         self.fresh: dict[Path, str] = {}  # read or dated by this object, so DVC may not know them
-        self.suspects: set[Path] = set()  # other bytes than remembered, though inode, size and date are the same
+        self.suspects: set[Path] = (
+            set()
+        )  # other bytes than remembered, though inode, size and date are the same
         self._unsaved: dict[bytes, tuple[State, str]] = {}
         self._saved_at = time.monotonic()
         self._database, rows = _open(self._root / ".quench" / "hashes.db")
@@ -56,7 +58,11 @@ class Hashes:
         found = {path: None if anew else self._recall(path) for path in paths}
         unknown = [path for path, digest in found.items() if digest is None and path.is_file()]
         size = sum(path.stat().st_size for path in unknown)
-        shown = progress("reading files that may have changed", size) if size > SHOWN else nullcontext(lambda _: None)
+        shown = (
+            progress("reading files that may have changed", size)
+            if size > SHOWN
+            else nullcontext(lambda _: None)
+        )
         with shown as advance, ThreadPoolExecutor(os.cpu_count()) as pool:
             for path, seen in zip(unknown, pool.map(partial(_look, advance=advance), unknown), strict=True):
                 found[path] = self._take_in(path, seen) if seen else None
@@ -107,7 +113,11 @@ class Hashes:
 
 def files_below(path: Path) -> list[Path]:
     """`path` if it is a file, else all files below it; pipes and devices are none."""
-    found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
+    found = (
+        [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+        if path.is_dir()
+        else [path]
+    )
     return [file for file in found if file.is_file()]
 
 
@@ -161,5 +171,8 @@ def _open(file: Path) -> tuple[sqlite3.Connection, list[Any]]:
 
 def _with_rows(database: sqlite3.Connection) -> tuple[sqlite3.Connection, list[Any]]:
     database.execute("PRAGMA synchronous = OFF")  # a memory: a power cut may cost it
-    database.execute("CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, inode INTEGER, size INTEGER, mtime INTEGER, ctime INTEGER, md5 TEXT)")
+    database.execute(
+        "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, inode INTEGER, size INTEGER, mtime "
+        "INTEGER, ctime INTEGER, md5 TEXT)"
+    )
     return database, database.execute("SELECT * FROM hashes").fetchall()

@@ -18,7 +18,8 @@ from typing import Any
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import NO_PART
 from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.record import is_about, open_project, recorded, stages_of
+from pipeline.workflow.locked import recorded, stages_of
+from pipeline.workflow.record import is_about, open_project
 
 ASIDE = "rotten"  # folder in DVC's cache for objects that are not what their names say
 RUN = re.compile(r"[0-9a-f]{64}")  # name of a run in DVC's cache
@@ -36,19 +37,28 @@ def verify_inputs(stage: str, root: Path) -> None:
         _need_good(root, [root / path for path in inputs], hashes, anew=False)
 
 
-def verify_outputs(paths: Iterable[Path], root: Path, *, anew: bool = True, params: Path | None = None) -> None:
+def verify_outputs(
+    paths: Iterable[Path], root: Path, *, anew: bool = True, params: Path | None = None
+) -> None:
     """Raise `DataError` where one of `paths` (files, or folders of them) is not what its stage recorded; `anew`: read also what seems unchanged.
 
     With another `params` file than the project's it is said and not refused: what was made by that is in no record.
     """
-    inside = [os.path.relpath(path, root) for path in paths]  # a file that is a link is not followed: it leads into DVC's cache
+    inside = [
+        os.path.relpath(path, root) for path in paths
+    ]  # a file that is a link is not followed: it leads into DVC's cache
     try:
         with Hashes(root) as hashes:
-            _need_good(root.resolve(), [root.resolve() / path for path in inside if not path.startswith("..")], hashes, anew=anew)
+            _need_good(
+                root.resolve(),
+                [root.resolve() / path for path in inside if not path.startswith("..")],
+                hashes,
+                anew=anew,
+            )
     except DataError as error:
         if is_about(params, root):
             raise
-        print(f"Unless it was made with {params}: {error}", file=sys.stderr)
+        print(f"Unless it was made with {params}: {error.sentence}", file=sys.stderr)
 
 
 def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, anew: bool) -> None:
@@ -57,7 +67,7 @@ def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, anew: bool) -> 
     if changed or hashes.suspects:
         with open_project(root, wait=True) as repo:
             if found := faults(repo, hashes, changed):
-                raise DataError("; ".join(found))
+                raise DataError("Q-WORKFLOW-007", "; ".join(found))
 
 
 def differing(records: Mapping[Path, str], hashes: Hashes, *, anew: bool = False) -> list[Path]:
@@ -80,7 +90,11 @@ def faults(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[str]:
         suspects = [file for file in hashes.suspects if _overlap(file, path)] if is_source else []
         if (suspects if is_source else path in wanted) and "modified" in out.workspace_status().values():
             drop_rotten(out, hashes)
-            sentences.append(_source_sentence(out, suspects) if is_source else _stage_sentence(out, changed_files(out, hashes)))
+            sentences.append(
+                _source_sentence(out, suspects)
+                if is_source
+                else _stage_sentence(out, changed_files(out, hashes))
+            )
     return sentences
 
 
@@ -88,7 +102,9 @@ def teach(repo: Any, hashes: Hashes) -> None:
     """Tell DVC the hashes that were found by reading: it goes by inode, size and date, and would believe in what it had."""
     from dvc_data.hashfile.hash_info import HashInfo
 
-    repo.state.save_many([(str(path), HashInfo("md5", digest), None) for path, digest in hashes.fresh.items()], repo.fs)
+    repo.state.save_many(
+        [(str(path), HashInfo("md5", digest), None) for path, digest in hashes.fresh.items()], repo.fs
+    )
     hashes.fresh.clear()
 
 
@@ -99,8 +115,12 @@ def learn(repo: Any, hashes: Hashes) -> list[str]:
     """
     changed = differing({Path(out.fs_path): out.hash_info.value for out in repo.index.outs}, hashes)
     if found := faults(repo, hashes, ()):
-        raise DataError("; ".join(found))
-    return sorted(file.relative_to(repo.root_dir).as_posix() for file in hashes.suspects if any(_overlap(file, path) for path in changed))
+        raise DataError("Q-WORKFLOW-007", "; ".join(found))
+    return sorted(
+        file.relative_to(repo.root_dir).as_posix()
+        for file in hashes.suspects
+        if any(_overlap(file, path) for path in changed)
+    )
 
 
 def drop_rotten(out: Any, hashes: Hashes) -> None:
@@ -114,7 +134,11 @@ def drop_rotten(out: Any, hashes: Hashes) -> None:
 def put_aside(cache: Path, digests: Digests) -> list[str]:
     """Put aside each object of DVC's cache (of `digests`, by path) that is not what its name says; the names."""
     rotten = {path: path.parent.name + path.name for path, digest in digests.items()}
-    return [_move(path, cache, name) for path, name in rotten.items() if name.removesuffix(".dir") != digests[path]]
+    return [
+        _move(path, cache, name)
+        for path, name in rotten.items()
+        if name.removesuffix(".dir") != digests[path]
+    ]
 
 
 def drop_dead_links(repo: Any) -> None:
@@ -124,7 +148,11 @@ def drop_dead_links(repo: Any) -> None:
     """
     for out in (one for one in repo.index.outs if not one.stage.is_data_source):
         path = Path(out.fs_path)
-        links = [Path(folder, name) for folder, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
+        links = (
+            [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+            if path.is_dir()
+            else [path]
+        )
         for link in links if out.use_cache else ():
             if link.is_symlink() and not link.exists() and link.readlink().is_relative_to(out.cache.path):
                 link.unlink()
@@ -175,7 +203,11 @@ def _digest(path: Path, digests: Digests) -> str | None:
     """The md5 as DVC records it; of a folder that of a list of its files (those that `.dvcignore` names would count: DVC itself is asked then)."""
     if not path.is_dir():
         return digests.get(path)
-    below = {file.relative_to(path).as_posix(): digests[file] for file in files_below(path) if file in digests and file.name not in NO_PART}
+    below = {
+        file.relative_to(path).as_posix(): digests[file]
+        for file in files_below(path)
+        if file in digests and file.name not in NO_PART
+    }
     text = json.dumps([{"md5": below[name], "relpath": name} for name in sorted(below)])
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() + ".dir"
 
@@ -191,13 +223,21 @@ def _stage_sentence(out: Any, files: list[str]) -> str:
     named = ", ".join(files[:NAMED]) + (f" and {len(files) - NAMED} more" if len(files) > NAMED else "")
     what = f"{_place(out)} ({named})" if files else _place(out)
     kept = not out.changed_cache()
-    remedy = f"`dvc checkout --force {_place(out)}` brings back what it wrote, or `snakemake` runs it again" if kept else "`snakemake` runs it again"
+    remedy = (
+        f"`dvc checkout --force {_place(out)}` brings back what it wrote, or `snakemake` runs it again"
+        if kept
+        else "`snakemake` runs it again"
+    )
     return f"{what} changed on disk since {out.stage.name} wrote it: {remedy}"
 
 
 def _source_sentence(out: Any, files: list[Path]) -> str:
     names = ", ".join(file.relative_to(out.repo.root_dir).as_posix() for file in sorted(files)[:NAMED])
-    back = f"`dvc checkout --force {_place(out)}` brings back what was recorded" if not out.changed_cache() else "DVC's cache has no good copy"
+    back = (
+        f"`dvc checkout --force {_place(out)}` brings back what was recorded"
+        if not out.changed_cache()
+        else "DVC's cache has no good copy"
+    )
     return f"{names} changed on disk though its date did not: {back}; `touch` it if you meant to change it"
 
 

@@ -28,7 +28,17 @@ from pipeline.workflow.stages import code_of_stages
 
 PATIENCE = 3.0  # seconds in which the stages of a killed run end
 # Snakemake has no better sign, before it plans, that it will run nothing
-DRY_RUN = {"--dry-run", "--dryrun", "--dag", "--rulegraph", "--filegraph", "--list", "--summary", "--lint", "--unlock"}
+DRY_RUN = {
+    "--dry-run",
+    "--dryrun",
+    "--dag",
+    "--rulegraph",
+    "--filegraph",
+    "--list",
+    "--summary",
+    "--lint",
+    "--unlock",
+}
 # flags that mean "run it, whatever its record says", also among others: -f, -F, -R, -pF, -Rtrain, --force, --forceall, --forcerun=train
 FORCED = re.compile(r"-[nktplDS]*[fFR].*|--force(?!-).*")
 _held: list[IO[str]] = []  # the lock's open file: the lock lasts as long as the process
@@ -59,7 +69,9 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
             settled = settle(root)
             _tell(settled)
             _refetch(settled.refetch, root)
-            _empty(root / ".snakemake" / "incomplete")  # DVC's verdict outdoes Snakemake's memory of jobs cut short
+            _empty(
+                root / ".snakemake" / "incomplete"
+            )  # DVC's verdict outdoes Snakemake's memory of jobs cut short
         _need_raw_data(root)
     except QuenchError as error:
         print(f"snakemake: {error}", file=sys.stderr)
@@ -72,8 +84,10 @@ def _refuse_other_settings(given: Any) -> None:
     files, keys = (getattr(given, name, ()) for name in ("configfiles", "config"))
     if words := [*(f"--configfile {file}" for file in files), *(f"--config {key}=…" for key in keys)]:
         raise ConfigError(
-            f"{printable(' '.join(words), 120)} would change nothing, for every stage reads params.yaml: edit params.yaml, or run one stage with "
-            "`python -m pipeline STAGE --params FILE`"
+            "Q-WORKFLOW-008",
+            f"{printable(' '.join(words), 120)} would change nothing, for every stage reads params.yaml: "
+            "edit params.yaml, or run one stage with "
+            "`python -m pipeline STAGE --params FILE`",
         )
 
 
@@ -98,9 +112,16 @@ def be_the_only_one(root: Path) -> None:
     try:
         _held.append(take(lock_file(RUN, root)))
     except Held as other:
-        raise MachineError(f"{root.resolve()} is in use by process {other}: wait until it is done, then run again") from None
+        raise MachineError(
+            "Q-WORKFLOW-009",
+            f"{root.resolve()} is in use by process {other}: wait until it is done, then run again",
+        ) from None
     except OSError as error:
-        raise MachineError(f"{root.resolve()} can't be written to ({error.strerror}): mend its rights, or run in a copy of it") from error
+        raise MachineError(
+            "Q-WORKFLOW-010",
+            f"{root.resolve()} can't be written to ({error.strerror}): fix its permissions, or run in a copy "
+            "of it",
+        ) from error
     mark_run()
 
 
@@ -109,8 +130,13 @@ def no_stage_at_work(root: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while at_work := stages_at_work(root):
         if time.monotonic() > deadline:
-            named = " and ".join(f"{stage} is already running as process {pid}" for stage, pid in at_work.items())
-            raise MachineError(f"{named} in {root.resolve()}: wait until it is done, or end it, then run again")
+            named = " and ".join(
+                f"{stage} is already running as process {pid}" for stage, pid in at_work.items()
+            )
+            raise MachineError(
+                "Q-WORKFLOW-011",
+                f"{named} in {root.resolve()}: wait until it is done, or end it, then run again",
+            )
         time.sleep(0.1)
 
 
@@ -122,35 +148,55 @@ def _empty(folder: Path) -> None:
 
 def _tell(settled: Settled) -> None:
     if settled.damaged:
-        print(f"changed on disk though the date did not, so it is not used: {', '.join(settled.damaged)}", file=sys.stderr)
+        print(
+            f"changed on disk though the date did not, so it is not used: {', '.join(settled.damaged)}",
+            file=sys.stderr,
+        )
     if settled.restored:
         print(f"restored from DVC's cache: {', '.join(settled.restored)}", file=sys.stderr)
     if settled.absent:
         count = f"{len(settled.absent)} artifact{'s' if len(settled.absent) > 1 else ''}"
-        print(f"`dvc pull` would bring {count} that dvc.lock names; without it they are built now: {', '.join(settled.absent)}", file=sys.stderr)
+        print(
+            f"`dvc pull` would bring {count} that dvc.lock names; without it they are built now: "
+            f"{', '.join(settled.absent)}",
+            file=sys.stderr,
+        )
 
 
 def _refetch(stages: list[str], root: Path) -> None:
     """Have DVC run again what it recorded but doesn't keep (the base's weights), then settle anew; a dry run only says so."""
     if not stages:
         return
-    print(f"{', '.join(stages)} has to run again first, for an output that DVC doesn't keep is missing and needed", file=sys.stderr)
+    print(
+        f"{', '.join(stages)} has to run again first, for an output that DVC doesn't keep is missing and "
+        "needed",
+        file=sys.stderr,
+    )
     if _is_dry_run(sys.argv[1:]):
-        print("this dry run can't know the result: the plan below counts stages that a real run may find done", file=sys.stderr)
+        print(
+            "this dry run can't know the result: the plan below counts stages that a real run may find done",
+            file=sys.stderr,
+        )
         return
     command = [sys.executable, "-m", "dvc", "repro", "--single-item", "--quiet", *stages]
     if subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode:
-        raise ToolError(f"{', '.join(stages)} failed (see above): mend that, then run again")
+        raise ToolError("Q-WORKFLOW-012", f"{', '.join(stages)} failed (see above): fix that, then run again")
     settle(root)
 
 
 def _need_plain_files(root: Path) -> None:
     """Refuse what DVC would open and wait for without end, and names that it can't record, before it hashes the user's folders."""
-    need_plain_files(*(root / "data" / name for name in ("raw", "guard", "evaluation")), recorded=(root / ".dvc").is_dir())
+    need_plain_files(
+        *(root / "data" / name for name in ("raw", "guard", "evaluation")), recorded=(root / ".dvc").is_dir()
+    )
 
 
 def _need_raw_data(root: Path) -> None:
     raw = root / "data" / "raw"
     if not any(path.is_file() for path in raw.rglob("*")):
-        remedy = "run `dvc pull` for the recorded data" if (root / "data" / "raw.dvc").is_file() else "run `make demo`"
-        raise DataError(f"{raw} holds no file: put JSONL files of chats there, or {remedy}")
+        remedy = (
+            "run `dvc pull` for the recorded data"
+            if (root / "data" / "raw.dvc").is_file()
+            else "run `make demo`"
+        )
+        raise DataError("Q-WORKFLOW-013", f"{raw} holds no file: put JSONL files of chats there, or {remedy}")

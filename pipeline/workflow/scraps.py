@@ -55,7 +55,11 @@ def _scraps(root: Path) -> Iterator[Path]:
             folder = Path(place)
             scraps = {name for name in (*folders, *files) if is_scrap(name)}
             yield from (folder / name for name in sorted(scraps))
-            folders[:] = [name for name in folders if not name.startswith(".") and (folder / name).relative_to(root) not in USERS]
+            folders[:] = [
+                name
+                for name in folders
+                if not name.startswith(".") and (folder / name).relative_to(root) not in USERS
+            ]
 
 
 def _clear(scrap: Path, root: Path) -> str:

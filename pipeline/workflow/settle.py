@@ -8,20 +8,17 @@ That is before Snakemake plans. Stages run later, and one may write the bytes th
 those that follow it.
 """
 
-import json
 import os
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import MachineError
-from pipeline.core.strict_yaml import read_fast
 from pipeline.workflow.code_keys import CODE, write_keys
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import drop_dead_links, drop_rotten, learn, teach
-from pipeline.workflow.record import open_project, seems_unchanged
+from pipeline.workflow.locked import check_no_writer, seems_unchanged, set_aside_if_cut
+from pipeline.workflow.record import open_project
 from pipeline.workflow.stages import code_of_stages
 
 REUSE = "QUENCH_REUSE"  # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
@@ -37,7 +34,9 @@ class Settled:
     restored: list[str] = field(default_factory=list)  # brought back from DVC's cache
     absent: list[str] = field(default_factory=list)  # recorded in dvc.lock, but neither here nor in the cache
     stale: set[str] = field(default_factory=set)  # stages to run again
-    refetch: list[str] = field(default_factory=list)  # fresh stages whose output DVC doesn't keep, and a stale one needs
+    refetch: list[str] = field(
+        default_factory=list
+    )  # fresh stages whose output DVC doesn't keep, and a stale one needs
     dated: int = 0  # files and folders that got another date
 
 
@@ -49,8 +48,8 @@ def settle(root: Path) -> Settled:
     """
     with open_project(root) as repo, Hashes(root) as hashes:
         with repo.lock:
-            _no_writer(Path(repo.tmp_dir, "rwlock"))
-            _mend_lock(root / "dvc.lock")
+            check_no_writer(Path(repo.tmp_dir, "rwlock"))
+            set_aside_if_cut(root / "dvc.lock")
             _sweep(repo)
             _record_code(repo)
         drop_dead_links(repo)
@@ -88,40 +87,16 @@ def _all_good(outs: list[Any], root: Path) -> bool:
     return not any(out.changed_cache() for out in outs)
 
 
-def _no_writer(rwlock: Path) -> None:
-    """Raise `MachineError` where a `dvc repro` that is alive writes outputs; drop a file that a kill cut short."""
-    import psutil
-
-    try:
-        writers = json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values() if rwlock.exists() else []
-    except ValueError:
-        return rwlock.unlink()
-    for pid in {int(writer["pid"]) for writer in writers}:
-        if psutil.pid_exists(pid):
-            raise MachineError(f"DVC is at work in this folder (process {pid}): wait for it, then run again")
-    return None
-
-
-def _mend_lock(file: Path) -> None:
-    """Set a `dvc.lock` aside that a kill cut short while DVC wrote it; the stages whose record is lost run again."""
-    import yaml
-    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
-    from voluptuous import Invalid
-
-    try:
-        if file.exists():
-            COMPILED_LOCKFILE_SCHEMA(read_fast(file))
-    except (yaml.YAMLError, Invalid, UnicodeDecodeError):
-        broken = file.replace(file.with_name("dvc.lock.broken"))
-        print(f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run again", file=sys.stderr)
-
-
 def _record_code(repo: Any) -> None:
     """Record the keys of the code, which the caller has written: the stage that writes them need not run, and others are judged by them."""
-    known = next((stage for stage in repo.index.stages if not stage.is_data_source and stage.name == CODE), None)
+    known = next(
+        (stage for stage in repo.index.stages if not stage.is_data_source and stage.name == CODE), None
+    )
     if known is not None and (_is_stale(known) or any(out.changed_cache() for out in known.outs)):
         known.save(run_cache=False)
-        if write_keys(Path(repo.root_dir), code_of_stages()):  # an edit came in between: keys and code must be of one moment
+        if write_keys(
+            Path(repo.root_dir), code_of_stages()
+        ):  # an edit came in between: keys and code must be of one moment
             known.save(run_cache=False)
         known.commit()
         known.dump(update_pipeline=False)
@@ -139,7 +114,9 @@ def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:
     for out in repo.index.outs:
         if out.use_cache and out.hash_info and not out.exists:
             drop_rotten(out, hashes)
-            (settled.absent if out.changed_cache() else settled.restored).append(os.path.relpath(out.fs_path, repo.root_dir))
+            (settled.absent if out.changed_cache() else settled.restored).append(
+                os.path.relpath(out.fs_path, repo.root_dir)
+            )
     if settled.restored:
         repo.checkout(targets=[str(Path(repo.root_dir, path)) for path in settled.restored], force=True)
 
@@ -151,11 +128,20 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
     now = time.time_ns()
     stale_outputs: set[Path] = set()
     stages = list(networkx.dfs_postorder_nodes(repo.index.graph))
+    made = [path for stage in stages for path in _outputs(stage)]
     for stage in stages:
-        inputs = [path for path in _inputs(stage) if path.exists()]
+        # of a folder that several stages write into, Snakemake sees the files
+        inputs = [
+            path
+            for dep in _inputs(stage)
+            for path in (dep, *(one for one in made if dep in one.parents))
+            if path.exists()
+        ]
         outputs = [path for path in _outputs(stage) if path.exists()]
         # an input of tomorrow would make every output of today look stale
-        settled.dated += sum(_set_date(path, now, hashes) for path in [*inputs, *outputs] if _get_date(path) > now)
+        settled.dated += sum(
+            _set_date(path, now, hashes) for path in [*inputs, *outputs] if _get_date(path) > now
+        )
         if stage.is_data_source:
             continue
         if _is_stale(stage) or any(_overlaps(path, stale_outputs) for path in inputs):
@@ -164,15 +150,21 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
             settled.dated += sum(_set_date(path, OLD, hashes) for path in outputs)
         else:
             if any(out.use_cache and out.exists and out.changed_cache() for out in stage.outs):
-                stage.commit(allow_missing=True)  # a kill or `dvc gc` took it from the cache: the content is the recorded one
+                stage.commit(
+                    allow_missing=True
+                )  # a kill or `dvc gc` took it from the cache: the content is the recorded one
             newest = max((_get_date(path) for path in inputs), default=0)
-            settled.dated += sum(_set_date(path, newest, hashes) for path in outputs if _get_date(path) < newest)
+            settled.dated += sum(
+                _set_date(path, newest, hashes) for path in outputs if _get_date(path) < newest
+            )
     settled.refetch = [stage.name for stage in stages if _needs_refetch(stage, stages, settled.stale)]
 
 
 def _is_stale(stage: Any) -> bool:
     """Whether anything of the stage differs from its record; what is merely missing is not different."""
-    verdicts = [verdict for entry in [*stage.deps, *stage.outs] for verdict in entry.workspace_status().values()]
+    verdicts = [
+        verdict for entry in [*stage.deps, *stage.outs] for verdict in entry.workspace_status().values()
+    ]
     return stage.changed_stage() or any(verdict != "deleted" for verdict in verdicts)
 
 
@@ -185,12 +177,16 @@ def _needs_refetch(stage: Any, stages: list[Any], stale: set[str]) -> bool:
     if not missing or stage.is_data_source or stage.name in stale:
         return False
     followers = [other for other in stages if any(_overlaps(path, missing) for path in _inputs(other))]
-    waiting = [other for other in followers if other.name in stale or not all(out.exists for out in other.outs)]
+    waiting = [
+        other for other in followers if other.name in stale or not all(out.exists for out in other.outs)
+    ]
     return 0 < len(waiting) < len(followers)
 
 
 def _inputs(stage: Any) -> list[Path]:
-    return [Path(dep.fs_path) for dep in stage.deps if not hasattr(dep, "params")]  # params.yaml is judged by key, not by date
+    return [
+        Path(dep.fs_path) for dep in stage.deps if not hasattr(dep, "params")
+    ]  # params.yaml is judged by key, not by date
 
 
 def _outputs(stage: Any) -> list[Path]:

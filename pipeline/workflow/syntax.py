@@ -6,7 +6,12 @@ import re
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-IGNORED = {"ctx", "kind", "type_comment", "type_ignores"}  # fields of a syntax tree that mean nothing, or nothing in every version of Python
+IGNORED = {
+    "ctx",
+    "kind",
+    "type_comment",
+    "type_ignores",
+}  # fields of a syntax tree that mean nothing, or nothing in every version of Python
 NAME = re.compile(r"[\w./-]{1,100}")  # a text that may name a module or a data file
 QUOTED = re.compile(rf"""["']({NAME.pattern})["']""")
 # what declares a key of params.yaml: its last text is the comment above the key, and no code
@@ -26,7 +31,9 @@ def read_source(content: bytes, *, is_python: bool) -> Source:
     if is_python:
         with suppress(SyntaxError, ValueError):
             return _read_module(ast.parse(content))
-    return Source(content_hash(content), sorted(set(QUOTED.findall(content.decode("utf-8", errors="replace")))))
+    return Source(
+        content_hash(content), sorted(set(QUOTED.findall(content.decode("utf-8", errors="replace"))))
+    )
 
 
 def _read_module(tree: ast.Module) -> Source:
@@ -48,13 +55,26 @@ def _read_module(tree: ast.Module) -> Source:
         parts.append(f"{type(node).__name__}(")
         for field in node._fields:
             value: Any = getattr(node, field, None)
-            if field == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            if (
+                field == "body"
+                and isinstance(node, DOCUMENTED)
+                and ast.get_docstring(node, clean=False) is not None
+            ):
                 value = value[1:]
-            elif field == "args" and isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in described:
+            elif (
+                field == "args"
+                and isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in described
+            ):
                 value = value[:1]
             elif isinstance(node, ast.JoinedStr):
-                value = [part for part in value if getattr(part, "value", None) != ""]  # Python 3.12 has empty texts in nested formats
-            if value is None or value == [] or field in IGNORED:  # versions of Python differ in which empty fields there are
+                value = [
+                    part for part in value if getattr(part, "value", None) != ""
+                ]  # Python 3.12 has empty texts in nested formats
+            if (
+                value is None or value == [] or field in IGNORED
+            ):  # versions of Python differ in which empty fields there are
                 continue
             parts.append(f"{field}=")
             add(value)
@@ -66,7 +86,12 @@ def _read_module(tree: ast.Module) -> Source:
 
 def _imported(tree: ast.Module) -> set[str]:
     """What a module imports from others by name, at its top."""
-    return {f"{node.module}.{alias.name}" for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return {
+        f"{node.module}.{alias.name}"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def _name(node: ast.AST, names: set[str]) -> None:

@@ -17,7 +17,8 @@ from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import MachineError
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, stage_module, write_keys
-from pipeline.workflow.stages import code_of_stages, dvc_text, stages_in
+from pipeline.workflow.dvc_yaml import dvc_text
+from pipeline.workflow.stages import code_of_stages, stages_in
 from pipeline.workflow.syntax import read_source
 
 BIN = Path(sys.executable).parent
@@ -135,13 +136,13 @@ EDITS = [
     ("core/publish.py", replaced("DISK_MARGIN = 1.2 ", "DISK_MARGIN = (\n    1.2\n) "), set()),
     ("core/publish.py", replaced("DISK_MARGIN = 1.2 ", "DISK_MARGIN = 1.3 "), EVERY),
     ("stages/curate/rules/length.py", added("\nMORE = 1\n"), {"curate"}),
-    ("models/distill_loss.py", added("\nMORE = 1\n"), {"train", "compare"}),  # imported inside functions only
-    ("stages/compare/reference.py", added("\nMORE = 1\n"), {"compare"}),  # started as `python -m`
+    ("models/distill_loss.py", added("\nMORE = 1\n"), {"train", "compare_nf4", "compare_level"}),  # imported inside functions only
+    ("stages/compare/reference.py", added("\nMORE = 1\n"), {"compare", "compare_measure", "compare_unquantized"}),  # started as `python -m`
     ("stages/evaluate/harness_process.py", added("\nMORE = 1\n"), {"evaluate"}),  # started by its path
     ("stages/evaluate/general.jsonl", added("\n"), {"evaluate"}),
     ("pages/templates/index.css", added("\n/* edited */\n"), {"report"}),
     ("pages/templates/index/answers.html.jinja", added("\n<!-- edited -->\n"), {"report"}),  # included by a name that is put together
-    ("pages/templates/labels.css", added("\n/* edited */\n"), {"preprocess", "compare"}),  # compare starts preprocess
+    ("pages/templates/labels.css", added("\n/* edited */\n"), {"preprocess", "compare_level"}),  # which starts preprocess
     ("stages/curate/words.txt", added("named by no module\n"), {"curate"}),
     ("cli.py", added("\nMORE = 1\n"), set()),
     ("config/sections/shipping.py", replaced("port on 127.0.0.1", "the port on 127.0.0.1"), set()),  # a comment in params.yaml
@@ -174,7 +175,7 @@ def test_a_link_to_nowhere_is_no_code(package: Path) -> None:
 def test_keys_that_can_not_be_written_are_the_machines_fault(tmp_path: Path) -> None:
     (tmp_path / ".quench").mkdir()
     (tmp_path / FOLDER).write_text("a file where the folder belongs")
-    with pytest.raises(MachineError, match="can't be written"):
+    with pytest.raises(MachineError, match="Q-WORKFLOW-001"):
         write_keys(tmp_path, code_of_stages())
 
 
@@ -236,7 +237,7 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     from dvc.repo import Repo
 
-    from pipeline.workflow.record import stages_of
+    from pipeline.workflow.locked import stages_of
 
     root = tmp_path_factory.mktemp("edits") / "project"
     shutil.copytree(PROJECT / "pipeline", root / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
@@ -244,12 +245,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         shutil.copytree(PROJECT / folder, root / folder)
     for name in ("Snakefile", ".dvcignore"):
         shutil.copy(PROJECT / name, root)
-    (root / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
+    settings = recipe_text("demo")
+    assert "\n  seeds: []" in settings
+    (root / "params.yaml").write_text(settings.replace("\n  seeds: []", "\n  seeds: [42]"), encoding="utf-8")  # compare has jobs
     (root / "dvc.yaml").write_text(dvc_text("merged"))
     folders = {path.rstrip("/") for stage in stages_in("merged").values() for path in stage.written if path.endswith("/")}
     made = {path for stage in stages_of(root).values() for path in stage.outs} - {FOLDER}
+    folders |= {"data/raw", "data/guard", "data/evaluation", *(path for path in made if path.startswith("models/compare/"))}
     for path in made | {"data/raw", "data/guard", "data/evaluation"}:
-        file = root / path / "file" if path in folders | {"data/raw", "data/guard", "data/evaluation"} else root / path
+        file = root / path / "file" if path in folders else root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{path}\n")
     found = Project(root)

@@ -34,13 +34,16 @@ from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import CODE, ROOT, Package, key_file, stage_module
+from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.prepare import FORCED
 from pipeline.workflow.settle import REUSE, reuse, settle
-from pipeline.workflow.stages import code_of_stages, dvc_text
+from pipeline.workflow.stages import code_of_stages
 
 TOY = PROJECT / "tests/toy"
-ONLY_IN = {"lora": "adapter"} | dict.fromkeys(("merge", "convert", "imatrix", "quantize", "compare"), "merged")  # stages that are in one graph alone
-PER_ITEM = ("quantize", "evaluate")  # these take an item: quantize@LEVEL, evaluate@MODEL
+COMPARE = ("compare_nf4", "compare_level", "compare_unquantized", "compare_measure")  # a job for each seed: none as a rule
+# stages that are in one graph alone
+ONLY_IN = {"lora": "adapter"} | dict.fromkeys(("merge", "convert", "imatrix", "quantize", *COMPARE, "compare"), "merged")
+PER_ITEM = ("quantize", "evaluate", *COMPARE)  # these take an item: quantize@LEVEL, evaluate@MODEL
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
@@ -59,12 +62,22 @@ class Stage:
     outputs: frozenset[str]
 
 
-@pytest.fixture(scope="module", params=["demo", "demo-gguf"])
+@pytest.fixture(scope="module", params=["demo", "demo, compared", "demo-gguf"])
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The params.yaml of a recipe of each graph."""
-    file = tmp_path_factory.mktemp("recipe") / f"{request.param}.yaml"
-    file.write_text(recipe_text(request.param), encoding="utf-8")
+    """The params.yaml of a recipe of each graph, and of one whose strategies are compared."""
+    name, _, compared = request.param.partition(", ")
+    file = tmp_path_factory.mktemp("recipe") / f"{name}.yaml"
+    values = yaml.safe_load(recipe_text(name))
+    values["compare"] |= {"seeds": [42, 43], "levels": ["Q4_K_M", "Q6_K"]} if compared else {}
+    file.write_text(yaml.safe_dump(values), encoding="utf-8")
     return file
+
+
+@pytest.fixture(scope="module")
+def stages(recipe: Path, graph: Graph) -> set[str]:
+    """The stages that have jobs."""
+    compared = load_params(recipe).compare.seeds
+    return {stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph and (compared or stage not in COMPARE)}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +119,7 @@ def snakemake_graph(recipe: Path, dvc_graph: dict[str, Stage], tmp_path_factory:
     shutil.copy(recipe, folder / "params.yaml")
     made = {path for stage in dvc_graph.values() for path in stage.outputs}
     for source in {path for stage in dvc_graph.values() for path in stage.inputs}:
-        if source not in made and source not in ("models/gguf", "reports/eval"):
+        if source not in made and source not in FOLDERS:
             (folder / source).parent.mkdir(parents=True, exist_ok=True)
             (folder / source).touch() if "." in Path(source).name else (folder / source).mkdir(parents=True, exist_ok=True)
     (folder / "data/raw/a.jsonl").touch()
@@ -121,8 +134,11 @@ def snakemake_graph(recipe: Path, dvc_graph: dict[str, Stage], tmp_path_factory:
         return {_job_name(job): _job_stage(job) for job in jobs}
 
 
+FOLDERS = ("models/gguf", "reports/eval", "reports/compare")  # no stage writes them as such, several write into them
+
+
 def _job_name(job: Any) -> str:
-    return "@".join([job.rule.name, *job.wildcards])
+    return "@".join([job.rule.name, *(["-".join(job.wildcards)] if job.wildcards else [])])
 
 
 def _job_stage(job: Any) -> Stage:
@@ -157,9 +173,9 @@ def test_the_graph_is_short_enough_to_read() -> None:
     assert sum(lines.values()) + sum(generated) <= 700
 
 
-def test_both_tools_know_the_same_stages(graph: Graph, dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
+def test_both_tools_know_the_same_stages(stages: set[str], dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
     assert dvc_graph.keys() == snakemake_graph.keys()
-    assert {name.partition("@")[0] for name in dvc_graph} == {stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph}
+    assert {name.partition("@")[0] for name in dvc_graph} == stages
     for name, stage in dvc_graph.items():
         assert stage.command == snakemake_graph[name].command == f"python -m pipeline {name}"
         assert stage.outputs == snakemake_graph[name].outputs, name
@@ -172,8 +188,8 @@ def test_both_tools_know_the_same_edges(dvc_graph: dict[str, Stage], snakemake_g
         theirs = snakemake_graph[name].inputs
         # DVC can't list one input per level, so it names the folder: every input is in both, file by file or by its folder
         folders = {path for path in stage.inputs if any(_holds(path, other) and path != other for other in theirs)}
-        assert folders <= {"models/gguf", "reports/eval"}, name
-        assert {path for path in theirs if not any(_holds(folder, path) for folder in folders)} == stage.inputs - folders, name
+        assert folders <= {*FOLDERS}, name
+        assert {path for path in theirs if not any(_holds(folder, path) for folder in folders)} == stage.inputs - folders - {"reports/compare"}, name
 
 
 def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict[str, Any]) -> None:
@@ -181,11 +197,11 @@ def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict
     sections = yaml.safe_load(recipe.read_text())
     looped_over = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
     for name in dvc_stages:
-        stage = name.partition("@")[0]
+        stage = name.partition("@")[0].partition("_")[0]  # compare_nf4: what of `compare` it reads, is in its name
         tracked = {key for dep in dvc_stages[name].deps if hasattr(dep, "params") for key in dep.params}
         keys = {f"{stage}.{key}" for key in Params.model_fields[stage].annotation.model_fields}  # type: ignore[union-attr]
         assert sections[stage].keys() == {key.partition(".")[2] for key in keys}
-        assert stage in tracked or keys <= tracked | looped_over, f"{name} doesn't track {keys - tracked - looped_over}"
+        assert "compare_" in name or stage in tracked or keys <= tracked | looped_over, f"{name} doesn't track {keys - tracked - looped_over}"
         unknown = {key for key in tracked if key not in sections and key.partition(".")[2] not in sections.get(key.partition(".")[0], {})}
         assert not unknown, name
 
@@ -199,9 +215,9 @@ def test_a_stage_depends_on_the_key_of_its_code_and_on_no_module(dvc_graph: dict
 
 def test_the_stages_that_a_stage_starts_are_in_its_key() -> None:
     """Their code is run in processes of their own, so no import leads there."""
-    modules = code_of_stages()["compare"]
-    assert {stage_module(stage) for stage in ("compare", "train", "merge")} <= set(modules)
-    assert {"stages/train/stage.py", "stages/compare/stage.py"} <= Package().closure(*modules)
+    modules = code_of_stages()["compare_nf4"]
+    assert modules == [stage_module("compare_nf4"), stage_module("train")]
+    assert {"stages/train/stage.py", "stages/compare/nf4.py"} <= Package().closure(*modules)
 
 
 # ---- the toy: two tools, one project
@@ -386,7 +402,7 @@ def test_clone_without_artifacts_is_told_of_the_pull(clone: Toy, built_toy: Path
     """Behaviour 11; no raw data at all is said first."""
     done = clone.snakemake("-n")
     assert done.returncode == 3
-    assert "data/raw holds no file: put JSONL files of chats there, or run `dvc pull`" in done.stderr
+    assert "Q-WORKFLOW-013" in done.stderr and "`dvc pull`" in done.stderr
     shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
     assert clone.plan() == sorted(ALL)
     assert "`dvc pull` would bring 7 artifacts that dvc.lock names" in clone.snakemake("-n").stderr
@@ -664,7 +680,7 @@ def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Output, "checkout", full)
     monkeypatch.setenv(REUSE, "1")
-    with pytest.raises(MachineError, match=r"DVC can't work in this folder \(.*No space left on device"):
+    with pytest.raises(MachineError, match="Q-WORKFLOW-017"):
         reuse("report", toy.root)
 
 
@@ -733,8 +749,8 @@ def _flip(path: Path) -> None:
     [
         ("params.yaml", "base: 3\n", 2, "params.yaml has"),
         ("params.yaml", "seed: 2020-99-99\n", 2, "line 1, column 7"),
-        ("data/raw", None, 3, "data/raw holds no file: put JSONL files"),
-        ("dvc.yaml", "stages: [\n", 4, "DVC can't read this project"),
+        ("data/raw", None, 3, "Q-WORKFLOW-013"),
+        ("dvc.yaml", "stages: [\n", 4, "Q-WORKFLOW-016"),
     ],
 )
 def test_mistake_is_one_sentence_with_its_exit_code(toy: Toy, file: str, text: str | None, code: int, words: str) -> None:
@@ -753,7 +769,7 @@ def test_settings_given_to_snakemake_are_refused_for_no_stage_would_see_them(toy
     before = toy.ran()
     done = toy.snakemake(*words)
     assert done.returncode == 2
-    assert "edit params.yaml, or run one stage with `python -m pipeline STAGE --params FILE`" in done.stderr
+    assert "Q-WORKFLOW-008" in done.stderr
     assert "Traceback" not in done.stderr
     assert toy.ran() == before
 
@@ -763,7 +779,7 @@ def test_failed_recording_fails_the_stage(toy: Toy) -> None:
     from pipeline.workflow.record import record
 
     (toy.root / "train.txt").unlink()
-    with pytest.raises(ToolError, match=r"DVC could not record train .*train\.txt"):
+    with pytest.raises(ToolError, match="Q-WORKFLOW-014"):
         record("train", toy.root)
     record("no-such-stage", toy.root)  # no stage of dvc.yaml: nothing to record
 

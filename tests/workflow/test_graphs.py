@@ -13,8 +13,9 @@ from pipeline.commands.recipes import graph, use
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
 from pipeline.llamacpp.tools import PROJECT
+from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.graphs import OWN, need_graph, put_graph
-from pipeline.workflow.stages import Table, dvc_text, table
+from pipeline.workflow.stages import Table, table
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_a_graph_that_was_edited_stays_unless_forced_and_so_does_the_recipe(root
     use("demo", root, force=True)
     graph(root)
     assert (root / "dvc.yaml").read_bytes() == edited
-    with pytest.raises(ConfigError, match=r"edits that are in neither graph: keep a copy, then add --force"):
+    with pytest.raises(ConfigError, match="Q-WORKFLOW-006"):
         use("demo-gguf", root)
     assert load_params(root / "params.yaml").graph == "merged"
     use("demo-gguf", root, force=True)
@@ -73,7 +74,7 @@ def test_a_graph_of_another_version_without_edits_is_replaced_without_a_word_of_
 def test_an_edit_above_the_stages_is_an_edit(root: Path) -> None:
     mine = "vars:\n  - mine.yaml\n" + dvc_text("merged")
     (root / "dvc.yaml").write_text(mine)
-    with pytest.raises(ConfigError, match="has edits that are in neither graph"):
+    with pytest.raises(ConfigError, match="Q-WORKFLOW-006"):
         put_graph(root, "adapter")
     (root / "dvc.yaml").write_bytes(dvc_text("merged").replace("\n", "\r\n").encode())  # as Git may check it out
     assert put_graph(root, "adapter")
@@ -82,7 +83,7 @@ def test_an_edit_above_the_stages_is_an_edit(root: Path) -> None:
 def test_a_graph_that_names_files_of_code_is_of_an_older_version(root: Path) -> None:
     older = "stages:\n  base: {cmd: base, deps: [pipeline/base.py]}\n  merge: {cmd: merge, deps: [pipeline/merge.py]}\n"
     (root / "dvc.yaml").write_text(older)
-    with pytest.raises(ConfigError, match=r"older version.*quench graph"):
+    with pytest.raises(ConfigError, match="Q-WORKFLOW-005"):
         need_graph(root, "merged")
     assert put_graph(root, "merged")
     need_graph(root, "merged")
@@ -94,7 +95,7 @@ def test_a_stage_refuses_the_other_graph(root: Path, own: str, stage: str) -> No
     other = "adapter" if own == "merged" else "merged"
     shutil.copy(PROJECT / "recipes" / ("demo.yaml" if own == "merged" else "demo-gguf.yaml"), root / "params.yaml")
     (root / "dvc.yaml").write_text(dvc_text(other))
-    with pytest.raises(ConfigError, match=r"is not the graph of .*: run `quench graph`, which puts it there"):
+    with pytest.raises(ConfigError, match="Q-WORKFLOW-004"):
         run(stage, root, None)
     graph(root)
     need_graph(root, load_params(root / "params.yaml").graph)
@@ -102,10 +103,10 @@ def test_a_stage_refuses_the_other_graph(root: Path, own: str, stage: str) -> No
 
 def test_a_stage_of_the_other_graph_says_so(root: Path) -> None:
     use("demo-gguf", root)
-    with pytest.raises(ConfigError, match=r"stage merge has nothing to do where base\.quantization is gguf: `snakemake` runs those that have"):
+    with pytest.raises(ConfigError, match="Q-WORKFLOW-021"):
         run("merge", root, None)
     use("demo", root)
-    with pytest.raises(ConfigError, match=r"stage lora has nothing to do where base\.quantization is nf4"):
+    with pytest.raises(ConfigError, match="Q-WORKFLOW-021"):
         run("lora", root, None)
 
 
@@ -118,7 +119,7 @@ def test_snakemake_refuses_the_other_graph_before_it_plans(root: Path) -> None:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(PROJECT), "PATH": ""}
     )
     assert done.returncode == 2
-    assert "is not the graph of adapters on a GGUF" in done.stderr
+    assert "Q-WORKFLOW-004" in done.stderr
 
 
 def test_each_graph_has_a_stage_of_its_own_and_a_folder_without_one_is_nobodys_concern(tmp_path: Path) -> None:

@@ -29,11 +29,12 @@ from pipeline.core.errors import DataError, MachineError
 from pipeline.core.publish import remove
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import CODE, FOLDER
+from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.integrity import place, verify_inputs, verify_outputs
-from pipeline.workflow.record import recorded, running, stages_of
+from pipeline.workflow.locked import recorded, stages_of
+from pipeline.workflow.record import running
 from pipeline.workflow.settle import REUSE, reuse, settle
-from pipeline.workflow.stages import dvc_text
 
 FOLDERS = ("models/base", "models/adapter", "models/merged", "models/imatrix", "data/tokens")
 F16 = "models/gguf/tiny-F16.gguf"
@@ -54,7 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         entry["deps"] = [path for path in entry["deps"] if not path.startswith(FOLDER)] or ["code"]
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": graph["stages"]}))
     shutil.copy(PROJECT / ".dvcignore", root)
-    for path in ("code", "data/raw/file", "data/guard/file", "data/evaluation/file"):
+    for path in ("code", "data/raw/file", "data/guard/file", "data/evaluation/file", "reports/compare/.gitkeep"):
         put(root / path, dice.randbytes(100))
     for path in {path for stage in stages_of(root).values() for path in stage.outs}:
         for name in ("a.bin", "b/c.bin") if path in FOLDERS else ("",):
@@ -367,8 +368,8 @@ def test_a_damaged_lock_file_is_a_sentence_and_snakemake_mends_it(
     lock = project / "dvc.lock"
     lock.write_text(spoil(lock.read_text()))
     assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == DataError.exit_code
-    assert "dvc.lock is damaged" in capsys.readouterr().err
-    with pytest.raises(DataError, match=r"dvc\.lock is damaged"):
+    assert "Q-WORKFLOW-018" in capsys.readouterr().err
+    with pytest.raises(DataError, match="Q-WORKFLOW-018"):
         verify_outputs([project / F16], project)
     assert "convert" in settle(project).stale
     verify_outputs([project / F16], project)
@@ -393,7 +394,7 @@ def test_what_can_only_be_read_can_be_verified(project: Path, monkeypatch: pytes
 def test_verify_waits_for_no_stage_and_nobody_who_reads_waits_for_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a stage has just written differs from the record until it is recorded; a check of hours must not keep `quench serve` waiting."""
     monkeypatch.setattr("pipeline.workflow.prepare.PATIENCE", 0.1)
-    with running("train", project), pytest.raises(MachineError, match="train is already running"):
+    with running("train", project), pytest.raises(MachineError, match="Q-WORKFLOW-011"):
         verify(project)
     real, asked = Hashes.md5s, []
 

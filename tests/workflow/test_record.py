@@ -12,7 +12,8 @@ import yaml
 
 import pipeline.stages.curate.stage
 from pipeline.__main__ import main
-from pipeline.workflow.record import inputs_state, seems_unchanged
+from pipeline.workflow.locked import seems_unchanged
+from pipeline.workflow.record import inputs_state
 
 DVC_YAML = """
 stages:
@@ -57,7 +58,7 @@ def test_an_edit_during_the_run(project: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: recorded.append(stage))
     assert main(["curate", "--root", str(project)]) == (6 if noticed else 0)
     assert recorded == ([] if noticed else ["curate"])
-    assert ("changed while curate ran" in capsys.readouterr().err) == noticed
+    assert ("Q-WORKFLOW-022" in capsys.readouterr().err) == noticed
 
 
 def test_a_folder_that_dvc_does_not_know_has_no_state(tiny_root: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_stage_runs_once_at_a_time(project: Path, capsys: pytest.CaptureFixtur
         assert main(["curate", "--root", str(project)]) == 6
         assert f"curate is already running as process {os.getppid()} in" in capsys.readouterr().err
         assert main(["report", "--root", str(project)]) == 6
-        assert f"reports/data.json is not there yet: curate is at work as process {os.getppid()}, so wait" in capsys.readouterr().err
+        assert "Q-CORE-002" in capsys.readouterr().err
     assert main(["report", "--root", str(project)]) == 3
     assert "reports/data.json is missing: run `python -m pipeline curate`" in capsys.readouterr().err
 
@@ -93,7 +94,7 @@ def test_a_root_that_is_no_folder_is_one_sentence(tmp_path: Path, root: str, cap
 
 def test_only_train_goes_on_from_a_checkpoint(tiny_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curate", "--resume", "models/checkpoints/checkpoint-1", "--root", str(tiny_root)]) == 2
-    assert "only train has any" in capsys.readouterr().err
+    assert "Q-WORKFLOW-020" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("elsewhere", "spared"), [(False, True), (True, False)])

@@ -1,44 +1,81 @@
-"""Sub-projects below models/.compare: folders in which the real stages run, with settings of their own and links to what they share."""
+"""Sub-projects below models/.compare: folders in which a job runs real stages, with settings of their own and links to what they share.
+
+    models/.compare/nf4-42    job compare_nf4@42: train
+
+They are scratch. What a killed training left (checkpoints) is used by the next run of its job.
+"""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
-from importlib.metadata import version
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.core.hashing import file_hash, json_hash
-from pipeline.core.publish import publishing, remove
-from pipeline.llamacpp.tools import Toolchain
-from pipeline.workflow.code_keys import Package, stage_module
-from pipeline.workflow.stages import table
+from pipeline.config.sections import UNTUNED
+from pipeline.config.strategies import FOLDER
+from pipeline.core.child import bound
+from pipeline.core.errors import (
+    ConfigError,
+    DataError,
+    GateError,
+    MachineError,
+    QuenchError,
+    Stopped,
+    ToolError,
+)
+from pipeline.core.locks import absent
+from pipeline.core.owner import RUN
+from pipeline.core.publish import need_disk, publishing, remove
+from pipeline.gguf.base_files import DENSE
+from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.models.base_header import checked_header
+from pipeline.planning.disk import own_bytes, plan_disk
+from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.quantized import SCRATCH, packed_level
+from pipeline.planning.shape import load_shape
+from pipeline.workflow.settle import REUSE
 
-KEY = "key"  # file of a sub-project: what everything in it depends on
-LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "gguf")
-Links = Mapping[str, Path]
+TRAINED = Path("models/compare")  # a folder for each training: the adapter and its report
+LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
+# of the run: nothing of a sub-project is in DVC's cache, and its stages end with this process, which hears of the run's end
+OF_THE_RUN = (REUSE, RUN, "DVC_STAGE")
+ERRORS: dict[int, type[QuenchError]] = {
+    kind.exit_code: kind for kind in (ConfigError, DataError, ToolError, GateError, MachineError)
+}
 Settings = dict[str, dict[str, Any]]
 
 
-def open_project(root: Path, params: Params, settings: Settings, links: Links, key: str) -> Path:
-    """The sub-project `root` with `params` under `settings` and `links` ({path in it: what it leads to}); the folder.
+def open_project(
+    root: Path, name: str, params: Params, settings: Settings, links: Mapping[str, Path]
+) -> Path:
+    """The sub-project `name` of `root`, with `params` under `settings` and `links` ({path in it: what it leads to}); its folder.
 
-    What lies there of another `key` is deleted first.
+    Everything that would end one of the jobs is checked here, before the first of them trains for hours: raises `DataError` if an input is
+    missing, `ConfigError` for a base or a level that can't be trained on, `MachineError` if the disk is too small.
     """
-    said = root / KEY
-    if not said.is_file() or said.read_text(encoding="utf-8") != key:
-        remove(root)
+    for path in (*links.values(), root / "models/base/config.json", untuned_gguf(root, params)):
+        if not path.exists():
+            raise absent(path, root)
+    check_trainable(root, params)
+    need_disk(root / FOLDER, scratch_bytes(root, params))
+    folder = root.resolve() / FOLDER / name
     for place, target in links.items():
-        link = root / place
+        link = folder / place
         link.parent.mkdir(parents=True, exist_ok=True)
-        if link.is_symlink() and link.readlink() != target.resolve():
-            link.unlink()  # the project was copied or moved, and this leads to where it was
-        if not link.is_symlink():
-            link.symlink_to(target.resolve())
-    values = sub_params(params, settings)
-    with publishing(root / "params.yaml") as aside:
-        aside.write_text(json.dumps(values, indent=2, ensure_ascii=False), encoding="utf-8")  # JSON is YAML, the same in every version
-    said.write_text(key, encoding="utf-8")
-    return root
+        remove(link)  # it may lead to where the project was before it was copied
+        link.symlink_to(target.resolve())
+    with publishing(folder / "params.yaml") as aside:
+        aside.write_text(
+            json.dumps(sub_params(params, settings), indent=2, ensure_ascii=False), encoding="utf-8"
+        )  # JSON is YAML
+    return folder
 
 
 def sub_params(params: Params, settings: Settings) -> Settings:
@@ -58,37 +95,154 @@ def sub_params(params: Params, settings: Settings) -> Settings:
     return values
 
 
-def nf4_settings(seed: int, onto: str = "w16") -> Settings:
-    """What a sub-project differs in that trains on NF4 with `seed` and merges into `onto`."""
-    return {"train": {"seed": seed}, "merge": {"base": onto}}
+def base_links(root: Path) -> dict[str, Path]:
+    """The project's own base, for a sub-project."""
+    return {place: root / place for place in ("models/base", "models/base.json")}
 
 
-def level_settings(file: Path, seed: int | None = None) -> Settings:
-    """What a sub-project differs in whose base is the GGUF `file`, trained on as it is."""
-    base = {"source": "gguf", "model": str(file.resolve()), "revision": None, "file": None, "quantization": "gguf"}
-    return {"base": base, "evaluate": {"models": ["adapter"]}, "train": {"embeddings_on_cpu": False} | ({} if seed is None else {"seed": seed})}
+def level_settings(root: Path, name: str, seed: int) -> Settings:
+    """What the sub-project `name` differs in if its base is the untuned base at a level."""
+    file = root.resolve() / FOLDER / name / LEVEL_FILE
+    base = {"source": "gguf", "model": str(file), "revision": None, "file": None, "quantization": "gguf"}
+    return {
+        "base": base,
+        "evaluate": {"models": ["adapter"]},
+        "train": {"embeddings_on_cpu": False, "seed": seed},
+    }
 
 
-def key_of(root: Path, params: Params, tools: Toolchain) -> str:
-    """A hash of everything but seeds and levels that what is trained depends on: base, tokens, settings, libraries, llama.cpp and code."""
-    train = params.train.model_dump(mode="json")
-    return json_hash({
-        "base": json.loads((root / "models/base.json").read_text(encoding="utf-8"))["files"],
-        "tokens": file_hash(root / "data/tokens/manifest.json"),
-        "rows": {split: file_hash(root / f"data/final/{split}.jsonl") for split in ("train", "val")},
-        "train": {name: value for name, value in train.items() if name != "seed"},
-        "settings": [params.preprocess.model_dump(), params.merge.dtype, params.convert.type, params.lora.type, params.quantize.tensor_types],
-        "libraries": {name: version(name) for name in LIBRARIES},
-        "llama.cpp": tools.version,
-        "code": code_hash(*training_modules()),
-    })  # fmt: skip
+def untuned_gguf(root: Path, params: Params) -> Path:
+    """The untuned base in 16 bits, which stage convert made."""
+    return root / f"models/gguf/{params.convert.name}-{UNTUNED}{params.convert.type}.gguf"
 
 
-def training_modules() -> tuple[str, ...]:
-    """The stages that run in sub-projects, and this module, which writes their settings."""
-    return *map(stage_module, table().stages["compare"].starts), __name__
+def quantize_base(root: Path, params: Params, project: Path, level: str, tools: Toolchain) -> Path:
+    """Write the untuned base at `level` into `project`; the file."""
+    target = project / LEVEL_FILE
+    quantise_gguf(
+        tools,
+        untuned_gguf(root, params),
+        target,
+        level,
+        params.evaluate.threads,
+        tensor_types=params.quantize.tensor_types,
+    )
+    return target
 
 
-def code_hash(*modules: str) -> str:
-    """One hash of all code that `modules` reach, as it is now."""
-    return json_hash(Package().key(*modules))
+def train(project: Path, target: Path) -> None:
+    """Train in `project`, publish the adapter and the training's report as the folder `target`, remove the sub-project."""
+    run_stage(project, "train")
+    with publishing(target) as aside:
+        shutil.copytree(project / "models/adapter", aside / "adapter")
+        shutil.copy(project / "reports/train.json", aside)
+    remove(project)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; of a folder its weights (safetensors), or all it holds if it has none."""
+    if path.is_file():
+        return path.stat().st_size
+    files = list(path.glob("*.safetensors")) or [one for one in path.rglob("*") if one.is_file()]
+    return sum(one.stat().st_size for one in files)
+
+
+def seed_of(text: str, job: str) -> int:
+    """The seed in a job's name. Raises `ConfigError` if it is none."""
+    if not text.isdecimal():
+        raise ConfigError(
+            "Q-COMPARE-001", f"{job} is not how this job is named: `snakemake -n` lists the jobs"
+        )
+    return int(text)
+
+
+# ---- whether a job can run at all
+
+
+def check_trainable(root: Path, params: Params) -> None:
+    """Raise `ConfigError` for a base or a level that can't be trained on as a GGUF: hours before its own job would."""
+    try:
+        header = checked_header(untuned_gguf(root, params))
+    except DataError as error:
+        why = f"for this base can't be trained on as a GGUF: {error.sentence}"
+        raise ConfigError(
+            "Q-COMPARE-002", f"the ways to ship can't be compared, {why}. Set compare.seeds to []"
+        ) from None
+    if (architecture := header.fields["general.architecture"]) not in DENSE:
+        raise ConfigError(
+            "Q-COMPARE-002",
+            f"the ways to ship can't be compared for {architecture}, only for {', '.join(DENSE)}: set "
+            "compare.seeds to []",
+        )
+    shape = load_shape(root / "models/base/config.json")
+    for level in params.compare.levels:
+        if unknown := sorted(packed_level(shape, level).kinds - set(SCRATCH)):
+            kinds = " and ".join(unknown)
+            raise ConfigError(
+                "Q-COMPARE-003",
+                f"compare.levels has {level}, whose type {kinds} can't be trained on: take Q4_K_M, Q6_K or "
+                "Q8_0, say",
+            )
+    for pattern, kind in params.quantize.tensor_types.items():
+        if kind.upper() not in SCRATCH:
+            raise ConfigError(
+                "Q-COMPARE-003",
+                f"quantize.tensor_types.{pattern} asks for {kind}, which can't be trained on, as compare "
+                "does: take Q4_K or Q8_0, say",
+            )
+
+
+def scratch_bytes(root: Path, params: Params) -> int:
+    """Bytes of scratch that one job needs at most: a training, or a merge with its GGUFs, and a level of the base twice while it is made."""
+    shape = load_shape(root / "models/base/config.json")
+    levels = params.compare.levels
+    sizes = plan_disk(shape, params.training_on("cpu"), levels)
+    return max(own_bytes(sizes), 3 * size_of(root / "models/base")) + 2 * max(
+        level_bytes(shape, level) for level in levels
+    )
+
+
+# ---- processes
+
+
+def run_stage(root: Path, *words: str) -> None:
+    """Run `python -m pipeline WORDS` on the sub-project `root`. Raises what it ended with, in one sentence (its own stands above it)."""
+    run_module(
+        "pipeline",
+        *words,
+        "--root",
+        str(root),
+        "--params",
+        str(root / "params.yaml"),
+        what=f"{words[0]} in {root.name}",
+    )
+
+
+def run_module(module: str, *words: str, what: str) -> None:
+    """Run `python -m MODULE WORDS` to its end; `what` names it in errors. Raises `QuenchError` of the child's exit code, `Stopped` after a signal."""
+    environment = {name: value for name, value in os.environ.items() if name not in OF_THE_RUN}
+    command = bound(
+        [sys.executable, "-m", module, *words], signal.SIGTERM
+    )  # with SIGTERM a training saves a checkpoint
+    # in a session of its own: Ctrl-C in a terminal reaches a whole group, and a training ends at once at its second signal
+    process = subprocess.Popen(
+        command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        code = process.wait()
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(
+                process.pid, signal.SIGTERM
+            )  # what it started as well; a training writes its checkpoint
+        process.wait()
+        raise
+    if code < 0 or code - 128 in (signal.SIGINT, signal.SIGTERM):
+        raise Stopped(-code if code < 0 else code - 128)
+    if code:
+        kind = ERRORS.get(code, ToolError)
+        raise kind(
+            "Q-COMPARE-007",
+            f"{what} failed (exit status {code}; its reason stands above): fix that, then run the same "
+            "command again",
+        )

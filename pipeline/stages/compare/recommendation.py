@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.config.strategies import REMEDIES, WAYS, title
+from pipeline.config.strategies import WAYS, title
 from pipeline.core.units import size_in_words
 from pipeline.stages.compare.statistics import Difference
 
@@ -26,7 +26,9 @@ class Advice:
     sentence: str
 
 
-def recommend(level: str, ways: Mapping[str, Measured], differences: Mapping[tuple[str, str], Difference], seeds: int) -> Advice:
+def recommend(
+    level: str, ways: Mapping[str, Measured], differences: Mapping[tuple[str, str], Difference], seeds: int
+) -> Advice:
     """The way to ship `level`.
 
     `differences[first, second]` is second less first, for every pair in either order. The best-scoring way is taken if it is measurably better
@@ -36,7 +38,7 @@ def recommend(level: str, ways: Mapping[str, Measured], differences: Mapping[tup
     equals = [way for way in ways if way == best or not between(differences, way, best).measurable]
     chosen = min(equals, key=lambda way: (ways[way].on_disk, ways[way].shipped, list(WAYS).index(way)))
     worse = [way for way in ways if way not in equals]
-    decided, remedy = len(equals) == 1, REMEDIES[chosen].format(level=level)
+    decided, remedy = len(equals) == 1, WAYS[chosen].remedy.format(level=level)
     over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
     if decided:
         runner = max(worse, key=lambda way: ways[way].score, default=best)

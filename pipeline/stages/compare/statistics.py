@@ -58,7 +58,10 @@ def difference(first: Scores, second: Scores, seed: int) -> Difference:
     Raises `ValueError` where they are not of one shape.
     """
     if first.shape != second.shape or not first.size:
-        raise ValueError(f"scores of {first.shape} and {second.shape} (seeds, rows): the same of both are wanted, one at least")
+        raise ValueError(
+            f"scores of {first.shape} and {second.shape} (seeds, rows): the same of both are wanted, one at "
+            "least"
+        )
     points = 100 * (second - first)
     value, half = float(points.mean()), half_width(points) if points.size > 1 else 200.0
     p_value = compare_scores(first.mean(axis=0).tolist(), second.mean(axis=0).tolist(), seed).p_value
@@ -70,7 +73,11 @@ def half_width(values: Scores) -> float:
     from scipy.stats import t
 
     # (variance of a mean, what it is known by) of the rows' means and of the seeds'; one of a kind has none
-    parts = [(float(means.var(ddof=1)) / means.size, means.size - 1) for means in (values.mean(axis=0), values.mean(axis=1)) if means.size > 1]
+    parts = [
+        (float(means.var(ddof=1)) / means.size, means.size - 1)
+        for means in (values.mean(axis=0), values.mean(axis=1))
+        if means.size > 1
+    ]
     variance = sum(part for part, _ in parts)
     if variance == 0:
         return 0.0

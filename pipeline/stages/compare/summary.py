@@ -15,25 +15,48 @@ from pipeline.stages.compare.statistics import Difference, Scores, difference, m
 
 Figures = Mapping[str, Any]
 DISK = (
-    "base, merged model, 16-bit GGUF and level together, as the stages leave them; checkpoints, the adapter, what only comparisons read and what the "
+    "base, merged model, 16-bit GGUF and level together, as the stages leave them; checkpoints, the adapter, "
+    "what only comparisons read and what the "
     "base's level was quantised from aside"
 )
 
 
-def summarise(figures: Sequence[Figures], *, seeds: Sequence[int], levels: Sequence[str], sixteen: str, scorer: str, seed: int) -> dict[str, Any]:
-    """What reports/ways.json holds; `figures` are `pipeline.stages.compare.plan`'s, `sixteen` is the 16-bit type, `seed` draws the tests' swaps.
+def summarise(
+    figures: Sequence[Figures],
+    *,
+    seeds: Sequence[int],
+    levels: Sequence[str],
+    sixteen: str,
+    scorer: str,
+    seed: int,
+) -> dict[str, Any]:
+    """What reports/ways.json holds; `figures` are `pipeline.stages.compare.measure`'s, `sixteen` is the 16-bit type, `seed` draws the tests' swaps.
 
     Raises `DataError` where no row has a score from every way and seed.
     """
     rows = scored_rows(figures)
     if not rows:
-        raise DataError(f"no held-out row has a score by {scorer} from every way: look at the judge, or take another scorer")
+        raise DataError(
+            "Q-COMPARE-004",
+            f"no held-out row has a score by {scorer} from every way: look at the judge, or take another "
+            "scorer",
+        )
     reference = of_way(figures, rows, sixteen, MERGED_16, seeds)
     return {
         "seeds": list(seeds), "scorer": scorer, "rows": len(rows), "disk_counted": DISK,
         "machines": sorted({one["machine"] for one in figures}), "reference": {"level": sixteen, **reference},
-        "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels},
+        "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels}, "seconds": seconds(figures),
     }  # fmt: skip
+
+
+def seconds(figures: Sequence[Figures]) -> float:
+    """Time that the measurements took, and the trainings, each of which is in the figures of several."""
+    trained: dict[Any, float] = {
+        (WAYS[one["way"]].on_level and one["level"], one["seed"]): one["training"]["seconds"]
+        for one in figures
+    }
+    total: float = sum(trained.values()) + sum(one["measuring_seconds"] for one in figures)
+    return round(total, 1)
 
 
 def scored_rows(figures: Sequence[Figures]) -> list[str]:
@@ -41,14 +64,20 @@ def scored_rows(figures: Sequence[Figures]) -> list[str]:
     return [row for row in figures[0]["points"] if all(one["points"].get(row) is not None for one in figures)]
 
 
-def of_level(figures: Sequence[Figures], rows: Sequence[str], level: str, seeds: Sequence[int], seed: int) -> dict[str, Any]:
+def of_level(
+    figures: Sequence[Figures], rows: Sequence[str], level: str, seeds: Sequence[int], seed: int
+) -> dict[str, Any]:
     """One level's ways, their differences from each other (second less first, in points of 100), and the one to take."""
     ways = {way: {"title": title(way, level)} | of_way(figures, rows, level, way, seeds) for way in WAYS}
     points = {way: matrix(figures, rows, level, way, seeds) for way in WAYS}
     pairs = list(combinations(WAYS, 2))
     differences = {pair: difference(points[pair[0]], points[pair[1]], seed) for pair in pairs}
-    perfect = {pair: difference(all_right(points[pair[0]]), all_right(points[pair[1]]), seed) for pair in pairs}
-    measured = {way: Measured(found["score"], found["disk_bytes"], found["bytes"]) for way, found in ways.items()}
+    perfect = {
+        pair: difference(all_right(points[pair[0]]), all_right(points[pair[1]]), seed) for pair in pairs
+    }
+    measured = {
+        way: Measured(found["score"], found["disk_bytes"], found["bytes"]) for way, found in ways.items()
+    }
     advice = recommend(level, measured, differences, len(seeds))
     return {
         "ways": ways, "differences": told(differences), "perfect_differences": told(perfect),
@@ -56,7 +85,9 @@ def of_level(figures: Sequence[Figures], rows: Sequence[str], level: str, seeds:
     }  # fmt: skip
 
 
-def of_way(figures: Sequence[Figures], rows: Sequence[str], level: str, way: str, seeds: Sequence[int]) -> dict[str, Any]:
+def of_way(
+    figures: Sequence[Figures], rows: Sequence[str], level: str, way: str, seeds: Sequence[int]
+) -> dict[str, Any]:
     """One way's figures over the seeds: sizes and divergence as their mean, speeds as their median, scores with intervals."""
     own = mine(figures, level, way, seeds)
     points = matrix(figures, rows, level, way, seeds)
@@ -84,9 +115,13 @@ def mine(figures: Sequence[Figures], level: str, way: str, seeds: Sequence[int])
     return [found[seed] for seed in seeds]
 
 
-def matrix(figures: Sequence[Figures], rows: Sequence[str], level: str, way: str, seeds: Sequence[int]) -> Scores:
+def matrix(
+    figures: Sequence[Figures], rows: Sequence[str], level: str, way: str, seeds: Sequence[int]
+) -> Scores:
     """One way's scores, (seeds, rows), 0 to 1."""
-    return np.array([[one["points"][row] for row in rows] for one in mine(figures, level, way, seeds)], dtype=np.float64)
+    return np.array(
+        [[one["points"][row] for row in rows] for one in mine(figures, level, way, seeds)], dtype=np.float64
+    )
 
 
 def all_right(points: Scores) -> Scores:
@@ -97,4 +132,7 @@ def all_right(points: Scores) -> Scores:
 
 def told(differences: Mapping[tuple[str, str], Difference]) -> list[dict[str, Any]]:
     """Differences as JSON."""
-    return [{"first": first, "second": second, **asdict(one), "measurable": one.measurable} for (first, second), one in differences.items()]
+    return [
+        {"first": first, "second": second, **asdict(one), "measurable": one.measurable}
+        for (first, second), one in differences.items()
+    ]

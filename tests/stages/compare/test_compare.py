@@ -1,4 +1,4 @@
-"""compare: steps run once and go when nothing needs them, a killed run goes on, the statistics know rows and seeds, and the advice follows them."""
+"""compare: its jobs train and measure, a killed one goes on, the statistics know rows and seeds, and the advice follows them."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,17 @@ from pipeline.config.strategies import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, 
 from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, Stopped
 from pipeline.gate.drops import CHANCE as GATES_CHANCE
-from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
-from pipeline.stages.compare import child, plan, projects, reference
-from pipeline.stages.compare.projects import KEY, open_project, sub_params, training_modules
+from pipeline.stages.compare import level, measure, nf4, projects, reference
+from pipeline.stages.compare.projects import open_project, size_of, sub_params
 from pipeline.stages.compare.recommendation import Measured, recommend
-from pipeline.stages.compare.stage import decided, main
+from pipeline.stages.compare.stage import main
 from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
-from pipeline.stages.compare.steps import Measurement, Step, measure_all, needed, size_of
 from pipeline.workflow.code_keys import Package
 from pipeline.workflow.settle import REUSE
-from pipeline.workflow.stages import table
+from pipeline.workflow.stages import code_of_stages, items_of, rules, table
+
+JOBS = ("compare_nf4", "compare_level", "compare_unquantized", "compare_measure")
 
 
 def with_compare(params: dict[str, Any], **changed: Any) -> dict[str, Any]:
@@ -149,111 +149,7 @@ def test_the_advice_names_its_level_and_says_when_it_rests_on_one_seed() -> None
     assert "base.level to Q4_0" in found.sentence
 
 
-# ---- steps
-
-
-class Work:
-    """Steps and measurements in `root` that write small files, and a list of what was run."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.ran, self.fail = root, list[str](), ""
-
-    def step(self, name: str, project: str, *needs: Step, scrap: tuple[Path, ...] = ()) -> Step:
-        made = self.root / project / f"{name}.bin"
-
-        def run() -> None:
-            self.note(name)
-            made.parent.mkdir(parents=True, exist_ok=True)
-            assert all(path.exists() for need in needs for path in need.made), f"{name} lacks what it needs"
-            made.write_bytes(b"x" * 10)
-
-        return Step(name, self.root / project, (made,), run, needs, scrap)
-
-    def measurement(self, name: str, *needs: Step, key: str = "k") -> Measurement:
-        def run() -> dict[str, Any]:
-            self.note(name)
-            assert all(path.exists() for need in needs for path in need.made)
-            return {"name": name}
-
-        return Measurement(name, self.root / "records" / f"{name}.json", key, run, needs)
-
-    def note(self, name: str) -> None:
-        if name == self.fail:
-            raise Stopped(15)
-        self.ran.append(name)
-
-
-def chain(work: Work, key: str = "k") -> list[Measurement]:
-    train = work.step("train", "a")
-    merge = work.step("merge", "b", train)
-    convert = work.step("convert", "b", merge)
-    levels = [work.step(f"level {name}", "b", convert) for name in "pq"]
-    return [work.measurement(f"measure {name}", level, train, key=key) for name, level in zip("pq", levels, strict=True)]
-
-
-def test_steps_run_once_in_order_and_leave_only_figures(tmp_path: Path) -> None:
-    work, heard = Work(tmp_path), list[str]()
-    figures = measure_all(chain(work), heard.append)
-    assert work.ran == ["train", "merge", "convert", "level p", "measure p", "level q", "measure q"]
-    assert [one["name"] for one in figures] == ["measure p", "measure q"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["records"]
-    assert heard[0] == "train; 7 to go"
-    assert heard[-1] == "measure q; 1 to go"
-
-
-@pytest.mark.parametrize("at", ["train", "merge", "convert", "level p", "measure p", "level q", "measure q"])
-def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path: Path, at: str) -> None:
-    work = Work(tmp_path)
-    work.fail = at
-    with pytest.raises(Stopped):
-        measure_all(chain(work), print)
-    work.fail = ""
-    assert len(measure_all(chain(work), print)) == 2
-    assert work.ran == ["train", "merge", "convert", "level p", "measure p", "level q", "measure q"]
-
-
-def test_what_nothing_needs_any_more_is_gone_before_the_next_step(tmp_path: Path) -> None:
-    work = Work(tmp_path)
-    measurements = chain(work)
-    work.fail = "level q"
-    with pytest.raises(Stopped):
-        measure_all(measurements, print)
-    left = {path.name for path in tmp_path.rglob("*.bin")}
-    assert left == {"train.bin", "convert.bin"}  # the level that was measured is gone, and the merge since it was converted
-    assert {step.name for step in needed(measurements[1:])} == {"train", "convert", "level q"}
-    merge = measurements[0].needs[0].needs[0].needs[0]
-    assert merge.bytes_of(merge.made[0]) == 10  # its size is known still
-
-
-def test_figures_of_other_settings_are_measured_anew(tmp_path: Path) -> None:
-    work = Work(tmp_path)
-    measure_all(chain(work), print)
-    assert measure_all(chain(work), print)
-    assert len(work.ran) == 7
-    measure_all(chain(work, key="other"), print)
-    assert len(work.ran) == 14
-    (tmp_path / "records/measure p.json").write_text("{")
-    measure_all(chain(work, key="other"), print)
-    assert work.ran[14:] == ["train", "merge", "convert", "level p", "measure p"]
-
-
-def test_a_step_of_another_key_is_done_anew_and_what_it_needs_is_not(tmp_path: Path) -> None:
-    """As the reference is when the code that measures is other code."""
-    work = Work(tmp_path)
-
-    def asked(key: str) -> list[Measurement]:
-        train = work.step("train", "a")
-        return [work.measurement("measure", replace(work.step("reference", "a", train), key=key), train, key=key)]
-
-    for key in ("one", "other"):
-        work.fail = "measure"
-        with pytest.raises(Stopped):
-            measure_all(asked(key), print)
-    assert work.ran == ["train", "reference", "reference"]
-    asked("other")[0].needs[0].mark.write_text("{")
-    work.fail = ""
-    measure_all(asked("other"), print)
-    assert work.ran == ["train", "reference", "reference", "reference", "measure"]
+# ---- sub-projects and their processes
 
 
 def test_a_model_folder_is_as_large_as_its_weights(tmp_path: Path) -> None:
@@ -262,45 +158,38 @@ def test_a_model_folder_is_as_large_as_its_weights(tmp_path: Path) -> None:
     assert size_of(tmp_path) == 7
 
 
-# ---- sub-projects and their processes
-
-
-def test_a_sub_project_of_other_inputs_is_emptied_and_one_of_the_same_is_kept(tiny_root: Path) -> None:
-    params, folder = load_params(tiny_root / "params.yaml"), tiny_root / "models/.compare/NF4-1"
-    links = {"data/raw": tiny_root / "data/raw"}
-    open_project(folder, params, {"train": {"seed": 1}}, links, "k")
-    (folder / "mine").touch()
-    open_project(folder, params, {"train": {"seed": 1}}, links, "k")
-    assert (folder / "mine").exists()
+def test_a_sub_project_has_settings_of_its_own_and_keeps_what_a_killed_job_left(ready: Path) -> None:
+    params, links = set_params(ready), {"data/raw": ready / "data/raw"}
+    folder = open_project(ready, "nf4-1", params, {"train": {"seed": 1}}, links)
+    (folder / "models/checkpoints").mkdir(parents=True)
+    assert open_project(ready, "nf4-1", params, {"train": {"seed": 1}}, links) == folder == ready / "models/.compare/nf4-1"
+    assert (folder / "models/checkpoints").exists()
     assert (folder / "data/raw/chats.jsonl").is_file()
-    assert not list(folder.rglob("*.dvc"))
-    assert not (folder / "dvc.yaml").exists()
+    assert not list(folder.rglob("*.dvc")) and not (folder / "dvc.yaml").exists()
     assert load_params(folder / "params.yaml").train.seed == 1
-    open_project(folder, params, {"train": {"seed": 1}}, links, "other")
-    assert not (folder / "mine").exists()
-    assert (folder / KEY).read_text() == "other"
-    assert (tiny_root / "data/raw/chats.jsonl").is_file()  # a link was removed, not what it leads to
 
 
-def test_a_copied_project_works_on_its_own_files(tiny_root: Path, tmp_path: Path) -> None:
-    for number, root in enumerate((tiny_root, tmp_path / "copy")):
-        if number:
-            shutil.copytree(tiny_root, root, symlinks=True)
-        folder = root / "models/.compare/NF4-1"
-        open_project(folder, load_params(root / "params.yaml"), {}, {"data/raw": root / "data/raw"}, "k")
-        (folder / "mine").touch(exist_ok=bool(number))  # what was trained is kept
-    assert (folder / "data/raw").resolve() == root / "data/raw"
-    assert (tiny_root / "models/.compare/NF4-1/data/raw").resolve() == tiny_root / "data/raw"
+def test_a_copied_project_works_on_its_own_files(ready: Path, tmp_path: Path) -> None:
+    for root in (ready, tmp_path / "copy"):
+        if root != ready:
+            shutil.copytree(ready, root, symlinks=True)
+        folder = open_project(root, "nf4-1", load_params(root / "params.yaml"), {}, {"data/raw": root / "data/raw"})
+        assert (folder / "data/raw").resolve() == root / "data/raw"
+    assert (ready / "models/.compare/nf4-1/data/raw").resolve() == ready / "data/raw"
 
 
-def test_all_code_that_figures_depend_on_is_in_their_keys() -> None:
-    """What is trained depends on the stages that compare starts, and a figure on all that measures, processes of their own included."""
-    package = Package()
-    measuring = package.closure(plan.__name__)
-    assert {"stages/compare/measuring.py", "stages/compare/reference.py", "metrics/scorers.py", "llamacpp/server.py"} <= measuring
-    training = package.closure(*training_modules())
-    trains = {"stages/train/stage.py", "stages/train/run.py", "stages/compare/projects.py"}
-    assert (trains | {"stages/compare/plan.py"}) - training == {"stages/compare/plan.py"}
+def test_all_code_that_a_job_runs_is_in_its_key() -> None:
+    """What is trained depends on the stages that the job starts, and a figure on all that measures, processes of their own included."""
+    package, modules = Package(), code_of_stages()
+    measuring, training = (package.closure(*modules[stage]) for stage in ("compare_measure", "compare_nf4"))
+    assert {"stages/compare/reference.py", "metrics/scorers.py", "llamacpp/server.py", "stages/merge/stage.py"} <= measuring
+    assert {"stages/train/stage.py", "stages/train/run.py", "stages/compare/projects.py"} <= training
+    assert not {"stages/compare/measure.py", "stages/compare/reference.py"} & training  # other code to measure with trains nothing again
+
+
+def test_the_table_of_stages_names_the_strategies() -> None:
+    each = table().stages["compare_measure"].each
+    assert isinstance(each, Mapping) and each["strategy"] == list(WAYS)
 
 
 def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict[str, Any]) -> None:
@@ -322,9 +211,10 @@ def test_a_stage_that_fails_ends_compare_with_its_exit_status(monkeypatch: pytes
         def wait(self) -> int:
             return 5
 
-    monkeypatch.setattr(child.subprocess, "Popen", Process)
-    with pytest.raises(GateError, match=r"train in NF4-1 failed \(exit status 5; its reason stands above\)"):
-        child.run_stage(tmp_path / "NF4-1", "train")
+    monkeypatch.setattr(projects.subprocess, "Popen", Process)
+    with pytest.raises(GateError, match="Q-COMPARE-007") as caught:
+        projects.run_stage(tmp_path / "nf4-1", "train")
+    assert "train in nf4-1 failed (exit status 5" in caught.value.sentence
     assert REUSE not in seen["env"]  # nothing of a sub-project is in DVC's cache
     assert seen["command"][4:10] == [str(os.getpid()), str(int(signal.SIGTERM)), sys.executable, "-m", "pipeline", "train"]
     assert seen["start_new_session"]  # else Ctrl-C reaches it beside our own signal, and the second ends it without a checkpoint
@@ -335,8 +225,8 @@ def test_a_real_stage_is_run_and_its_own_error_class_comes_back(
 ) -> None:
     tiny_params["base"]["model"] = str(tmp_path / "nowhere")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(tiny_params))
-    with pytest.raises(DataError, match=r"base in .* failed \(exit status 3; its reason stands above\)"):
-        child.run_stage(tmp_path, "base")
+    with pytest.raises(DataError, match="Q-COMPARE-007"):
+        projects.run_stage(tmp_path, "base")
     assert "nowhere is no folder" in capfd.readouterr().err
 
 
@@ -351,26 +241,15 @@ def test_ctrl_c_ends_what_a_stage_started_as_well(monkeypatch: pytest.MonkeyPatc
                 raise KeyboardInterrupt
             return super().wait(timeout)
 
-    monkeypatch.setattr(child.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(projects.subprocess, "Popen", Interrupted)
     tool = f"import subprocess; one = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'new')!r}, 'w').write(str(one.pid)); "
     tool += f"import os; os.rename({str(tmp_path / 'new')!r}, {str(told)!r}); one.wait()"
     with pytest.raises(KeyboardInterrupt):
-        child.run_module("timeit", "-n", "1", "-r", "1", tool, what="a stage")
+        projects.run_module("timeit", "-n", "1", "-r", "1", tool, what="a stage")
     process, end = Path("/proc") / told.read_text(), time.monotonic() + 30
     while process.exists() and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < end, "what the stage had started runs on"
         time.sleep(0.05)
-
-
-def test_keys_and_sub_projects_know_the_type_that_auto_means_here(tiny_params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny_params["train"]["bnb_4bit_compute_dtype"] = "auto"
-    params = Params.model_validate(tiny_params)
-    for multiplies, dtype in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda found=multiplies: found)
-        monkeypatch.setattr("pipeline.config.params.training_device", lambda: "cpu")
-        chosen = decided(params)
-        assert chosen.train.bnb_4bit_compute_dtype == dtype
-        assert sub_params(chosen, {})["train"]["bnb_4bit_compute_dtype"] == dtype
 
 
 def test_an_orphan_does_not_start() -> None:
@@ -388,16 +267,27 @@ def set_params(root: Path, **changed: Any) -> Params:
 
 
 def test_without_seeds_nothing_is_measured(tiny_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tiny_root / "models/.compare/NF4-1").mkdir(parents=True)  # an unfinished run's
+    (tiny_root / "models/.compare/nf4-1").mkdir(parents=True)  # an unfinished run's
     main(load_params(tiny_root / "params.yaml"), tiny_root)
     assert json.loads((tiny_root / "reports/ways.json").read_text()) == {"seeds": []}
     assert "not measured" in capsys.readouterr().out
-    assert not (tiny_root / "models/.compare/NF4-1").exists()
+    assert not (tiny_root / "models/.compare").exists()
 
 
-def test_what_is_missing_is_named_with_its_stage(tiny_root: Path) -> None:
-    with pytest.raises(DataError, match=r"models/base/config\.json is missing: run `python -m pipeline base`"):
-        main(set_params(tiny_root, seeds=[1]), tiny_root)
+def test_what_is_missing_is_named_with_what_makes_it(ready: Path) -> None:
+    with pytest.raises(DataError, match="Q-CORE-001") as caught:
+        main(set_params(ready, seeds=[1]), ready)
+    assert "merged_16-1.json is missing: run `python -m pipeline compare_unquantized@1`" in caught.value.sentence
+    shutil.rmtree(ready / "data/tokens")
+    with pytest.raises(DataError, match="Q-CORE-001"):
+        nf4.main(load_params(ready / "params.yaml"), ready, "1")
+
+
+@pytest.mark.parametrize("job", ["compare_nf4@x", "compare_level@Q4_K_M", "compare_unquantized@-1", "compare_measure@best-Q4_K_M-1"])
+def test_a_job_of_another_name_is_refused(ready: Path, job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    set_params(ready, seeds=[1])
+    assert run_here([job, "--root", str(ready)]) == ConfigError.exit_code
+    assert "Q-COMPARE-001" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -433,80 +323,86 @@ def ready(prepared: Path, tiny_gguf_base: Path, tmp_path: Path) -> Path:
 def test_a_disk_that_is_too_small_is_refused_before_anything_runs(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(ready)
     monkeypatch.setattr("pipeline.core.publish.shutil.disk_usage", lambda _: usage._replace(free=1_000_000))
-    monkeypatch.setattr(plan, "run_stage", lambda *_: pytest.fail("a stage was run"))
+    monkeypatch.setattr(projects, "run_stage", lambda *_: pytest.fail("a stage was run"))
     with pytest.raises(MachineError, match=r"models/\.compare needs [\d.]+ [MG]B and its disk has 1\.0 MB free"):
-        main(set_params(ready, seeds=[1]), ready)
-
-
-def test_other_code_to_measure_with_measures_anew_and_trains_nothing(ready: Path, tools: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = set_params(ready, seeds=[1], levels=["Q4_K_M"], rows=2)
-
-    def keys(changed: tuple[str, ...] | None) -> tuple[str, list[str], list[str]]:
-        for module in (projects, plan):
-            monkeypatch.setattr(module, "code_hash", lambda *modules: f"{modules}{'!' if modules == changed else ''}")
-        made = plan.Plan(ready, params, [], tools)
-        return (
-            made.training_key,
-            [one.key for one in made.measurements()],
-            [step.key for one in made.measurements() for step in one.needs if step.key],
-        )
-
-    (trained, measured, asked), (again, anew, asked_anew) = keys(None), keys((plan.__name__,))
-    assert trained == again
-    assert not set(measured) & set(anew) and not set(asked) & set(asked_anew)
-    trained_anew, anew, _ = keys(training_modules())
-    assert trained_anew != trained and not set(measured) & set(anew)
+        nf4.main(set_params(ready, seeds=[1]), ready, "1")
 
 
 @pytest.mark.parametrize(
     ("level", "types", "words"),
     [
-        ("TQ1_0", {}, r"compare\.levels has TQ1_0, whose type TQ1_0 can't be trained on"),
+        ("TQ1_0", {}, "compare.levels has TQ1_0, whose type TQ1_0 can't be trained on"),
         ("Q1_0", {}, "whose type Q1_0"),
         ("IQ3_M", {}, "whose type IQ3_S"),
-        ("Q4_K_M", {"attn_v": "tq2_0"}, r"quantize\.tensor_types\.attn_v asks for tq2_0"),
+        ("Q4_K_M", {"attn_v": "tq2_0"}, "quantize.tensor_types.attn_v asks for tq2_0"),
     ],
 )
 def test_a_level_that_cannot_be_trained_on_is_refused_before_anything_runs(
     ready: Path, monkeypatch: pytest.MonkeyPatch, level: str, types: dict[str, str], words: str
 ) -> None:
-    monkeypatch.setattr(plan, "run_stage", lambda *_: pytest.fail("a stage was run"))
-    monkeypatch.setattr("pipeline.stages.compare.stage.need_disk", lambda *_: pytest.fail("disk was asked for"))
+    monkeypatch.setattr(projects, "run_stage", lambda *_: pytest.fail("a stage was run"))
+    monkeypatch.setattr(projects, "need_disk", lambda *_: pytest.fail("disk was asked for"))
     params = set_params(ready, seeds=[1], levels=["Q4_K_M", level] if level != "Q4_K_M" else [level])
-    with pytest.raises(ConfigError, match=words):
-        main(params.model_copy(update={"quantize": params.quantize.model_copy(update={"tensor_types": types})}), ready)
-    assert not (ready / "models/.compare/NF4-1").exists()
+    with pytest.raises(ConfigError, match="Q-COMPARE-003") as caught:
+        nf4.main(params.model_copy(update={"quantize": params.quantize.model_copy(update={"tensor_types": types})}), ready, "1")
+    assert words in caught.value.sentence
+    assert not (ready / "models/.compare/nf4-1").exists()
 
 
 @pytest.mark.parametrize(("odd", "words"), [("rope", "scaled rotary positions"), ("gemma", "for gemma, only")])
 def test_a_base_that_cannot_be_trained_on_as_a_gguf_is_refused_before_anything_runs(
     ready: Path, monkeypatch: pytest.MonkeyPatch, odd: str, words: str
 ) -> None:
-    monkeypatch.setattr(plan, "run_stage", lambda *_: pytest.fail("a stage was run"))
+    monkeypatch.setattr(projects, "run_stage", lambda *_: pytest.fail("a stage was run"))
     file = ready / "models/gguf/tiny-base-F16.gguf"
     if odd == "rope":
         tiny.tiny_gguf(file, tensors={"rope_freqs.weight": np.ones(4, np.float32)})
     else:
         header = checked_header(file)
         changed = replace(header, fields=header.fields | {"general.architecture": odd})
-        monkeypatch.setattr("pipeline.stages.compare.stage.checked_header", lambda _, changed=changed: changed)
-    with pytest.raises(ConfigError, match=rf"the ways to ship can't be compared.*{words}.*compare\.seeds to \[\]"):
-        main(set_params(ready, seeds=[1], levels=["Q4_K_M"]), ready)
+        monkeypatch.setattr("pipeline.stages.compare.projects.checked_header", lambda _, changed=changed: changed)
+    with pytest.raises(ConfigError, match="Q-COMPARE-002") as caught:
+        nf4.main(set_params(ready, seeds=[1], levels=["Q4_K_M"]), ready, "1")
+    assert words in caught.value.sentence
+
+
+def jobs_of(params: Params, *stages: str) -> list[str]:
+    """The jobs of these stages, as Snakemake and DVC name them."""
+    values = params.model_dump(mode="json")
+    return [f"{stage}@{ending}" for stage in stages for ending, _ in items_of(table().stages[stage].each, values)]
+
+
+def test_one_more_seed_or_level_is_jobs_of_its_own(tiny_params: dict[str, Any]) -> None:
+    """Jobs know of no other seed and level: neither their names nor what they depend on changes."""
+
+
+    def with_jobs(seeds: list[int], *levels: str) -> Params:
+        return Params.model_validate(with_compare(tiny_params, seeds=seeds, levels=list(levels)))
+
+    assert not {rule.name for rule in rules(with_jobs([], "Q4_K_M"), 1)} & {*JOBS}
+    made = {rule.name: rule.items for rule in rules(with_jobs([1], "Q4_K_M"), 1)}
+    assert made["compare_measure"] == {"strategy": "|".join(WAYS), "level": "Q4_K_M", "seed": "1"}
+    asked = with_jobs([1], "Q4_K_M"), with_jobs([1, 2], "Q4_K_M"), with_jobs([1], "Q4_K_M", "Q6_K")
+    one, seeds, levels = (set(jobs_of(params, *JOBS)) for params in asked)
+    assert len(one) == 7 and one < seeds and one < levels
+    assert all(job.endswith(("@2", "-2")) for job in seeds - one) and len(seeds - one) == 7
+    assert all("Q6_K" in job for job in levels - one) and len(levels - one) == 5
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_way_is_measured_over_two_seeds_and_a_killed_run_goes_on(
+def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
     ready: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, small in {"TIMED": 1, "PROMPT": 16, "TOKENS": 8}.items():
-        monkeypatch.setattr(f"pipeline.stages.compare.measuring.{name}", small)
-    monkeypatch.setattr(plan, "KLD_ROWS", 2)
+    for name, small in {"TIMED": 1, "PROMPT": 16, "TOKENS": 8, "KLD_ROWS": 2}.items():
+        monkeypatch.setattr(measure, name, small)
     ran: list[tuple[str, str]] = []
-    real: Callable[..., None] = plan.run_stage
+    real: Callable[..., None] = projects.run_stage
+    stop_at = {"train", "preprocess", "convert", "lora"}  # each once
 
     def counted(root: Path, *words: str) -> None:
-        if len(ran) == stop_at:
+        if words[0] in stop_at:
+            stop_at.remove(words[0])
             raise Stopped(15)
         if words == ("preprocess",):
             real(root, *words)
@@ -514,48 +410,39 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_run_goes_on(
             assert run_here([*words, "--root", str(root)]) == 0
         ran.append((root.name, words[0]))
 
-    monkeypatch.setattr(plan, "run_stage", counted)
-    monkeypatch.setattr(plan, "run_module", lambda module, *words, what: reference.main(list(words)))
-    for module in (projects, plan):
-        monkeypatch.setattr(module, "code_hash", lambda *_: "")  # someone may be editing
+    for module in (projects, level, measure):
+        monkeypatch.setattr(module, "run_stage", counted)
+    monkeypatch.setattr(measure, "run_module", lambda module, *words, what: reference.main(list(words)))
     params = set_params(ready, seeds=[1, 2], levels=["Q4_K_M"], rows=2)
     before = {path for path in ready.rglob("*") if ".compare" not in path.parts}
-    for stop_at in (3, 6, 10, 1000):
-        if stop_at < 1000:
-            with pytest.raises(Stopped):
-                main(params, ready)
-        else:
-            main(params, ready)
-    expected = [("Q4_K_M", "base"), ("Q4_K_M", "preprocess")]
-    for seed in (1, 2):
-        expected += [(f"NF4-{seed}", "train"), (f"Q4_K_M-{seed}", "train"), (f"Q4_K_M-{seed}", "lora")]
-        expected += [(f"{name}-{seed}", stage) for name in ("W16", "NF4M") for stage in ("merge", "convert", "quantize@Q4_K_M")]
-    assert sorted(ran) == sorted(expected)  # each once
+    for job in jobs_of(params, *JOBS):
+        while (code := run_here([job, "--root", str(ready)])) == 128 + 15:
+            pass
+        assert code == 0, job
+    assert not stop_at
+    assert sorted(name for name, stage in ran if stage == "train") == ["Q4_K_M-1", "Q4_K_M-2", "nf4-1", "nf4-2"]
+    assert list((ready / "models/.compare").iterdir()) == []  # each job has removed its scratch
+    main(params, ready)
     found = json.loads((ready / "reports/ways.json").read_text())
-    level = found["levels"]["Q4_K_M"]
-    assert list(level["ways"]) == sorted(WAYS)
-    for way, figures in level["ways"].items():
+    at_level = found["levels"]["Q4_K_M"]
+    assert list(at_level["ways"]) == sorted(WAYS)
+    for way, figures in at_level["ways"].items():
         assert [one["seed"] for one in figures["by_seed"]] == [1, 2]
         assert 0 <= figures["kld"] < 0.1, way  # two steps of training: what is shipped says what the trained model says
         assert (figures["tok_s_bare"] is None) == (way in (MERGED_16, MERGED_NF4))
         assert figures["disk_bytes"] > figures["bytes"] or way == LORA_LEVEL
-    assert level["ways"][LORA_LEVEL]["disk_bytes"] < level["ways"][LORA_NF4]["disk_bytes"] < level["ways"][MERGED_16]["disk_bytes"]
-    assert level["recommended"] == LORA_LEVEL and not level["decided"]  # a random model scores nothing, so disk decides
-    assert level["sentence"] in capsys.readouterr().out
-    assert found["reference"]["level"] == "F16"
-    # nothing of it stays but figures, and nothing was recorded or left elsewhere
-    assert [path.name for path in (ready / "models/.compare").iterdir()] == ["records"]
+    assert at_level["ways"][LORA_LEVEL]["disk_bytes"] < at_level["ways"][LORA_NF4]["disk_bytes"] < at_level["ways"][MERGED_16]["disk_bytes"]
+    assert at_level["recommended"] == LORA_LEVEL and not at_level["decided"]  # a random model scores nothing, so disk decides
+    assert at_level["sentence"] in capsys.readouterr().out
+    assert (found["reference"]["level"], found["seconds"] > 0) == ("F16", True)
     after = {path for path in ready.rglob("*") if ".compare" not in path.parts}
-    assert after - before == {ready / "reports/ways.json"}
-    main(params, ready)
-    assert len(ran) == len(expected)  # all figures were there
-    assert {stage.partition("@")[0] for _, stage in ran} == set(table().stages["compare"].starts)  # whose code is in compare's key
-
-
-def test_one_more_seed_costs_one_seed(ready: Path, tools: Toolchain) -> None:
-    """Figures are kept by way, level and seed, under a key that knows of no other seed."""
-    first = plan.Plan(ready, set_params(ready, seeds=[1], levels=["Q4_K_M"], rows=4), [], tools)
-    second = plan.Plan(ready, set_params(ready, seeds=[1, 2]), [], tools)
-    keys = {one.record.name: one.key for one in second.measurements()}
-    assert all(keys[one.record.name] == one.key for one in first.measurements())
-    assert len(keys) == 10
+    new = {path.relative_to(ready).as_posix() for path in after - before if path.is_file() and path.suffix == ".json"}
+    assert {one for one in new if one.startswith("reports")} == {
+        "reports/ways.json", *(f"reports/compare/{name}.json" for name in ("merged_16-1", "merged_16-2")),
+        *(f"reports/compare/{job.partition('@')[2]}.json" for job in jobs_of(params, "compare_measure")),
+    }  # fmt: skip
+    main(set_params(ready, seeds=[2]), ready)  # nothing to train for it, and what is not asked for is gone
+    assert json.loads((ready / "reports/ways.json").read_text())["seeds"] == [2]
+    assert sorted(path.name for path in (ready / "models/compare").iterdir()) == ["Q4_K_M-2", "nf4-2"]
+    started = {stage for _, stage in ran}
+    assert started == {one for job in JOBS for one in table().stages[job].starts}  # whose code is in the jobs' keys

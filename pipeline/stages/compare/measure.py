@@ -1,0 +1,236 @@
+"""Measure one strategy at one level with one seed: answers and their scores, divergence from the trained model, speed, sizes.
+
+Reads what was trained (`models/compare/nf4-SEED/` or `models/compare/LEVEL-SEED/`), `models/base/`, `models/base.json`,
+`models/gguf/NAME-base-F16.gguf`, `data/final/test.jsonl`, `data/evaluation/`.
+Writes `reports/compare/STRATEGY-LEVEL-SEED.json`. The model that is measured is made below `models/.compare/` and removed at the end.
+Command: `python -m pipeline compare_measure@merged_16-Q4_K_M-42`
+"""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from pipeline.chat.held_out import answerable_rows
+from pipeline.config.params import Params
+from pipeline.config.sections import Evaluate
+from pipeline.config.strategies import FOLDER, WAYS, title
+from pipeline.core.errors import ConfigError, GateError
+from pipeline.core.hardware import machine
+from pipeline.core.publish import read_json, remove, write_json
+from pipeline.gguf.provenance import adapter_fields
+from pipeline.llamacpp.converters import base_fields, lora_to_gguf, quantise_gguf
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.metrics.answers import answer_rows, score_answers
+from pipeline.metrics.divergence import compare, gguf_speaker
+from pipeline.stages.compare.projects import (
+    TRAINED,
+    base_links,
+    level_settings,
+    open_project,
+    quantize_base,
+    run_module,
+    run_stage,
+    seed_of,
+    size_of,
+    untuned_gguf,
+)  # fmt: skip
+from pipeline.stages.compare.reference import load_reference
+
+MEASURED = Path("reports/compare")  # a file for each measurement
+KLD_ROWS = 16  # held-out rows whose logits are compared: 64 positions each at most
+TIMED = 5  # answers whose speed is measured, after one that isn't
+PROMPT, TOKENS = 128, 64  # tokens in front of them, and in each
+
+
+class Made(NamedTuple):
+    """What is shipped, and the bytes that had to lie on disk at once to make it, by name."""
+
+    gguf: Path
+    lora: Path | None
+    disk: dict[str, int]
+
+
+def main(params: Params, root: Path, item: str) -> None:
+    """Run the job for the strategy, level and seed `item` on the files below `root`."""
+    way, _, rest = item.partition("-")
+    level, _, seed = rest.partition("-")
+    if way not in WAYS:
+        raise ConfigError(
+            "Q-COMPARE-001",
+            f"compare_measure@{item} names none of {', '.join(WAYS)}: `snakemake -n` lists the jobs",
+        )
+    record(params, root, way, level, seed_of(seed, f"compare_measure@{item}"), item)
+
+
+def record(params: Params, root: Path, way: str, level: str, seed: int, name: str) -> None:
+    """Measure `way` at `level` with `seed` in the sub-project `name`, and write the figures."""
+    started, strategy = time.monotonic(), WAYS[way]
+    trained = root / TRAINED / f"{level if strategy.on_level else 'nf4'}-{seed}"
+    training = read_json(trained / "train.json", "run `snakemake`")
+    tools = find_toolchain(params.llamacpp.home)
+    remove(root / FOLDER / name)  # of a killed run
+    settings: dict[str, dict[str, Any]]
+    if strategy.on_level:
+        settings, links = level_settings(root, name, seed), {}
+    else:
+        settings, links = {"merge": {"base": strategy.merge_base or "w16"}}, base_links(root)
+    project = open_project(root, name, params, settings, links | {"models/adapter": trained / "adapter"})
+    make = make_merged if strategy.merge_base else make_on_level if strategy.on_level else make_adapted
+    made = make(params, root, project, level, tools)
+    write_reference(params, root, project)
+    took = {
+        key: training[key]
+        for key in ("seconds", "tokens_per_second", "peak_memory_bytes", "steps", "loss_last")
+    }
+    figures = measure(made, project, params, root, tools)
+    figures |= {
+        "way": way,
+        "level": level,
+        "seed": seed,
+        "training": took,
+        "measuring_seconds": round(time.monotonic() - started, 1),
+    }
+    write_json(root / MEASURED / f"{name}.json", figures)
+    remove(project)
+    print(f"compare: measured: {title(way, level)}, seed {seed}")
+
+
+# ---- the model that is measured
+
+
+def make_merged(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
+    """Merge, convert to 16 bit and quantize, each by its stage or as it does; what the next step does not need is removed."""
+    kind, folder, stem = params.convert.type, project / "models/gguf", params.convert.name
+    run_stage(project, "merge")
+    run_stage(project, "convert")
+    sixteen, merged = folder / f"{stem}-{kind}.gguf", project / "models/merged"
+    disk = {
+        "base": size_of(root / "models/base"),
+        "merged model": size_of(merged),
+        f"{kind} GGUF": size_of(sixteen),
+    }
+    for path in (merged, folder / untuned_gguf(root, params).name):
+        remove(path)
+    if level == kind:
+        return Made(sixteen, None, disk)
+    made = folder / f"{stem}-{level}.gguf"
+    quantise_gguf(
+        tools, sixteen, made, level, params.quantize.nthreads, tensor_types=params.quantize.tensor_types
+    )
+    remove(sixteen)
+    return Made(made, None, disk | {"GGUF": size_of(made)})
+
+
+def make_adapted(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
+    """The base's level, and the adapter that was trained on NF4 as a GGUF, as stage convert makes it."""
+    base, adapter, lora = (
+        project / "models/base",
+        project / "models/adapter",
+        project / f"models/gguf/{params.convert.name}-lora.gguf",
+    )
+    gguf = quantize_base(root, params, project, level, tools)
+    fields = {
+        **base_fields(project / "models/base.json", tools),
+        **adapter_fields(adapter),
+        "general.name": lora.stem,
+    }
+    lora_to_gguf(tools, adapter, base, lora, params.convert.type, fields)
+    return Made(gguf, lora, {"base": size_of(base), "GGUF": size_of(gguf), "LoRA GGUF": size_of(lora)})
+
+
+def make_on_level(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
+    """The base's level, and the adapter that was trained on it as a GGUF."""
+    gguf, lora = (
+        quantize_base(root, params, project, level, tools),
+        project / f"models/gguf/{params.convert.name}-lora.gguf",
+    )
+    run_stage(project, "base")
+    run_stage(project, "lora")
+    return Made(gguf, lora, {"GGUF": size_of(gguf), "LoRA GGUF": size_of(lora)})
+
+
+# ---- its figures
+
+
+def write_reference(params: Params, root: Path, project: Path) -> None:
+    """Keep what the trained model says of held-out rows, by a process of its own: the model's memory is free after it."""
+    evaluate = params.evaluate
+    words = {"--root": project, "--rows": root.resolve() / "data/final/test.jsonl", "--count": KLD_ROWS, "--seed": evaluate.seed,
+             "--ctx-size": evaluate.ctx_size}  # fmt: skip
+    flat = [str(word) for pair in words.items() for word in pair]
+    run_module("pipeline.stages.compare.reference", *flat, what=f"asking the trained model of {project.name}")
+
+
+def measure(made: Made, project: Path, params: Params, root: Path, tools: Toolchain) -> dict[str, Any]:
+    """Everything of one way, whose reference is in `project`.
+
+    Raises `ToolError` if llama.cpp can't serve it, `GateError` if its logits can't be compared.
+    """
+    settings = params.evaluate
+    rows = answerable_rows(root / "data/final/test.jsonl", params.compare.rows, settings.seed)
+    answers = answer_rows(made.gguf, list(rows), settings, tools, lora=made.lora)
+    scored = score_answers(answers, settings.scorers, settings.seed, judge=settings.judge, root=root)
+    return {
+        "points": {answer["id"]: answer["score"] for answer in answers}, "valid": scored["valid"], "stopped": scored["stopped"],
+        "shipped": {"GGUF": size_of(made.gguf)} | ({"LoRA GGUF": size_of(made.lora)} if made.lora else {}), "disk": made.disk,
+        "speed": generation_speed(made.gguf, made.lora, settings, tools), "machine": machine(), **divergence(made, project, settings, tools),
+    }  # fmt: skip
+
+
+def divergence(made: Made, project: Path, settings: Evaluate, tools: Toolchain) -> dict[str, float | int]:
+    """Mean KL divergence (nats) of what is shipped from the model that training had, and how often both choose the same token first."""
+    reference = load_reference(project)
+    with gguf_speaker(
+        made.gguf, reference.prompts, threads=settings.threads, tools=tools, lora=made.lora
+    ) as speaker:
+        found = compare(reference, (speaker(prompt) for prompt in reference.prompts))
+    if not found.comparable:
+        raise GateError(
+            "Q-COMPARE-005",
+            f"{made.gguf.name} can't be compared with what was trained ({found.fault}): remove "
+            "models/compare, then run `snakemake` again",
+        )
+    return {
+        "kld": found.kld,
+        "same_top": found.same_top,
+        "kld_rows": len(found.kld_rows),
+        "positions": found.positions,
+    }
+
+
+def generation_speed(
+    gguf: Path, lora: Path | None, settings: Evaluate, tools: Toolchain
+) -> dict[str, dict[str, float]]:
+    """Tokens per second of generation by llama-server's own timings: "shipped", and "bare" without the adapter if there is one.
+
+    The same prompt, one answer at a time, with and without in turn, so that a machine that slows down slows both. Both servers map one file.
+    """
+    load: dict[str, Any] = {
+        "ctx_size": PROMPT + TOKENS + 64,
+        "threads": settings.threads,
+        "n_gpu_layers": settings.n_gpu_layers,
+    }
+    with ExitStack() as up:
+        servers = {"shipped": up.enter_context(serving(tools, gguf, **load, lora=lora))}
+        if lora:
+            servers["bare"] = up.enter_context(serving(tools, gguf, **load))
+        taken: dict[str, list[float]] = {name: [] for name in servers}
+        for turn in range(TIMED + 1):
+            for name, server in servers.items():
+                speed = answer_speed(server)
+                if turn:
+                    taken[name].append(speed)
+    return {
+        name: {"median": round(median(one), 2), "low": round(min(one), 2), "high": round(max(one), 2)}
+        for name, one in taken.items()
+    }
+
+
+def answer_speed(server: Server) -> float:
+    """Tokens per second in which one answer of `TOKENS` tokens comes."""
+    ids = server.post("/tokenize", {"content": "Hello! " * PROMPT})["tokens"][:PROMPT]
+    asked = {"prompt": ids, "n_predict": TOKENS, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    return float(server.post("/completion", asked)["timings"]["predicted_per_second"])

@@ -1,0 +1,17 @@
+"""Train on the NF4 base with one seed of `compare.seeds`.
+
+Reads `models/base/`, `models/base.json`, `data/tokens/`. Writes `models/compare/nf4-SEED/`: the adapter and its train.json.
+Command: `python -m pipeline compare_nf4@42`
+"""
+
+from pathlib import Path
+
+from pipeline.config.params import Params
+from pipeline.stages.compare.projects import TRAINED, base_links, open_project, seed_of, train
+
+
+def main(params: Params, root: Path, item: str) -> None:
+    """Run the job for the seed `item` on the files below `root`."""
+    name, seed = f"nf4-{item}", seed_of(item, f"compare_nf4@{item}")
+    links = base_links(root) | {"data/tokens": root / "data/tokens"}
+    train(open_project(root, name, params, {"train": {"seed": seed}}, links), root / TRAINED / name)

@@ -1,0 +1,103 @@
+"""dvc.yaml, written from the table of stages."""
+
+import io
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pipeline.config.params import Params
+from pipeline.config.sections import Graph
+from pipeline.workflow.code_keys import CODE, FOLDER, ROOT, key_file
+from pipeline.workflow.stages import TABLE, WORDS, Stage, stages_in, table
+from pipeline.workflow.syntax import content_hash
+
+HEADER = """\
+# The graph of {graph} for DVC, written by `quench graph`: the stages are in graphs/{table}, as they are for Snakemake. Stage {code}
+# writes a key for the code of every stage, so that `dvc repro` alone sees an edit of it. `quench graph` keeps edits of this file, which it knows
+# by the hash of what follows: {digest}
+"""
+
+
+@cache
+def dvc_text(graph: Graph) -> str:
+    """dvc.yaml of `graph`."""
+    import ruamel.yaml
+
+    stages = {
+        CODE: {"cmd": f"python -m {ROOT} {CODE}", "deps": [f"graphs/{TABLE.name}", ROOT], "outs": [FOLDER]}
+    }
+    stages |= {name: _dvc_stage(name, stage) for name, stage in stages_in(graph).items()}
+    writer = ruamel.yaml.YAML()
+    writer.width = 140
+    writer.indent(mapping=2, sequence=4, offset=2)
+    text = io.StringIO()
+    writer.dump(
+        {
+            "stages": stages,
+            "plots": [{name: _short(plot) for name, plot in one.items()} for one in table().plots],
+        },
+        text,
+    )
+    body = re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE)
+    return (
+        HEADER.format(graph=WORDS[graph], table=TABLE.name, code=CODE, digest=content_hash(body.encode()))
+        + body
+    )
+
+
+def is_as_written(text: bytes) -> bool:
+    """Whether this is a dvc.yaml as `dvc_text` of this version or another one wrote it, without anybody's edits."""
+    head, _, body = text.replace(b"\r\n", b"\n").partition(b"\nstages:\n")
+    return all(line.startswith(b"#") for line in head.splitlines()) and head.endswith(
+        content_hash(b"stages:\n" + body).encode()
+    )
+
+
+def _dvc_stage(name: str, stage: Stage) -> dict[str, Any]:
+    items = (
+        [f"${{item.{key}}}" for key in stage.each]
+        if isinstance(stage.each, Mapping)
+        else ["${item}"]
+        if stage.each
+        else []
+    )
+    entry = {
+        "cmd": f"python -m {ROOT} {name}" + (f"@{'-'.join(items)}" if items else ""),
+        "deps": _in_brackets([key_file(name), *stage.deps]),
+        "params": _in_brackets([key for one in stage.params for key in _keys(one)]),
+        "outs": [
+            *({path.rstrip("/"): {"cache": False}} for path in stage.uncached),
+            *(path.rstrip("/") for path in stage.outs),
+        ],
+        "metrics": stage.metrics,
+        "plots": [{path: _in_brackets(values)} for path, values in stage.plots.items()],
+    }
+    entry = {key: value for key, value in entry.items() if value}
+    if isinstance(stage.each, Mapping):
+        matrix = {
+            key: _in_brackets(found) if isinstance(found, list) else f"${{{found}}}"
+            for key, found in stage.each.items()
+        }
+        return {"matrix": matrix, **entry}
+    return {"foreach": f"${{{stage.each}}}", "do": entry} if stage.each else entry
+
+
+def _keys(param: str) -> list[str]:
+    """What DVC is told of a stage's `param`: itself, or for "train -seed" all keys of train but seed."""
+    section, _, left_out = param.partition(" -")
+    found: Any = Params.model_fields[section].annotation if left_out else None
+    return [f"{section}.{key}" for key in found.model_fields if key != left_out] if found else [param]
+
+
+def _short(plot: dict[str, Any]) -> dict[str, Any]:
+    return {key: _in_brackets(value) if isinstance(value, dict) else value for key, value in plot.items()}
+
+
+def _in_brackets(value: Any) -> Any:
+    """A list or a dict that is written on one line, if it fits."""
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+    found = CommentedMap(value) if isinstance(value, dict) else CommentedSeq(value)
+    found.fa.set_flow_style()
+    return found
