@@ -16,6 +16,7 @@ from typing import Any
 import draws
 import pytest
 import tiny
+import unit_tier
 from kept import STORE, kept
 
 from pipeline.llamacpp.converters import to_gguf
@@ -74,8 +75,15 @@ hear_signals()
 (HOME / ".gitconfig").write_text("[user]\n\tname = Quench test\n\temail = test@localhost\n[init]\n\tdefaultBranch = main\n")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest --unit` runs what needs neither PyTorch nor processes."""
+    parser.addoption("--unit", action="store_true", help="skip every test that imports PyTorch or starts a process")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Name the folder of what is kept: in pytest's cache, for the next run too; without a cache for this run only."""
+    if config.getoption("--unit") and (os.environ.get("PYTEST_XDIST_WORKER") or not config.getoption("numprocesses")):
+        unit_tier.begin()
     cache = getattr(config, "cache", None)
     os.environ.setdefault(STORE, str(cache.mkdir("fixtures") if cache else HOME / "fixtures"))
 
