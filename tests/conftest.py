@@ -76,8 +76,8 @@ hear_signals()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest --unit` runs what needs neither PyTorch nor processes."""
-    parser.addoption("--unit", action="store_true", help="skip every test that imports PyTorch or starts a process")
+    """`pytest --unit` runs what needs no PyTorch, no Transformers and no process."""
+    parser.addoption("--unit", action="store_true", help="skip every test that imports PyTorch or Transformers or starts a process")
 
 
 def pytest_configure(config: pytest.Config) -> None:

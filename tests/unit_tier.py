@@ -1,6 +1,6 @@
-"""`pytest --unit` (`make unit`): every test that needs neither PyTorch nor a process of its own. Nobody lists them: a test that asks for either is skipped.
+"""`pytest --unit` (`make unit`): every test that needs no PyTorch, no Transformers and no process of its own. Nobody lists them.
 
-A test, or a file of tests, is skipped at the moment when it imports PyTorch or starts a process; what is not skipped has run without both.
+A test, or a file of tests, is skipped at the moment when it imports one of the two or starts a process; what is not skipped has run without.
 """
 
 import importlib.machinery
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"}  # of `sys.addaudithook`
-SLOW_TO_IMPORT = ("torch",)
+SLOW_TO_IMPORT = ("torch", "transformers")
 
 
 def _leave(why: str) -> NoReturn:
@@ -47,7 +47,7 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def begin() -> None:
-    """From now on this process imports no PyTorch and starts no other."""
+    """From now on this process imports neither and starts no other."""
     assert not any(name in sys.modules for name in SLOW_TO_IMPORT)
     sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
     sys.addaudithook(_hear)
