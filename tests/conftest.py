@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import draws
 import pytest
 import tiny
 import unit_tier
+from forked import converters_in_forks
 from kept import STORE, kept
 
 from pipeline.llamacpp.converters import to_gguf
@@ -110,7 +112,20 @@ def _loopback_only() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tools() -> Toolchain:
+def _converters() -> Iterator[None]:
+    """To import what a converter needs takes eight seconds of CPU, and tests convert some forty times."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield from converters_in_forks(patch)
+
+
+@pytest.fixture
+def whole_converters(tools: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Converters are started as everywhere but in tests."""
+    monkeypatch.setattr("pipeline.llamacpp.tools.subprocess", subprocess)
+
+
+@pytest.fixture(scope="session")
+def tools(_converters: None) -> Toolchain:
     """The llama.cpp that `make setup` built."""
     return find_toolchain()
 

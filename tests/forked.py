@@ -2,6 +2,7 @@
 
 A fork has its own process id, environment, working directory and streams. What a test kills, or starts twice at once, it starts the usual way.
 A stage of the toy (`tests/toy/run.py`) that finds `SERVER` in its environment has itself forked too, and so does DVC when it records that stage.
+llama.cpp's converters, which import PyTorch and Transformers, are forked in all tests but those of the converters (`converters_in_forks`).
 """
 
 import json
@@ -12,6 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,10 +26,10 @@ SERVER = "QUENCH_TESTS_FORKED"  # the socket at which the server listens
 class Forked:
     """The process that is forked, and what is run in forks of it."""
 
-    def __init__(self, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, environment: dict[str, str] | None = None, what: str = "workflow") -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="quench-forked-")
         self.socket = str(Path(self.folder.name, "socket"))
-        command = [sys.executable, __file__, self.socket]
+        command = [sys.executable, "-P", __file__, self.socket, what]
         self.server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         assert self.server.stdout
         self.server.stdout.readline()  # it listens
@@ -55,19 +58,49 @@ def _ask(address: str, argv: list[str], cwd: str, environment: dict[str, str], s
         return int(server.recv(16) or b"137")
 
 
-def _serve(address: str) -> None:
+def converters_in_forks(patch: Any) -> Iterator[None]:
+    """Until this ends, `run_converter` runs its program in a fork of one that has imported what converters need."""
+    from pipeline.llamacpp import tools
+
+    servers: dict[str, Forked] = {}
+
+    def run(command: list[str], **how: Any) -> "subprocess.CompletedProcess[str]":
+        place = next((place for place, word in enumerate(command) if word.endswith("/converter_process.py")), None)
+        if place is None:
+            return subprocess.run(command, **how)
+        environment = how["env"]
+        paths = environment["PYTHONPATH"]
+        if paths not in servers:
+            servers[paths] = Forked(environment, "converters")
+        return servers[paths].run(*command[place:], cwd=how["cwd"] or Path.cwd(), environment=environment)
+
+    patch.setattr(tools, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": run}))
+    yield
+    for server in servers.values():
+        server.close()
+
+
+def _import_converters() -> None:
+    import conversion.base  # noqa: F401  llama.cpp's, from PYTHONPATH
+    import gguf  # noqa: F401
+    import torch  # noqa: F401
+    from transformers import AutoConfig, AutoTokenizer  # noqa: F401
+
+
+def _import_workflow() -> None:
     import dvc.cli
     import dvc.commands.commit
-    import dvc.repo.commit  # noqa: F401
-    import snakemake.cli  # noqa: F401
+    import dvc.repo.commit
+    import snakemake.cli
 
-    import pipeline.config.params
-    import pipeline.llamacpp.tools
     import pipeline.workflow.integrity
-    import pipeline.workflow.prepare
+    import pipeline.workflow.prepare  # noqa: F401
     from pipeline.workflow import record
 
     record.subprocess = SimpleNamespace(run=_dvc)  # type: ignore[assignment]
+
+
+def _serve(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen(64)
@@ -107,6 +140,10 @@ def _become(connection: socket.socket) -> None:
         code = 0
     except SystemExit as end:
         code = end.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -137,4 +174,5 @@ def _dvc(command: list[str], *, cwd: Path, **_: Any) -> "subprocess.CompletedPro
 
 
 if __name__ == "__main__":
+    {"workflow": _import_workflow, "converters": _import_converters}[sys.argv[2]]()
     _serve(sys.argv[1])
