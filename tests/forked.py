@@ -64,15 +64,15 @@ def converters_in_forks(patch: Any) -> Iterator[None]:
 
     servers: dict[str, Forked] = {}
 
-    def run(command: list[str], **how: Any) -> "subprocess.CompletedProcess[str]":
-        place = next((place for place, word in enumerate(command) if word.endswith("/converter_process.py")), None)
+    def run(command: list[Any], **how: Any) -> "subprocess.CompletedProcess[str]":
+        place = next((place for place, word in enumerate(command) if str(word).endswith("/converter_process.py")), None)
         if place is None:
             return subprocess.run(command, **how)
         environment = how["env"]
         paths = environment["PYTHONPATH"]
         if paths not in servers:
             servers[paths] = Forked(environment, "converters")
-        return servers[paths].run(*command[place:], cwd=how["cwd"] or Path.cwd(), environment=environment)
+        return servers[paths].run(*map(str, command[place:]), cwd=how["cwd"] or Path.cwd(), environment=environment)
 
     patch.setattr(tools, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": run}))
     yield
@@ -90,8 +90,8 @@ def _import_converters() -> None:
 def _import_workflow() -> None:
     import dvc.cli
     import dvc.commands.commit
-    import dvc.repo.commit
-    import snakemake.cli
+    import dvc.repo.commit  # noqa: F401
+    import snakemake.cli  # noqa: F401
 
     import pipeline.workflow.integrity
     import pipeline.workflow.prepare  # noqa: F401
