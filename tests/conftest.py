@@ -84,10 +84,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the folder of what is kept: in pytest's cache, for the next run too; without a cache for this run only."""
-    if config.getoption("--unit") and (os.environ.get("PYTEST_XDIST_WORKER") or not config.getoption("numprocesses")):
-        unit_tier.begin()
     cache = getattr(config, "cache", None)
     os.environ.setdefault(STORE, str(cache.mkdir("fixtures") if cache else HOME / "fixtures"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Begin the unit tier after xdist's own processes, and `uname`, have been started."""
+    if session.config.getoption("--unit") and (os.environ.get("PYTEST_XDIST_WORKER") or not session.config.getoption("numprocesses")):
+        unit_tier.begin()
 
 
 def pytest_unconfigure() -> None:
