@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo demo-gguf test lint clean lock toolchain compiler
+.PHONY: help setup demo demo-gguf test unit lint clean lock toolchain compiler
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file
 # the longest file first: xdist hands them out in this order
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)
 	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_dag.py tests
+
+unit: setup  ## run the tests that need no PyTorch, no Transformers and no process of their own
+	pytest --unit -m "not gpu and not slow" --numprocesses 2 --dist loadfile tests
 
 lint: setup  ## check style, types and the layers of imports
 	ruff check

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 import draws
 import pytest
 import tiny
+import unit_tier
+from forked import converters_in_forks
 from kept import STORE, kept
 
 from pipeline.llamacpp.converters import to_gguf
@@ -74,10 +77,22 @@ hear_signals()
 (HOME / ".gitconfig").write_text("[user]\n\tname = Quench test\n\temail = test@localhost\n[init]\n\tdefaultBranch = main\n")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest --unit` runs what needs no PyTorch, no Transformers and no process."""
+    parser.addoption("--unit", action="store_true", help="skip every test that imports PyTorch or Transformers or starts a process")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Name the folder of what is kept: in pytest's cache, for the next run too; without a cache for this run only."""
     cache = getattr(config, "cache", None)
     os.environ.setdefault(STORE, str(cache.mkdir("fixtures") if cache else HOME / "fixtures"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Begin the unit tier after xdist's own processes, and `uname`, have been started."""
+    if session.config.getoption("--unit") and (os.environ.get("PYTEST_XDIST_WORKER") or not session.config.getoption("numprocesses")):
+        unit_tier.begin()
 
 
 def pytest_unconfigure() -> None:
@@ -102,7 +117,20 @@ def _loopback_only() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tools() -> Toolchain:
+def _converters() -> Iterator[None]:
+    """To import what a converter needs takes eight seconds of CPU, and tests convert some forty times."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield from converters_in_forks(patch)
+
+
+@pytest.fixture
+def whole_converters(tools: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Converters are started as everywhere but in tests."""
+    monkeypatch.setattr("pipeline.llamacpp.tools.subprocess", subprocess)
+
+
+@pytest.fixture(scope="session")
+def tools(_converters: None) -> Toolchain:
     """The llama.cpp that `make setup` built."""
     return find_toolchain()
 

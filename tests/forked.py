@@ -1,73 +1,178 @@
-"""Snakemake in processes that are forked from one which has imported it: it takes a second of CPU to start, and a fork of it nothing.
+"""Python programs in processes that are forked from one that has imported what they need: it takes seconds of CPU to start, and a fork of it nothing.
 
-A fork has its own process id, environment and working directory; what a test kills, or starts twice at once, it starts the usual way.
+A fork has its own process id, environment, working directory and streams. What a test kills, or starts twice at once, it starts the usual way.
+A stage of the toy (`tests/toy/run.py`) that finds `SERVER` in its environment has itself forked too, and so does DVC when it records that stage.
+llama.cpp's converters, which import PyTorch and Transformers, are forked in all tests but those of the converters (`converters_in_forks`).
 """
 
 import json
 import os
+import runpy
+import select
+import socket
 import subprocess
 import sys
 import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+SERVER = "QUENCH_TESTS_FORKED"  # the socket at which the server listens
 
 
 class Forked:
-    """Runs `snakemake` with arguments, one at a time."""
+    """The process that is forked, and what is run in forks of it."""
 
-    def __init__(self) -> None:
-        self.server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, environment: dict[str, str] | None = None, what: str = "workflow") -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="quench-forked-")
+        self.socket = str(Path(self.folder.name, "socket"))
+        command = [sys.executable, "-P", __file__, self.socket, what]
+        self.server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        assert self.server.stdout
+        self.server.stdout.readline()  # it listens
 
-    def snakemake(self, *arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-        """The finished process; it has the environment that this process has now."""
-        assert self.server.stdin and self.server.stdout
-        with tempfile.TemporaryDirectory() as folder:
-            out, err = Path(folder, "out"), Path(folder, "err")
-            asked = {"argv": ["snakemake", *arguments], "cwd": str(cwd), "env": dict(os.environ), "out": str(out), "err": str(err)}
-            self.server.stdin.write(json.dumps(asked) + "\n")
-            self.server.stdin.flush()
-            code = int(self.server.stdout.readline())
-            return subprocess.CompletedProcess(asked["argv"], code, out.read_text(), err.read_text())
+    def run(self, *argv: str, cwd: Path, environment: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        """The finished process of `snakemake …` or of `FILE.py …`; it has the environment that this process has now."""
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, Path(os.devnull).open() as nothing:
+            code = _ask(self.socket, list(argv), str(cwd), environment or dict(os.environ), [nothing.fileno(), out.fileno(), err.fileno()])
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(argv, code, out.read(), err.read())
 
     def close(self) -> None:
         """End the process that is forked."""
         self.server.communicate()
+        self.folder.cleanup()
 
 
-def _serve() -> None:
-    import dvc.repo  # noqa: F401
-    from snakemake.cli import main
+def _ask(address: str, argv: list[str], cwd: str, environment: dict[str, str], streams: list[int]) -> int:
+    """The exit code of a program in a fork; 137 if it was killed. `tests/toy/run.py` holds the same lines."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        socket.send_fds(server, [b" "], streams)
+        server.sendall(json.dumps([argv, cwd, environment]).encode())
+        server.shutdown(socket.SHUT_WR)
+        return int(server.recv(16) or b"137")
 
-    import pipeline.config.params
+
+def converters_in_forks(patch: Any) -> Iterator[None]:
+    """Until this ends, `run_converter` runs its program in a fork of one that has imported what converters need."""
+    from pipeline.llamacpp import tools
+
+    servers: dict[str, Forked] = {}
+
+    def run(command: list[Any], **how: Any) -> "subprocess.CompletedProcess[str]":
+        place = next((place for place, word in enumerate(command) if str(word).endswith("/converter_process.py")), None)
+        if place is None:
+            return subprocess.run(command, **how)
+        environment = how["env"]
+        paths = environment["PYTHONPATH"]
+        if paths not in servers:
+            servers[paths] = Forked(environment, "converters")
+        return servers[paths].run(*map(str, command[place:]), cwd=how["cwd"] or Path.cwd(), environment=environment)
+
+    patch.setattr(tools, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": run}))
+    yield
+    for server in servers.values():
+        server.close()
+
+
+def _import_converters() -> None:
+    import conversion.base  # noqa: F401  llama.cpp's, from PYTHONPATH
+    import gguf  # noqa: F401
+    import torch  # noqa: F401
+    from transformers import AutoConfig, AutoTokenizer  # noqa: F401
+
+
+def _import_workflow() -> None:
+    import dvc.cli
+    import dvc.commands.commit
+    import dvc.repo.commit  # noqa: F401
+    import snakemake.cli  # noqa: F401
+
+    import pipeline.workflow.integrity
     import pipeline.workflow.prepare  # noqa: F401
+    from pipeline.workflow import record
 
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            _run(main, **json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    record.subprocess = SimpleNamespace(run=_dvc)  # type: ignore[assignment]
 
 
-def _run(main, argv: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:  # type: ignore[no-untyped-def]
-    """Become the command: nothing of the server's streams is kept."""
+def _serve(address: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen(64)
+        print("listening", flush=True)
+        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:  # closed: the tests have ended
+            connection, _ = listening.accept()
+            with suppress(ChildProcessError):  # those that have ended
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if os.fork() == 0:
+                listening.close()
+                _become(connection)
+            connection.close()
+
+
+def _become(connection: socket.socket) -> None:
+    """Become the program: nothing of the server's streams is kept."""
     code: object = 1
     try:
-        for number, file in ((0, os.devnull), (1, out), (2, err)):
-            opened = os.open(file, os.O_RDWR | os.O_CREAT)
+        _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+        text = b"".join(iter(lambda: connection.recv(2**16), b""))
+        argv, cwd, environment = json.loads(text)
+        for number, opened in enumerate(streams):
             os.dup2(opened, number)
             os.close(opened)
         os.environ.clear()
-        os.environ.update(env)
+        os.environ.update(environment)
         os.chdir(cwd)
         sys.argv = argv
-        main()
+        if argv[0] == "snakemake":
+            from snakemake.cli import main
+
+            main()
+        else:
+            os.environ.pop(SERVER, None)
+            runpy.run_path(argv[0], run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else int(code is not None))
+        connection.sendall(str(code if isinstance(code, int) else int(code is not None)).encode())
+        os._exit(0)
+
+
+def _dvc(command: list[str], *, cwd: Path, **_: Any) -> "subprocess.CompletedProcess[str]":
+    """Stands for `subprocess.run` where a stage is recorded: DVC in a fork of the stage, in a session of its own as there."""
+    from dvc.cli import main
+
+    with tempfile.TemporaryFile("w+") as errors:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            os.chdir(cwd)
+            os.dup2(errors.fileno(), 1)
+            os.dup2(errors.fileno(), 2)
+            code = 255
+            try:
+                code = main(command[3:])
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, code, "", errors.read())
 
 
 if __name__ == "__main__":
-    _serve()
+    {"workflow": _import_workflow, "converters": _import_converters}[sys.argv[2]]()
+    _serve(sys.argv[1])

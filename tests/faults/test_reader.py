@@ -215,6 +215,7 @@ def test_3000_damaged_files() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_100000_damaged_files() -> None:
     check(figures_of(seed=2, count=100_000))
 

@@ -27,7 +27,7 @@ from pipeline.stages.train.checkpoints import MARKER, checkpoints_in, defect, re
 
 EPOCHS, ACCUMULATION, SAVE_STEPS, EVAL_STEPS = 3, 2, 2, 3
 # the first QUICK (one of every kind among them) are in every run of the tests, those up to OFTEN in CI, all in `pytest -m slow`
-KILLS, OFTEN, QUICK = 50, 20, 4
+KILLS, OFTEN, QUICK = 50, 10, 4
 CHANGES = {
     "num_train_epochs": float(EPOCHS), "max_steps": -1, "save_steps": SAVE_STEPS, "eval_steps": EVAL_STEPS, "lora_dropout": 0.1,
     "gradient_accumulation_steps": ACCUMULATION, "sample_rows": 1, "sample_tokens": 4, "save_total_limit": 2,

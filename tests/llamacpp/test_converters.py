@@ -10,6 +10,8 @@ from pipeline.gguf.header import read_header
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain
 
+pytestmark = pytest.mark.usefixtures("whole_converters")
+
 
 def test_the_given_name_and_fields_win(tools: Toolchain, tmp_path: Path) -> None:
     model, file = cut_models(tools) / "hf", tmp_path / "x.gguf"

@@ -314,7 +314,11 @@ def send(server: Server, size: int, head: str, filler: bytes, tail: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("filler", "around"), [(b"a", ('"', '"')), (b"0,", ("[", "0]")), (b'"",', ("[", '""]')), (b"\\n", ('"', '"'))])
+@pytest.mark.parametrize(
+    ("filler", "around"),
+    [(b"a", ('"', '"')), (b"0,", ("[", "0]")),
+     *(pytest.param(*given, marks=pytest.mark.exhaustive) for given in ((b'"",', ("[", '""]')), (b"\\n", ('"', '"'))))],
+)  # fmt: skip
 def test_bodies_of_100_mb(server: Server, filler: bytes, around: tuple[str, str]) -> None:
     head, tail = f'{{"messages":[{{"role":"user","content":{around[0]}', f"{around[1]}}}]}}"
     size = 100_000_000 - (100_000_000 - len(head) - len(tail)) % len(filler)

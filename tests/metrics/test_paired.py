@@ -93,12 +93,12 @@ def test_pairing_finds_what_two_intervals_would_not() -> None:
     assert interval(first, 0)[0] < interval(second, 0)[1]
 
 
-@pytest.mark.parametrize("binary", [True, False])
-def test_coverage_and_false_alarms(binary: bool) -> None:
-    """Of 300 pairs of models whose true difference is known, about 95 % of the intervals hold it, and about 5 % of equal ones are told apart."""
+@pytest.mark.parametrize(("binary", "pairs"), [(True, 300), (False, 100)])  # 26 ms each where scores are not 0 or 1
+def test_coverage_and_false_alarms(binary: bool, pairs: int) -> None:
+    """If the true difference of pairs is known, about 95 % of the intervals hold it, and about 5 % of equal pairs are told apart."""
     random = np.random.default_rng(11)
     held = alarms = 0
-    for seed in range(300):
+    for seed in range(pairs):
         hardness = random.random(64)
         if binary:
             first, second, equal = ((random.random(64) < hardness * share).astype(float) for share in (0.9, 0.7, 0.9))
@@ -107,8 +107,8 @@ def test_coverage_and_false_alarms(binary: bool) -> None:
         found = compare_scores(first.tolist(), second.tolist(), seed)
         held += found.low <= 100 * 0.5 * (0.7 - 0.9) <= found.high
         alarms += compare_scores(first.tolist(), equal.tolist(), seed).p_value < 0.05
-    assert 0.90 * 300 <= held <= 300
-    assert alarms <= 0.09 * 300
+    assert 0.90 * pairs <= held
+    assert alarms <= 0.09 * pairs
 
 
 def test_lists_that_are_no_pair_are_an_error() -> None:

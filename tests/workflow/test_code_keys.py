@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked
 
 from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import MachineError
@@ -209,6 +210,7 @@ class Project:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.environment = os.environ | {"PYTHONPATH": str(root), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+        self.forked: Forked | None = None  # of the copy's code as it was first: plans go by the files
 
     def run(self, *command: str) -> str:
         done = subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False)
@@ -217,8 +219,11 @@ class Project:
 
     def plan(self) -> set[str]:
         """The stages that `snakemake -n` would run."""
-        said = self.run(str(BIN / "snakemake"), "-n").partition("Reasons:")[0]
-        return {name for name, _ in re.findall(r"^(\w+) +(\d+)$", said, re.M)} - {"all", "total"}
+        self.forked = self.forked or Forked(self.environment)
+        done = self.forked.run("snakemake", "-n", cwd=self.root, environment=self.environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        planned = (done.stdout + done.stderr).partition("Reasons:")[0]
+        return {name for name, _ in re.findall(r"^(\w+) +(\d+)$", planned, re.M)} - {"all", "total"}
 
     def status(self) -> set[str]:
         """The stages that `dvc status` finds changed themselves."""
@@ -234,7 +239,7 @@ class Project:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     from dvc.repo import Repo
 
     from pipeline.workflow.locked import stages_of
@@ -261,7 +266,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     Repo.init(str(root), no_scm=True).close()
     found.dvc(lambda repo: repo.add("data/raw"))
     found.dvc(lambda repo: repo.commit(force=True))
-    return found
+    yield found
+    if found.forked:
+        found.forked.close()
 
 
 @pytest.fixture

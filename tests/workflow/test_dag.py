@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from forked import Forked
+from forked import SERVER, Forked
 
 from pipeline.__main__ import STAGES
 from pipeline.commands.recipes import recipe_text
@@ -238,7 +238,7 @@ class Toy:
         self.root = root
 
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return _forked().snakemake(*arguments, cwd=self.root)
+        return _forked().run("snakemake", *arguments, cwd=self.root)
 
     def build(self) -> None:
         done = self.snakemake()
@@ -300,6 +300,7 @@ class Toy:
 def _python_of_this_environment() -> Iterable[None]:
     patch = pytest.MonkeyPatch()
     patch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    patch.setenv(SERVER, _forked().socket)
     yield
     patch.undo()
 
@@ -363,6 +364,12 @@ def clone(built_toy: Path, tmp_path: Path) -> Toy:
     """A clone of the built toy without any artifact."""
     subprocess.run(["git", "clone", "--quiet", built_toy, tmp_path / "clone"], check=True)
     return Toy(tmp_path / "clone")
+
+
+@pytest.fixture
+def whole_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages and DVC are started as users start them, for what kills and signals do to them."""
+    monkeypatch.delenv(SERVER)
 
 
 def _git(root: Path, *arguments: str) -> None:
@@ -494,6 +501,7 @@ def test_changed_raw_data_is_recorded(toy: Toy) -> None:
 @pytest.mark.parametrize(
     ("victim", "finisher"), [(["snakemake"], ["dvc", "repro"]), pytest.param(["dvc", "repro"], ["snakemake"], marks=pytest.mark.slow)]
 )
+@pytest.mark.usefixtures("whole_processes")
 def test_killed_run_is_finished_by_the_other_tool(clone: Toy, built_toy: Path, victim: list[str], finisher: list[str]) -> None:
     """Behaviours 9 and 11: a clone without artifacts is built, killed with -9 at random moments; no unlocking by hand."""
     shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
@@ -513,6 +521,7 @@ def test_killed_run_is_finished_by_the_other_tool(clone: Toy, built_toy: Path, v
 
 
 @pytest.mark.parametrize("victim", [["snakemake"], ["dvc", "repro"]])
+@pytest.mark.usefixtures("whole_processes")
 def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
     """kill -9 of the tool alone: its stage, and the tool that this runs, are gone in seconds; the next run sweeps, and ends in the same bytes."""
     toy.change("max_task_drop: 5.0", "max_task_drop: 4.0")
@@ -538,6 +547,7 @@ def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
     toy.agree()
 
 
+@pytest.mark.usefixtures("whole_processes")
 def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
     """One started by hand has no run that it could end with; Snakemake names it, and leaves scraps that may be its own."""
     (toy.root / "hold").touch()
@@ -579,6 +589,7 @@ def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -
 
 
 @pytest.mark.parametrize("starts", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("whole_processes")
 def test_many_starts_at_once(toy: Toy, starts: int) -> None:
     """Behaviour 12: one works, the others name it and leave with 6."""
     toy.change("max_task_drop: 5.0", "max_task_drop: 4.0")
@@ -685,6 +696,7 @@ def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("whole_processes")
 def test_killed_while_outputs_come_back(toy: Toy) -> None:
     """Half an adapter is no adapter; the next start brings the whole one, and sweeps up what a copy left beside outputs."""
     adapter = toy.root / "models/adapter"

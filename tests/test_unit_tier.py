@@ -1,0 +1,51 @@
+"""`pytest --unit`: whatever imports PyTorch or starts a process is left out at that moment, however it does it; the rest runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+CONFTEST = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import unit_tier
+unit_tier.begin()
+"""
+TESTS = """
+import multiprocessing, os, subprocess, sys
+from importlib.util import find_spec
+
+def test_plain():
+    assert find_spec("torch") is not None
+
+def test_torch():
+    try:
+        import torch
+    except Exception:
+        pass
+
+def test_part_of_torch():
+    from torch.nn import functional
+
+def test_transformers():
+    from transformers import AutoTokenizer
+
+def test_process():
+    subprocess.run(["true"])
+
+def test_fork():
+    if os.fork() == 0:
+        os._exit(0)
+
+def test_pool():
+    multiprocessing.get_context("spawn").Process(target=print).start()
+"""
+
+
+def test_torch_and_processes_leave_the_unit_tier(tmp_path: Path) -> None:
+    for name, text in {"conftest.py": CONFTEST, "test_some.py": TESTS, "test_file.py": "import torch\n\ndef test_any():\n    pass\n"}.items():
+        (tmp_path / name).write_text(text)
+    options = ["-rs", "-v", "-p", "no:cacheprovider", "-p", "no:hydra_pytest", "-c", "/dev/null", f"--rootdir={tmp_path}"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *options, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "1 passed, 7 skipped" in done.stdout, done.stdout
+    assert "test_plain PASSED" in done.stdout
+    assert done.stdout.count("it imports torch") >= 2 and "it starts a process (os.fork)" in done.stdout
