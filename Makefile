@@ -18,7 +18,7 @@ help:  ## show this list
 setup: compiler $(DONE)/project $(DONE)/demo toolchain  ## install everything into .venv and .tools (does nothing the second time)
 	@echo "set up: $(VENV) and llama.cpp are ready"
 
-demo: setup  ## run the whole pipeline on real text; ends in a table of levels
+demo: setup  ## run the entire pipeline on real text; ends in a table of levels
 	@if [ -z "$$(ls data/raw 2>/dev/null)" ]; then echo "data/raw is empty: writing the demo's data"; python examples/pydoc.py; fi
 	@if [ ! -f data/raw.dvc ]; then dvc add --quiet data/raw; fi
 	snakemake
@@ -42,7 +42,7 @@ lint: setup  ## check style, types and the layers of imports
 clean:  ## delete what the pipeline made; your data in data/raw, DVC's cache and the toolchain stay
 	rm -rf models/.compare models/.parity data/.curating data/.*.writing data/.*.old data/final data/tokens data/rejects.jsonl data/changes.jsonl data/clusters.jsonl models/* reports/*.* reports/eval reports/compare/* logs .snakemake
 
-lock: $(DONE)/project  ## resolve requirements.lock anew from pyproject.toml
+lock: $(DONE)/project  ## resolve requirements.lock again from pyproject.toml
 	uv pip compile pyproject.toml --quiet --universal --all-extras --generate-hashes --no-emit-index-url --no-annotate --no-header -p 3.11 \
 	  $$(uv pip compile pyproject.toml --quiet --universal --all-extras --no-annotate --no-header -p 3.11 \
 	     | sed -n 's/^\(torch\|nvidia-[a-z0-9-]*\|cuda-[a-z0-9-]*\)==.*/--no-emit-package \1/p') \

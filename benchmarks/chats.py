@@ -42,7 +42,7 @@ def vocabulary(rng: np.random.Generator) -> list[str]:
 
 
 def forms(words: list[str]) -> np.ndarray:
-    """Every word plain, capitalised, before a comma and at a sentence's end: object array (3 + ENDS, VOCABULARY)."""
+    """Every word plain, capitalized, before a comma and at a sentence's end: object array (3 + ENDS, VOCABULARY)."""
     return np.array([words, [w.capitalize() for w in words], [w + "," for w in words], *([w + end for w in words] for end in ENDS)], dtype=object)
 
 
@@ -50,7 +50,7 @@ def originals(rng: np.random.Generator, words: list[str], rows: int) -> Iterator
     """`rows` chats with nothing in common but the language's frequent words."""
     ranks = 1 / (np.arange(VOCABULARY) + 2.7)  # Zipf-Mandelbrot
     draw = np.repeat(np.arange(VOCABULARY), np.maximum(1, np.round(ranks / ranks.sum() * (1 << 20))).astype(int))
-    spelt = forms(words)
+    spelled = forms(words)
     while rows > 0:
         chats = min(rows, BLOCK)
         turns = rng.choice([2, 4, 6], p=[0.6, 0.3, 0.1], size=chats)
@@ -64,7 +64,7 @@ def originals(rng: np.random.Generator, words: list[str], rows: int) -> Iterator
         form[1:][ends[:-1]] = 1
         form[0] = 1
         form[ends] = 3 + rng.integers(len(ENDS), size=ends.sum())
-        tokens = spelt[form, draw[rng.integers(len(draw), size=stops[-1])]].tolist()
+        tokens = spelled[form, draw[rng.integers(len(draw), size=stops[-1])]].tolist()
         texts = [" ".join(tokens[stop - size : stop]) for stop, size in zip(stops.tolist(), sizes.tolist(), strict=True)]
         lasts = np.cumsum(turns).tolist()
         yield from (texts[last - count : last] for last, count in zip(lasts, turns.tolist(), strict=True))

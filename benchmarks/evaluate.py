@@ -3,7 +3,7 @@
     python benchmarks/evaluate.py PROJECT [--models F16 Q4_K_M Q5_K_M] [--threads N]
 
 PROJECT's params.yaml, GGUFs, adapter and held-out rows are read, nothing is written there. Each model is measured in a process of its own, as the
-stage is; its start and imports count. Processor seconds are those of the process and of every tool it ran: on a machine with other work they say what
+stage is; its start and imports count. CPU seconds are those of the process and of every tool it ran: on a machine with other work they say what
 the clock can't. `--threads` replaces evaluate.threads and serve.threads.
 """
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 LIMIT = 240  # seconds, for three levels of the demo
 
 
-def processor_seconds() -> float:
+def cpu_seconds() -> float:
     """Of this process and the tools that it ran."""
     return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
@@ -33,14 +33,14 @@ def one(project: Path, model: str, threads: int | None) -> None:
     from pipeline.stages.evaluate import stage as stage
 
     plain = stage.timed
-    print(f"  {'imports':12} {'':8}          {processor_seconds():7.1f} s of processors")
+    print(f"  {'imports':12} {'':8}          {cpu_seconds():7.1f} s of CPUs")
 
     @contextmanager
     def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
-        before = processor_seconds()
+        before = cpu_seconds()
         with plain(seconds, part):
             yield
-        print(f"  {part:12} {seconds[part]:8.1f} s by the clock {processor_seconds() - before:7.1f} s of processors", flush=True)
+        print(f"  {part:12} {seconds[part]:8.1f} s by the clock {cpu_seconds() - before:7.1f} s of CPUs", flush=True)
 
     stage.timed = timed
     params = load_params(project / "params.yaml")
@@ -70,15 +70,15 @@ def main() -> None:
     if asked.one:
         one(asked.project, asked.one, asked.threads)
         return
-    begin, before = time.perf_counter(), processor_seconds()
+    begin, before = time.perf_counter(), cpu_seconds()
     for model in asked.models:
         print(model, flush=True)
-        start, used = time.perf_counter(), processor_seconds()
+        start, used = time.perf_counter(), cpu_seconds()
         more = ["--threads", str(asked.threads)] if asked.threads else []
         subprocess.run([sys.executable, __file__, str(asked.project), "--one", model, *more], check=True)
-        print(f"  {'whole stage':12} {time.perf_counter() - start:8.1f} s by the clock {processor_seconds() - used:7.1f} s of processors", flush=True)
+        print(f"  {'whole stage':12} {time.perf_counter() - start:8.1f} s by the clock {cpu_seconds() - used:7.1f} s of CPUs", flush=True)
     print(f"{len(asked.models)} models: {time.perf_counter() - begin:.0f} s by the clock (the demo's limit for three: {LIMIT} s), "
-          f"{processor_seconds() - before:.0f} s of processors")  # fmt: skip
+          f"{cpu_seconds() - before:.0f} s of CPUs")  # fmt: skip
 
 
 if __name__ == "__main__":

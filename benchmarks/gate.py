@@ -3,11 +3,11 @@
     python benchmarks/gate.py PROJECT [--rows 24] [--folder DIR]
 
 Damage, each at Q4_K_M, at a level's own evaluation by `pipeline.stages.evaluate.stage.evaluate`:
-- 1 % of the blocks of every quantised tensor zeroed;
+- 1 % of the blocks of every quantized tensor zeroed;
 - an adapter trained to answer without stopping (LoRA on the merged model, 12 steps: each answer is followed by a newline and itself, never by the end
   of turn), with the 16-bit model of its own that it is compared with;
 - the untuned base's level under the tuned level's name.
-Parity's own seam of the level's weights is measured beside the gate, which is told that parity passed. What is done is not done again.
+Parity's own parity check of the level's weights is measured beside the gate, which is told that parity passed. What is done is not done again.
 """
 
 import argparse
@@ -23,12 +23,12 @@ import numpy as np
 
 LEVEL = "Q4_K_M"
 CLEAN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "IQ4_XS", "IQ4_NL")
-PASSED = {"verdict": "pass", "seams": {f"weights_{name.lower()}": {"title": name, "verdict": "pass"} for name in (*CLEAN, "gguf")}}
+PASSED = {"verdict": "pass", "checks": {f"weights_{name.lower()}": {"title": name, "verdict": "pass"} for name in (*CLEAN, "gguf")}}
 STEPS, ROWS_A_STEP, LEARNING_RATE, LONGEST = 12, 4, 2e-3, 192
 
 
 def zero_blocks(path: Path, share: float, seed: int = 0) -> int:
-    """Zero `share` of the blocks of every quantised tensor, in place; how many."""
+    """Zero `share` of the blocks of every quantized tensor, in place; how many."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     from pipeline.gguf.tensors import gguf_tensors
@@ -67,9 +67,9 @@ def taught(merged: Path, rows: Path, folder: Path, *, ends: bool, seed: int = 0)
         for row in encoded[step * ROWS_A_STEP : (step + 1) * ROWS_A_STEP]:
             places = trained_positions(row)
             question, answer = row.ids[: places[0] + 1], [row.ids[place + 1] for place in places]
-            said = answer if ends else (answer[:-1] + newline) * 2  # the last one is the end of turn
-            ids = torch.tensor([[*question, *said]])
-            labels = torch.tensor([[-100] * len(question) + said])
+            stated = answer if ends else (answer[:-1] + newline) * 2  # the last one is the end of turn
+            ids = torch.tensor([[*question, *stated]])
+            labels = torch.tensor([[-100] * len(question) + stated])
             (adapted(input_ids=ids, labels=labels, use_cache=False).loss / ROWS_A_STEP).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -101,11 +101,11 @@ class Bench:
 
     def level(self, source: Path, level: str, name: str) -> Path:
         """`source` at a level, made once."""
-        from pipeline.llamacpp.converters import quantise_gguf
+        from pipeline.llamacpp.converters import quantize_gguf
 
         target = self.folder / f"{name}.gguf"
         if not target.exists():
-            quantise_gguf(self.tools, source, target, level, 1)
+            quantize_gguf(self.tools, source, target, level, 1)
         return target
 
     def evaluated(self, case: str, model: Path, reference: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -123,7 +123,7 @@ class Bench:
         return found["figures"], found["answers"]
 
     def judge(self, case: str, level: str, model: Path, sixteen: Path, sixteen_case: str) -> None:
-        """Print what the gate says of `model` as `level`, and what parity's seam of its weights does."""
+        """Print what the gate says of `model` as `level`, and what parity's parity check of its weights does."""
         from pipeline.config.levels import split_level
         from pipeline.gate.rules import judge
         from pipeline.stages.parity.level_weights import level_weights
@@ -131,10 +131,10 @@ class Bench:
         reference, level_found = self.evaluated(sixteen_case, sixteen, sixteen), self.evaluated(case, model, sixteen)
         evaluations = {"F16": reference[0], level: level_found[0] | {"reference": "F16"}}
         verdict = judge(level, evaluations, {"F16": reference[1], level: level_found[1]}, PASSED, self.params.report.gate, 0)
-        seam, _ = level_weights(sixteen, model, split_level(level)[0], self.params.parity.rmse_slack, {})
+        check, _ = level_weights(sixteen, model, split_level(level)[0], self.params.parity.rmse_slack, {})
         figures = ", ".join(f"{one.key} {one.figure:.4g}" for one in verdict.checks if one.figure is not None and one.key != "parity")
         refused = [finding.key for finding in verdict.checks if finding.verdict == "fail"]
-        print(f"{case}: {verdict.verdict} ({', '.join(refused) or 'nothing refuses'}); {figures}; parity's weights: {seam.verdict}", flush=True)
+        print(f"{case}: {verdict.verdict} ({', '.join(refused) or 'nothing refuses'}); {figures}; parity's weights: {check.verdict}", flush=True)
         for reason in verdict.reasons:
             print(f"    {reason}", flush=True)
 

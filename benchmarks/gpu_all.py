@@ -61,7 +61,7 @@ class Run:
             file.write(json.dumps(figures) + "\n")
 
     def left(self) -> float:
-        """Seconds. Raises `PartError` where there are none."""
+        """Seconds. Raises `PartError` if there are none."""
         if (seconds := self.deadline - time.monotonic()) < 1:
             raise PartError("the time was over")
         return seconds
@@ -115,7 +115,7 @@ def last_words(log: Path) -> str:
 
 
 def tests(run: Run) -> None:
-    """tests/gpu: every dequantiser and kernel against its reference, NF4 and GGUF steps against the CPU's."""
+    """tests/gpu: every dequantizer and kernel against its reference, NF4 and GGUF steps against the CPU's."""
     if not gpu():
         raise PartError("there is no GPU here")
     pytest(run, "tests/gpu", "-m", "gpu", seconds=TESTS_SHARE * run.left())
@@ -126,7 +126,7 @@ def pytest(run: Run, *words: str, seconds: float) -> None:
     report, log = run.out / "tests.xml", run.out / "tests.log"
     # without the project's own options, which ask for plugins
     command = [sys.executable, "-m", "pytest", *words, "-o", "addopts=", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    with log.open("w", encoding="utf-8") as said, subprocess.Popen(command, stdout=said, stderr=said, cwd=PROJECT) as process:
+    with log.open("w", encoding="utf-8") as stated, subprocess.Popen(command, stdout=stated, stderr=stated, cwd=PROJECT) as process:
         try:
             process.wait(seconds)
             late = False
@@ -164,7 +164,7 @@ def speed(run: Run) -> None:
             if found["ours"] and found["plain"]:
                 run.note(ratio=median(found["ours"]) / median(found["plain"]))
     if {"bf16_tflops", "ours_tokens_per_second"} <= run.figures.keys():
-        run.note(utilisation=run.figures["ours_tokens_per_second"] * FLOPS_PER_TOKEN / run.figures["bf16_tflops"] / 1e12)
+        run.note(utilization=run.figures["ours_tokens_per_second"] * FLOPS_PER_TOKEN / run.figures["bf16_tflops"] / 1e12)
     try:
         for figures in run.part("unsloth", "unsloth", settings=settings, tokens=tokens):
             run.note(unsloth_tokens_per_second=figures["tokens_per_second"], unsloth_peak_gib=figures["peak_gib"])
@@ -246,7 +246,7 @@ class Row:
 
 
 TABLE = (
-    Row("tests_passed", "kernels, dequantisers, NF4 and GGUF steps against references: tests passed", "{}", "tests", "> 0", lambda found: found > 0),
+    Row("tests_passed", "kernels, dequantizers, NF4 and GGUF steps against references: tests passed", "{}", "tests", "> 0", lambda found: found > 0),
     Row("tests_failed", "… failed", "{}", "tests", "0", lambda found: found == 0),
     Row("tests_skipped", "… skipped", "{}", "tests"),
     Row("bf16_tflops", "the card: bfloat16 matrix product, TFLOP/s", "{:,.0f}", "speed"),
@@ -254,7 +254,7 @@ TABLE = (
     Row("plain_tokens_per_second", "… plain Hugging Face + PEFT + TRL: tokens/s", "{:,.0f}", "plain"),
     Row("ratio", "… Quench ÷ plain", "{:.2f}", "speed", "≥ 1.3", lambda found: found >= 1.3),
     Row("unsloth_tokens_per_second", "… Unsloth: tokens/s", "{:,.0f}", "unsloth"),
-    Row("utilisation", "… Quench: share of the card's matrix product", "{:.1%}", "speed"),
+    Row("utilization", "… Quench: share of the card's matrix product", "{:.1%}", "speed"),
     Row("ours_peak_gib", "… Quench under an 8 GiB cap: peak GiB", "{:.2f}", "speed", "≤ 7.0", lambda found: found <= 7.0),
     Row("plain_peak_gib", "… plain, without a cap: peak GiB", "{:.2f}", "speed"),
     Row("unsloth_peak_gib", "… Unsloth, without a cap: peak GiB", "{:.2f}", "unsloth"),

@@ -72,13 +72,13 @@ def ours(say: Say, folder: Path, settings: Training, tokens: int, cap_gib: float
         tokens=folder / "nf4/rows", base=folder / "nf4/base", adapter=out / "adapter", checkpoints=out / "checkpoints",
         tensorboard=out / "tensorboard", settings=settings, resume=False,
     )  # fmt: skip
-    report_speed(say, [row["seconds"] for row in found["journal"] if row["kind"] == "step"], tokens * settings.gradient_accumulation_steps)
+    report_speed(say, [row["seconds"] for row in found["metrics_log"] if row["kind"] == "step"], tokens * settings.gradient_accumulation_steps)
     if settings.optim == "paged_adamw_8bit":
         say({"optimizer_bytes_per_parameter": found["memory"]["optimizer"] / found["proven"]["trainable_parameters"]})
 
 
 def matrix_tflops(size: int = 8_192, rounds: int = 10) -> float:
-    """TFLOP/s of a bfloat16 matrix product on random data: the ceiling that utilisation is of."""
+    """TFLOP/s of a bfloat16 matrix product on random data: the ceiling that utilization is of."""
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for number in range(rounds + 3):
@@ -164,12 +164,12 @@ def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]
 
     from pipeline.models.chunked_loss import chunked_loss
     from pipeline.models.liger_loss import apply_liger, choose_loss, fused_loss
-    from pipeline.models.qlora import load_quantised, lora_config
+    from pipeline.models.qlora import load_quantized, lora_config
 
     loss = choose_loss(settings.loss)
     if loss == "liger":
         apply_liger(base)
-    model = get_peft_model(load_quantised(base, settings), lora_config(settings)).train()
+    model = get_peft_model(load_quantized(base, settings), lora_config(settings)).train()
     matrices = [weight for weight in model.parameters() if weight.requires_grad]
     if CUDA:
         import bitsandbytes
@@ -260,7 +260,7 @@ def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, 
             **places, adapter=out / name / "adapter", checkpoints=out / name / "checkpoints", tensorboard=out / name / "tensorboard",
             settings=settings, resume=going_on,
         )  # fmt: skip
-        losses = [row["loss"] for row in found["journal"] if row["kind"] == "step"]
+        losses = [row["loss"] for row in found["metrics_log"] if row["kind"] == "step"]
         return hashlib.sha256((out / name / "adapter/adapter_model.safetensors").read_bytes()).hexdigest(), (found["resumed_from"], losses)
 
     if killed:

@@ -4,8 +4,8 @@
 
 A random bfloat16 base (hidden 3584, intermediate 18944, vocabulary 152,064, head apart: 3.1 GB) gets LoRA of rank 16 on its seven linears.
 Sides run alternately (A B C A B C), each in a process of its own: the streamed merge into the 16-bit weights, the same into NF4, and PEFT's
-`merge_and_unload` with `save_pretrained`. Nobody waits for the disk at the end (fsync); the time includes what each side imports; processor time and
-peak (VmHWM) are the whole process's, torch included; the error is against float64, over every number of the adapted tensors. It takes 13 GB of
+`merge_and_unload` with `save_pretrained`. Nobody waits for the disk at the end (fsync); the time includes what each side imports; CPU time and
+peak (VmHWM) are the entire process's, torch included; the error is against float64, over every number of the adapted tensors. It takes 13 GB of
 disk.
 """
 
@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-SIDES = ("stream, w16", "stream, nf4", "peft")
+SIDES = ("stream, 16-bit", "stream, nf4", "peft")
 RANK = 16
-TRAINED = ("bfloat16", True)  # how training quantised: compute type, double quantisation
+TRAINED = ("bfloat16", True)  # how training quantized: compute type, double quantization
 
 
 def write_adapter(base: Path, folder: Path) -> Path:
@@ -34,9 +34,9 @@ def write_adapter(base: Path, folder: Path) -> Path:
     from pipeline.models.merging.structure import structure
 
     model = structure(base)
-    targets = sorted({name.split(".")[-2] for name in model.quantised})
+    targets = sorted({name.split(".")[-2] for name in model.quantized})
     tensors = {}
-    for name in sorted(model.quantised):
+    for name in sorted(model.quantized):
         high, wide = model.shapes[name]
         stem = f"base_model.model.{name.removesuffix('.weight')}"
         tensors |= {f"{stem}.lora_A.weight": torch.randn(RANK, wide) * 0.01, f"{stem}.lora_B.weight": torch.randn(high, RANK) * 0.01}
@@ -65,7 +65,7 @@ def merge_with_peft(base: Path, adapter: Path, folder: Path) -> None:
 
 
 def one(folder: Path, side: str) -> None:
-    """The child: merge without waiting for the disk at the end, then say seconds, processor seconds and this process's peak in bytes."""
+    """The child: merge without waiting for the disk at the end, then say seconds, CPU seconds and this process's peak in bytes."""
     from pipeline.models.merging.nf4 import Nf4
     from pipeline.models.runtime import use_all_cores
     from pipeline.stages.merge.stream import stream
@@ -76,7 +76,7 @@ def one(folder: Path, side: str) -> None:
     if side == "peft":
         merge_with_peft(folder / "base", folder / "adapter", folder / side)
     else:
-        stream(folder / "base", folder / "adapter", folder / side, "bfloat16", Nf4(*TRAINED), onto_nf4=side == "stream, nf4")
+        stream(folder / "base", folder / "adapter", folder / side, "bfloat16", Nf4(*TRAINED), into_nf4=side == "stream, nf4")
     seconds, processor = time.perf_counter() - start, time.process_time()
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     print(seconds, processor, int(peak.split()[1]) * 1024)
@@ -94,9 +94,9 @@ def largest_error(folder: Path, side: str) -> float:
 
     base, there = folder / "base", read_folder(folder / side)
     jobs = plan(read_folder(base), read_adapter(folder / "adapter"), structure(base), nf4=side == "stream, nf4").jobs
-    # not the seam itself: it goes on to look for the cause of every error above its limit, PEFT's too, for minutes
+    # not the parity check itself: it goes on to look for the cause of every error above its limit, PEFT's too, for minutes
     with one_thread():
-        return max(tensor_error(job, there[job.name], Nf4(*TRAINED) if job.quantised else None) for job in jobs if job.update)
+        return max(tensor_error(job, there[job.name], Nf4(*TRAINED) if job.quantized else None) for job in jobs if job.update)
 
 
 def main() -> None:
@@ -127,11 +127,11 @@ def main() -> None:
                 shutil.rmtree(folder / side, ignore_errors=True)
                 os.sync()  # so that nobody waits for another's pages
                 command = [sys.executable, __file__, "--folder", name, "--side", side]
-                said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-                seconds[side].append(float(said[-3]))
-                processor[side].append(float(said[-2]))
-                peaks[side].append(int(said[-1]))
-                print(f"{side}: {seconds[side][-1]:.1f} s, processor {processor[side][-1]:.1f} s, {peaks[side][-1] / 1e9:.2f} GB", file=sys.stderr)
+                stated = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+                seconds[side].append(float(stated[-3]))
+                processor[side].append(float(stated[-2]))
+                peaks[side].append(int(stated[-1]))
+                print(f"{side}: {seconds[side][-1]:.1f} s, CPU {processor[side][-1]:.1f} s, {peaks[side][-1] / 1e9:.2f} GB", file=sys.stderr)
         bound = 2 * largest + 600_000_000
         print(f"largest tensor {largest / 1e9:.2f} GB; bound 2 × that + 0.6 GB = {bound / 1e9:.2f} GB; {options.rounds} rounds, best of each")
         print(f"{'side':12} {'seconds':>8} {'÷ peft':>7} {'CPU s':>7} {'÷ peft':>7} {'peak GB':>8} {'÷ peft':>7} {'largest error, ulp':>19}")

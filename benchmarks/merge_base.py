@@ -2,7 +2,7 @@
 
     python benchmarks/merge_base.py ROOT [--rows 200] [--task-rows 200] [--levels Q4_K_M Q5_K_M]
 
-ROOT is a finished project (the demo's, say). Both merges are made, converted and quantised; each GGUF's divergence from the
+ROOT is a finished project (the demo's, say). Both merges are made, converted and quantized; each GGUF's divergence from the
 NF4 model with its adapter is measured on held-out rows (data/final/test.jsonl) at the positions that training teaches, and the
 task is scored at each level, greedily, by llama-server. Intervals are 95 %, by bootstrap over rows; the last column is the
 paired difference. On two cores the demo takes about half an hour with 200 rows of both kinds.
@@ -49,21 +49,21 @@ def measure_level(arguments: Any, level: str) -> None:
         with trained_logits(base=base, adapter=adapter, prompts=prompts, scratch=scratch) as reference:
             tools = find_toolchain(params.llamacpp.home)
             judge = choose.Judge(reference, prompts, task_rows, params.evaluate, params.convert.type, params.quantize.tensor_types, tools)
-            for onto in ("w16", "nf4"):
-                merge(base=base, adapter=adapter, merged=scratch / onto, dtype=params.merge.dtype, onto=onto)
-                found[onto] = choose.measure(scratch / onto, [level], judge, scratch)
+            for merge_base in ("16-bit", "nf4"):
+                merge(base=base, adapter=adapter, merged=scratch / merge_base, dtype=params.merge.dtype, merge_base=merge_base)
+                found[merge_base] = choose.measure(scratch / merge_base, [level], judge, scratch)
         for model in (params.convert.type, level) if level == arguments.levels[0] else (level,):
-            (w16, w16_points), (nf4, nf4_points) = (found[onto][model] for onto in ("w16", "nf4"))
-            paired = "{:+.4f} to {:+.4f}".format(*interval([a - b for a, b in zip(w16.kld_rows, nf4.kld_rows, strict=True)], seed))
+            (sixteen_bit, sixteen_bit_points), (nf4, nf4_points) = (found[merge_base][model] for merge_base in ("16-bit", "nf4"))
+            paired = "{:+.4f} to {:+.4f}".format(*interval([a - b for a, b in zip(sixteen_bit.kld_rows, nf4.kld_rows, strict=True)], seed))
             task = ""
-            if w16_points and nf4_points:
-                task = "{:+.1f} to {:+.1f}".format(*interval([100 * (a - b) for a, b in zip(w16_points, nf4_points, strict=True)], seed))
-            for onto, one, points in (("16 bit", w16, w16_points), ("NF4", nf4, nf4_points)):
+            if sixteen_bit_points and nf4_points:
+                task = "{:+.1f} to {:+.1f}".format(*interval([100 * (a - b) for a, b in zip(sixteen_bit_points, nf4_points, strict=True)], seed))
+            for merge_base, one, points in (("16 bit", sixteen_bit, sixteen_bit_points), ("NF4", nf4, nf4_points)):
                 kld = "{:.4f} ({:.4f} to {:.4f})".format(one.kld, *interval(one.kld_rows, seed))
                 score = (
                     "{:.1f} ({:.1f} to {:.1f})".format(*(100 * x for x in (sum(points) / len(points), *interval(points, seed)))) if points else "–"
                 )
-                print(f"| {model} | {onto} | {kld} | {one.same_top:.1%} | {score} | {paired} | {task or '–'} |", flush=True)
+                print(f"| {model} | {merge_base} | {kld} | {one.same_top:.1%} | {score} | {paired} | {task or '–'} |", flush=True)
 
 
 if __name__ == "__main__":

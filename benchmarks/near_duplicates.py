@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.chats import chats, pairwise_f1
 from pipeline.stages.curate.comparing.duplicates import Similar, labels, unite
 from pipeline.stages.curate.comparing.minhash import PERMUTATIONS, SEED, bands_for, signatures, sketch
-from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, mix, shingles, tokenise
+from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, mix, shingles, tokenize
 
 Sign = Callable[[Hashes, Offsets], np.ndarray]  # shingles → signatures (documents, PERMUTATIONS), uint32
 BLOCK = 1000
@@ -118,8 +118,8 @@ def main() -> None:
     options = parser.parse_args()
     generated = list(chats(options.rows, seed=0))
     truth, texts = np.array([cluster for cluster, _ in generated]), ["\n".join(chat) for _, chat in generated]
-    seconds, tokens = timed(lambda: [tokenise(texts[i : i + BLOCK]) for i in range(0, len(texts), BLOCK)])
-    first_turns = [tokenise([chat[0] for _, chat in generated[i : i + BLOCK]]) for i in range(0, len(texts), BLOCK)]
+    seconds, tokens = timed(lambda: [tokenize(texts[i : i + BLOCK]) for i in range(0, len(texts), BLOCK)])
+    first_turns = [tokenize([chat[0] for _, chat in generated[i : i + BLOCK]]) for i in range(0, len(texts), BLOCK)]
     blocks, short = ([shingles(each.hashes, each.offsets, 3) for each in some] for some in (tokens, first_turns))
     print(f"{options.rows} chats, threshold {options.threshold}, bands {bands_for(options.threshold)}\n")
     print("signatures                time / rensa's  of first turns      F1")

@@ -41,14 +41,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--length", type=int, default=1024)
     options = parser.parse_args()
+    from tokenize import generated
+
     from peft import get_peft_model
-    from tokenise import generated
 
     from pipeline.chat.rendering import Unrenderable
     from pipeline.chat.tokens import encode, load_tokenizer
     from pipeline.config.params import load_params
     from pipeline.models.chunked_loss import chunked_loss
-    from pipeline.models.qlora import load_quantised, lora_config
+    from pipeline.models.qlora import load_quantized, lora_config
     from pipeline.models.runtime import silence_libraries, use_all_cores
     from pipeline.stages.preprocess.packing import best_fit
 
@@ -62,7 +63,7 @@ def main() -> None:
     tokens = sum(len(one.ids) for one in rows)
     density = tokens / len(bins) / options.length
     print(f"{len(rows)} chats of {tokens / len(rows):.0f} tokens: {len(bins)} packed rows of {options.length}, {density:.1%} full")
-    model = get_peft_model(load_quantised(options.base, train), lora_config(train))
+    model = get_peft_model(load_quantized(options.base, train), lora_config(train))
     model.train()
 
     def step(batch: dict[str, Any]) -> float:

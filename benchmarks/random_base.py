@@ -1,6 +1,6 @@
 """A random Qwen2 as a Hugging Face folder, and full training rows for it: what a training benchmark needs, without a hub.
 
-The weights are stored in 16 bit, one shard a layer, so that every side loads and quantises them the way it would a real base; 7B takes
+The weights are stored in 16 bit, one shard a layer, so that every side loads and quantizes them the way it would a real base; 7B takes
 15.2 GB of disk and the memory of one layer. All layers are the same random layer: neither speed nor memory depends on the values.
 """
 
@@ -113,6 +113,6 @@ def write_rows(folder: Path, base: Path, tokens: int) -> Path:
         parquet.write_table(pyarrow.table(some, schema=schema), folder / f"{split}.parquet")
     counts = {split: {"rows": 2 * n, "sequences": 2 * n, "packed_rows": n, "tokens": n * tokens, "trained_tokens": n * tokens}
               for split, n in (("train", ROW_COUNT), ("val", 1))}  # fmt: skip
-    account = {"max_length": tokens, "packing": True, "splits": counts}
-    write_json(folder / NAME, manifest(folder, [], base, load_tokenizer(base), account))
+    stats = {"max_length": tokens, "packing": True, "splits": counts}
+    write_json(folder / NAME, manifest(folder, [], base, load_tokenizer(base), stats))
     return folder

@@ -13,7 +13,7 @@ SCALES = {12: ((0, 4e-5), (2, 4e-5)), 14: ((208, 1.5e-5),)}
 Q4_K, Q6_K = 12, 14
 
 
-def kind_of(name: str, layer: int, layers: int) -> int:
+def ggml_type_of(name: str, layer: int, layers: int) -> int:
     """The type that llama-quantize gives a tensor at Q4_K_M (llama-quant.cpp): the value and down projections of half the layers get more bits."""
     more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
     return Q6_K if name == "output" or (more and name in ("attn_v", "ffn_down")) else Q4_K
@@ -38,27 +38,27 @@ def write_random_gguf(folder: Path, shape: str) -> Path:
     write_tokenizer(folder)
     random = np.random.default_rng(0)
 
-    def packed(kind: int, rows: int, columns: int) -> Any:
-        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+    def quantized(ggml_type: int, rows: int, columns: int) -> Any:
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(ggml_type)]
         tile = random.integers(0, 256, (1 << 12, size), dtype=np.uint8)
-        for place, scale in SCALES[kind]:
+        for place, scale in SCALES[ggml_type]:
             tile[:, place : place + 2] = np.full((len(tile), 1), scale, np.float16).view(np.uint8)
         return np.resize(tile, (rows, columns // int(block) * int(size)))
 
     writer = gguf.GGUFWriter(folder / "model.gguf", "qwen2")
     matrices = {"token_embd": (sizes["vocab_size"], hidden), "output": (sizes["vocab_size"], hidden)}
     for name, (rows, columns) in matrices.items():
-        kind = kind_of(name, 0, layers)
-        writer.add_tensor(f"{name}.weight", packed(kind, rows, columns), raw_dtype=gguf.GGMLQuantizationType(kind))
+        ggml_type = ggml_type_of(name, 0, layers)
+        writer.add_tensor(f"{name}.weight", quantized(ggml_type, rows, columns), raw_dtype=gguf.GGMLQuantizationType(ggml_type))
     linears = {"attn_q": (hidden, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden), "attn_output": (hidden, hidden),
                "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}  # fmt: skip
     tiles: dict[tuple[str, int], Any] = {}
     for layer in range(layers):
         for name, (rows, columns) in linears.items():
-            kind = kind_of(name, layer, layers)
-            if (name, kind) not in tiles:
-                tiles[name, kind] = packed(kind, rows, columns)
-            writer.add_tensor(f"blk.{layer}.{name}.weight", tiles[name, kind], raw_dtype=gguf.GGMLQuantizationType(kind))
+            ggml_type = ggml_type_of(name, layer, layers)
+            if (name, ggml_type) not in tiles:
+                tiles[name, ggml_type] = quantized(ggml_type, rows, columns)
+            writer.add_tensor(f"blk.{layer}.{name}.weight", tiles[name, ggml_type], raw_dtype=gguf.GGMLQuantizationType(ggml_type))
         for name, size in (("attn_q", hidden), ("attn_k", kv), ("attn_v", kv)):
             writer.add_tensor(f"blk.{layer}.{name}.bias", np.zeros(size, np.float32))
         for name in ("attn_norm", "ffn_norm"):

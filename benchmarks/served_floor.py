@@ -3,7 +3,7 @@
     python benchmarks/served_floor.py ROOT [--rows 12]
 
 ROOT is a finished project of a recipe with base.quantization gguf. llama.cpp rounds activations to 8 bit before it multiplies them with
-quantised blocks; with float32 weights it doesn't. So what is left there is everything else: names, orders, rotary positions, scales.
+quantized blocks; with float32 weights it doesn't. So what is left there is everything else: names, orders, rotary positions, scales.
 """
 
 import argparse

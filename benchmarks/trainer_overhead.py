@@ -3,7 +3,7 @@
     python benchmarks/trainer_overhead.py [--steps 60] [--rounds 3] [--tokens 512]
 
 Both sides have the same random two-layer model in NF4 with an adapter, the same packed rows, loss, optimizer and schedule, in one process,
-alternately (A B A B). A step is the median wall time from one step's end to the next: journal, TensorBoard, health rules, random states and
+alternately (A B A B). A step is the median wall time from one step's end to the next: metrics log, TensorBoard, monitoring rules, random states and
 logging are in it, evaluation and checkpoints are not.
 """
 
@@ -33,12 +33,12 @@ def bare(base: Path, rows: Path, settings: Training) -> list[float]:
     from transformers import get_cosine_schedule_with_warmup
 
     from pipeline.models.chunked_loss import chunked_loss
-    from pipeline.models.qlora import load_quantised, lora_config
+    from pipeline.models.qlora import load_quantized, lora_config
     from pipeline.planning.steps import warmup_steps
     from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, Collator, load_rows
 
     torch.manual_seed(settings.seed)
-    model = get_peft_model(load_quantised(base, settings), lora_config(settings)).train()
+    model = get_peft_model(load_quantized(base, settings), lora_config(settings)).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     data, collate = load_rows(rows, "train"), Collator(0)
@@ -63,7 +63,7 @@ def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float
 
     from pipeline.chat.tokens import load_tokenizer
     from pipeline.core.interruption import Interruption
-    from pipeline.core.metrics_log import Journal
+    from pipeline.core.metrics_log import MetricsLog
     from pipeline.stages.train.stage import make_trainer
 
     ends: list[float] = []
@@ -72,10 +72,10 @@ def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float
         def on_step_end(self, *arguments: Any, **rest: Any) -> None:
             ends.append(time.perf_counter())
 
-    journal = Journal(folder / "checkpoints/steps.jsonl")
+    metrics_log = MetricsLog(folder / "checkpoints/steps.jsonl")
     with Interruption() as interruption:
         trainer, _ = make_trainer(
-            rows, base, load_tokenizer(base), folder / "checkpoints", folder / "tensorboard", settings, journal, None, interruption
+            rows, base, load_tokenizer(base), folder / "checkpoints", folder / "tensorboard", settings, metrics_log, None, interruption
         )
         trainer.add_callback(Clock())
         trainer.train()

@@ -23,7 +23,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
 
     In a job of Snakemake's, outputs come back from DVC's cache instead where nothing that they depend on has changed. Raises
-    `QuenchError` for what a user can mend.
+    `QuenchError` for what a user can fix.
     """
     from pipeline.config.params import read_params
     from pipeline.core.locks import inputs_below

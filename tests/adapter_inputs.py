@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-from parity_inputs import same, seam
+from parity_inputs import check, same
 from report_inputs import answers, evaluation, put, write_inputs
 from shipping import change, write_lineage
 from tiny_lora import tiny_lora
@@ -24,22 +24,22 @@ KLD = {"base": 0.351, "adapter": 0.0702}  # from the source, at the assistant's 
 SPEED = {"source": (390.0, 88.0), "base": (410.0, 98.0), "adapter": (328.0, 88.2)}
 
 
-def params(models: tuple[str, ...] = ("source", "base", "adapter"), *, heal: bool = False, **gate: Any) -> Params:
+def params(models: tuple[str, ...] = ("source", "base", "adapter"), *, distill: bool = False, **gate: Any) -> Params:
     """The recipe's; `gate` changes report.gate."""
     found = load_params(RECIPE)
     return found.model_copy(
         update={
             "evaluate": found.evaluate.model_copy(update={"models": list(models)}),
-            "train": found.train.model_copy(update={"method": "heal" if heal else "sft"}),
+            "train": found.train.model_copy(update={"method": "distill" if distill else "sft"}),
             "report": found.report.model_copy(update={"gate": found.report.gate.model_copy(update=gate)}),
         }
     )
 
 
-def write_reports(root: Path, *, heal: bool = False) -> Path:
+def write_reports(root: Path, *, distill: bool = False) -> Path:
     """Every input of the stage `report` below `root`."""
     write_inputs(root)
-    for name in ("merge", "ways"):
+    for name in ("merge", "strategies"):
         (root / "reports" / f"{name}.json").unlink()
     for file in (root / "reports" / "eval").iterdir():
         file.unlink()
@@ -48,17 +48,17 @@ def write_reports(root: Path, *, heal: bool = False) -> Path:
     put(root / "models/base.json", base | {"dtype": "Q4_K_M", "files": files})
     put(root / "reports" / "parity.json", parity())
     for model, like in LIKE.items():
-        put(root / "reports" / "eval" / f"{model}.json", figures(model, heal=heal))
+        put(root / "reports" / "eval" / f"{model}.json", figures(model, distill=distill))
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in answers(like)]
         (root / "reports" / "eval" / f"{model}.answers.jsonl").write_text("".join(lines), encoding="utf-8")
     return root
 
 
-def figures(model: str, *, heal: bool = False) -> dict[str, Any]:
+def figures(model: str, *, distill: bool = False) -> dict[str, Any]:
     """One reports/eval/MODEL.json."""
     found = evaluation(LIKE[model])
     size = {"source": 98_362_432, "base": BASE_BYTES, "adapter": BASE_BYTES + LORA_BYTES}[model]
-    reference = {"source": "source", "base": "source", "adapter": "source" if heal else "base"}[model]
+    reference = {"source": "source", "base": "source", "adapter": "source" if distill else "base"}[model]
     kld = KLD.get(model, 0.0) if reference == "source" else 1.4142
     prompt, generation = SPEED[model]
     more: dict[str, Any] = {"lora": {"file": "demo-lora.gguf", "sha256": SHAS["demo-lora.gguf"], "bytes": LORA_BYTES}} if model == "adapter" else {}
@@ -76,19 +76,19 @@ def figures(model: str, *, heal: bool = False) -> dict[str, Any]:
 def parity() -> dict[str, Any]:
     """reports/parity.json of the graph without a merge, at full depth, passed."""
     kld = "mean KL divergence of the next token"
-    seams = {
+    checks = {
         "weights_file": same("The base's file, and whose adapter it is", "records that name another file or adapter", 4),
         "weights_lora": same("Adapter → its GGUF, weights", "tensors that are not the adapter's", 420),
         "tokens_special": same("Special tokens", "places that disagree", 14),
         "text_template": same("Template text", "conversations whose text differs", 200),
         "tokens_ids": same("Token ids", "conversations whose ids differ", 200),
-        "outputs_bare": seam("Base in training's arithmetic → its GGUF in llama.cpp", kld, 0.0021, None, "nats", "pass", "50 rows", nmse=0.001,
+        "outputs_bare": check("Base in training's arithmetic → its GGUF in llama.cpp", kld, 0.0021, None, "nats", "pass", "50 rows", nmse=0.001,
                              kld_max=0.2, same_top=0.981, positions=4100.0),
-        "outputs_served": seam("Trained model → base GGUF with LoRA GGUF", kld, 0.00234, 0.0025, "nats", "pass", "50 rows", nmse=0.001,
+        "outputs_served": check("Trained model → base GGUF with LoRA GGUF", kld, 0.00234, 0.0025, "nats", "pass", "50 rows", nmse=0.001,
                                kld_max=0.3, same_top=0.9775, positions=4100.0),
-        "behaviour_stops": seam("Answers stop", "answers that ran into the limit", 0.0, 0.0, "answers", "pass", "1 model, 4 prompts"),
+        "behavior_stops": check("Answers stop", "answers that ran into the limit", 0.0, 0.0, "answers", "pass", "1 model, 4 prompts"),
     }  # fmt: skip
-    return {"verdict": "pass", "depth": "full", "seams": seams, "files": {name: SHAS[name] for name in ("model.gguf", "demo-lora.gguf")}}
+    return {"verdict": "pass", "depth": "full", "checks": checks, "files": {name: SHAS[name] for name in ("model.gguf", "demo-lora.gguf")}}
 
 
 def write_project(root: Path) -> Path:

@@ -24,7 +24,7 @@ TOOLS = st.lists(
     min_size=1,
     max_size=2,
 )
-SAID = st.fixed_dictionaries({"role": st.sampled_from(["system", "user"]), "content": TEXT}, optional={"name": WORD})
+OUTPUTS = st.fixed_dictionaries({"role": st.sampled_from(["system", "user"]), "content": TEXT}, optional={"name": WORD})
 RESULT = st.fixed_dictionaries({"role": st.just("tool"), "content": TEXT}, optional={"tool_call_id": WORD, "name": WORD})
 ANSWER = st.fixed_dictionaries(
     {"role": st.just("assistant"), "content": TEXT}, optional={"reasoning_content": WORD, "name": WORD, "train": st.just(False)}
@@ -33,7 +33,7 @@ CALLING = st.fixed_dictionaries(
     {"role": st.just("assistant"), "content": st.just(""), "tool_calls": st.lists(CALLS, min_size=1, max_size=2)},
     optional={"name": WORD, "train": st.just(False)},
 )
-TURNS = st.lists(SAID | RESULT | ANSWER | CALLING, min_size=1, max_size=5)
+TURNS = st.lists(OUTPUTS | RESULT | ANSWER | CALLING, min_size=1, max_size=5)
 SEGMENTS = st.lists(st.fixed_dictionaries({"text": TEXT, "train": st.booleans()}), max_size=3)
 
 

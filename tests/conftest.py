@@ -143,7 +143,7 @@ def tiny_qwen2(tools: Toolchain) -> Path:
 
 @pytest.fixture(scope="session")
 def whole_qwen2(tools: Toolchain) -> Path:
-    """The same with the whole vocabulary, for what depends on its size or ids; all else is ten times as fast with the other. Read only."""
+    """The same with the entire vocabulary, for what depends on its size or ids; all else is ten times as fast with the other. Read only."""
     return kept("whole-qwen2", lambda folder: tiny.tiny_qwen2(folder, tools))
 
 
@@ -165,7 +165,7 @@ STAGES = (
 )  # fmt: skip
 
 
-PACKED_STAGES = (
+GGUF_STAGES = (
     "base", "curate", "preprocess", "train", "lora", "parity", "evaluate@source", "evaluate@base", "evaluate@adapter", "report",
 )  # fmt: skip
 
@@ -196,8 +196,8 @@ def tiny_gguf_base(tiny_qwen2: Path, tools: Toolchain) -> Path:
 @pytest.fixture(scope="session")
 def served(tiny_gguf_base: Path) -> Path:
     """A tiny project folder of the graph without a merge, in which every stage has run. Read only: copy it to change it."""
-    params = tiny.packed_params(tiny_gguf_base)
-    return kept("served", lambda root: run_stages(tiny.write_project(root, params), PACKED_STAGES))
+    params = tiny.gguf_params(tiny_gguf_base)
+    return kept("served", lambda root: run_stages(tiny.write_project(root, params), GGUF_STAGES))
 
 
 def run_stages(root: Path, stages: tuple[str, ...]) -> Path:

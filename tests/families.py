@@ -66,8 +66,8 @@ def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
     write_adapter(base, folder, target_modules=list(TARGETS))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(base / name, folder / name)
-    told = settings.model_dump(mode="json") | {"target_modules": list(TARGETS), "r": 4, "lora_alpha": 8}
-    record = {"settings": told, "tokens_sha256": "ab" * 32}
+    output = settings.model_dump(mode="json") | {"target_modules": list(TARGETS), "r": 4, "lora_alpha": 8}
+    record = {"settings": output, "tokens_sha256": "ab" * 32}
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     return folder
 

@@ -1,4 +1,4 @@
-"""Random packed blocks, and what the two references make of them: the package gguf, and llama.cpp's own `to_float`."""
+"""Random quantized blocks, and what the two references make of them: the package gguf, and llama.cpp's own `to_float`."""
 
 import ctypes
 from typing import Any
@@ -15,29 +15,29 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def random_rows(kind: int, rows: int, blocks: int, seed: int = 0) -> Bytes:
-    """(rows, blocks · bytes of a block) of the type with ggml's number `kind`: random bytes, whose scales are finite float16 of every kind."""
+def random_rows(ggml_type: int, rows: int, blocks: int, seed: int = 0) -> Bytes:
+    """(rows, blocks · bytes of a block) of the type with ggml's number `ggml_type`: random bytes, whose scales are finite float16 of every kind."""
     random = np.random.default_rng(seed)
-    size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]
-    if kind not in SCALES:
+    size = GGML_QUANT_SIZES[GGMLQuantizationType(ggml_type)][1]
+    if ggml_type not in SCALES:
         values = random.standard_normal((rows, blocks), np.float32)
-        values = {0: values, 1: values.astype(np.float16), 30: np.ascontiguousarray(values.view(np.uint16)[:, 1::2])}[kind]
+        values = {0: values, 1: values.astype(np.float16), 30: np.ascontiguousarray(values.view(np.uint16)[:, 1::2])}[ggml_type]
         return values.view(np.uint8)
-    packed = random.integers(0, 256, (rows * blocks, size), np.uint8)
-    for at in SCALES[kind]:
-        bits = random.integers(0, 1 << 16, len(packed), np.uint16)
+    quantized = random.integers(0, 256, (rows * blocks, size), np.uint8)
+    for at in SCALES[ggml_type]:
+        bits = random.integers(0, 1 << 16, len(quantized), np.uint16)
         bits[(bits & 0x7C00) == 0x7C00] &= 0x83FF  # infinities and NaN become subnormal
         some = min(len(bits), 4 * len(SPECIAL))
         bits[:some] = random.choice(np.array(SPECIAL, np.uint16), some)
-        packed[:, at : at + 2] = bits[:, None].view(np.uint8)
-    return packed.reshape(rows, -1)
+        quantized[:, at : at + 2] = bits[:, None].view(np.uint8)
+    return quantized.reshape(rows, -1)
 
 
-def by_gguf(packed: Bytes, kind: int) -> Floats:
-    """What the package gguf makes of `packed` (rows, bytes), float32 (rows, weights)."""
+def by_gguf(quantized: Bytes, ggml_type: int) -> Floats:
+    """What the package gguf makes of `quantized` (rows, bytes), float32 (rows, weights)."""
     # as one long row: it goes by 16 rows at a time
-    values: Floats = quants.dequantize(np.ascontiguousarray(packed).reshape(1, -1), GGMLQuantizationType(kind))
-    return values.reshape(len(packed), -1)
+    values: Floats = quants.dequantize(np.ascontiguousarray(quantized).reshape(1, -1), GGMLQuantizationType(ggml_type))
+    return values.reshape(len(quantized), -1)
 
 
 class Traits(ctypes.Structure):
@@ -49,12 +49,12 @@ class Traits(ctypes.Structure):
     )  # fmt: skip
 
 
-def by_llama_cpp(packed: Bytes, kind: int, tools: Toolchain) -> Floats:
-    """What llama.cpp's compiled `to_float` makes of `packed` (rows, bytes), float32 (rows, weights)."""
+def by_llama_cpp(quantized: Bytes, ggml_type: int, tools: Toolchain) -> Floats:
+    """What llama.cpp's compiled `to_float` makes of `quantized` (rows, bytes), float32 (rows, weights)."""
     find = load_binding(tools).llama_cpp._lib.ggml_get_type_traits  # in a library that libllama is linked with
     find.argtypes, find.restype = [ctypes.c_int], ctypes.POINTER(Traits)
-    traits = find(kind).contents
-    packed = np.ascontiguousarray(packed)
-    values = np.full((len(packed), packed.shape[1] // traits.size * traits.weights), np.nan, np.float32)
-    traits.to_float(packed.ctypes.data, values.ctypes.data, values.size)
+    traits = find(ggml_type).contents
+    quantized = np.ascontiguousarray(quantized)
+    values = np.full((len(quantized), quantized.shape[1] // traits.size * traits.weights), np.nan, np.float32)
+    traits.to_float(quantized.ctypes.data, values.ctypes.data, values.size)
     return values

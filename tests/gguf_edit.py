@@ -1,6 +1,6 @@
 """Changes to a GGUF file for the tests: other bytes in a tensor, tensors dropped or taken from another file, another number in a field.
 
-The metadata is kept byte for byte, so that a vocabulary of 152k tokens need not be written anew.
+The metadata is kept byte for byte, so that a vocabulary of 152k tokens need not be written again.
 """
 
 import struct
@@ -26,15 +26,15 @@ def change_rows(path: Path, tensor: str, change: Callable[[Bytes], Bytes]) -> No
 
 
 def change_tensors(path: Path, change: Callable[[Tensors], Tensors]) -> None:
-    """Write the file anew with the tensors that `change` makes of its own."""
+    """Write the file again with the tensors that `change` makes of its own."""
     data = path.read_bytes()
     tensors = gguf_tensors(path)[1]
     name, first = next(iter(tensors.items()))
     metadata = data[24 : data.index(struct.pack("<Q", len(name)) + _entry(name, *_described(first)))]
     ours = change({name: (*_described(tensor), tensor.stored(0, tensor.rows).tobytes()) for name, tensor in tensors.items()})
     entries, blob = b"", b""
-    for name, (shape, kind, content) in ours.items():
-        entries += struct.pack("<Q", len(name)) + _entry(name, shape, kind) + struct.pack("<Q", len(blob))
+    for name, (shape, ggml_type, content) in ours.items():
+        entries += struct.pack("<Q", len(name)) + _entry(name, shape, ggml_type) + struct.pack("<Q", len(blob))
         blob += content + b"\0" * (-len(content) % 32)
     head = data[:8] + struct.pack("<Q", len(ours)) + data[16:24] + metadata + entries
     path.write_bytes(head + b"\0" * (-len(head) % 32) + blob)
@@ -58,7 +58,7 @@ def light_copy(source: Path, target: Path, *dropped: str) -> Path:
     for name, tensor in tensors.items():
         if name not in dropped:
             stored = tensor.stored(0, tensor.rows).reshape(*tensor.shape[:-1], -1)
-            writer.add_tensor(name, stored, raw_dtype=gguf.GGMLQuantizationType(tensor.kind))
+            writer.add_tensor(name, stored, raw_dtype=gguf.GGMLQuantizationType(tensor.ggml_type))
     finish(writer)
     return target
 
@@ -72,11 +72,11 @@ def finish(writer: Any) -> None:
 
 
 def _described(tensor: GgufTensor) -> tuple[tuple[int, ...], int]:
-    return tuple(reversed(tensor.shape)), tensor.kind
+    return tuple(reversed(tensor.shape)), tensor.ggml_type
 
 
-def _entry(name: str, shape: tuple[int, ...], kind: int) -> bytes:
-    return name.encode() + struct.pack(f"<I{len(shape)}QI", len(shape), *shape, kind)
+def _entry(name: str, shape: tuple[int, ...], ggml_type: int) -> bytes:
+    return name.encode() + struct.pack(f"<I{len(shape)}QI", len(shape), *shape, ggml_type)
 
 
 def without(*names: str) -> Callable[[Tensors], Tensors]:

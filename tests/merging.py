@@ -48,8 +48,8 @@ def write_adapter(base: Path, folder: Path, *, resize: int = 0, **settings: Any)
 
 def add_run(adapter: Path, **settings: Any) -> None:
     """Put training's record beside the adapter, as far as a merge reads it."""
-    told = {"quantization": "nf4", "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_use_double_quant": True} | settings
-    (adapter / "run.json").write_text(json.dumps({"settings": told}))
+    output = {"quantization": "nf4", "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_use_double_quant": True} | settings
+    (adapter / "run.json").write_text(json.dumps({"settings": output}))
 
 
 def peft_model(base: Path, adapter: Path, resize: int = 0) -> Any:

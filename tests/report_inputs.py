@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from parity_inputs import merge_report
-from watched import demo_run
+from training_logs import demo_run
 
 from pipeline.config.params import Params, load_params
 from pipeline.core.metrics_log import write_rows
 from pipeline.stages.train.figures import CURVE
-from pipeline.stages.train.monitoring.health import Monitor
+from pipeline.stages.train.monitoring.monitor import Monitor
 
 DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo.yaml"
 MODELS = ("base-F16", "base-Q4_K_M", "base-Q5_K_M", "F16", "Q4_K_M", "Q5_K_M")
@@ -43,11 +43,11 @@ def write_inputs(root: Path) -> Path:
         "labels": labels(),
         "train": train(),
         "merge": merge_report(),
-        "ways": {"seeds": []},
+        "strategies": {"seeds": []},
         "parity": parity(),
     }.items():
         put(reports / f"{name}.json", value)
-    rows = journal()
+    rows = metrics_log()
     write_rows(reports / "train.jsonl", rows)
     evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
     with (reports / "train.csv").open("w", encoding="utf-8", newline="") as file:
@@ -86,16 +86,16 @@ def labels() -> dict[str, Any]:
 
 def train() -> dict[str, Any]:
     monitor = Monitor(50, load_params(DEMO_RECIPE).training_on("cpu"))
-    monitor.restore(journal())
+    monitor.restore(metrics_log())
     return {
         "steps": 50, "planned_steps": 50, "adapter_step": 50, "loss_first": 1.558, "loss_last": 0.038, "eval_loss": 0.0812, "resumed_from": None,
         "trainable_parameters": 4_884_480, "total_parameters": PARAMETERS,
         "seconds": 291.4, "tokens": 50_812, "tokens_per_second": 174.4, "peak_memory_bytes": 3_412_000_000, "device": "cpu", "loss": "chunked",
-        "health": monitor.records(), "run": RUN,
+        "monitoring": monitor.records(), "run": RUN,
     }  # fmt: skip
 
 
-def journal() -> list[dict[str, Any]]:
+def metrics_log() -> list[dict[str, Any]]:
     """reports/train.jsonl: the real curve of a demo run, with what it might have answered."""
     learning_rates = [1e-3 * min(step / 5, 0.5 + 0.5 * math.cos(math.pi * max(0, step - 5) / 45)) for step in range(51)]
     rows = []
@@ -109,7 +109,7 @@ def journal() -> list[dict[str, Any]]:
 
 
 def samples(*, finished: bool) -> list[dict[str, str]]:
-    """What two held-out questions are answered half way and at the end."""
+    """What two held-out questions are answered half strategy and at the end."""
     found = []
     for module, name, required, optional, summary in CALLABLES[1:3]:
         reference = json.dumps({"module": module, "name": name, "required": required, "optional": optional, "summary": summary})
@@ -132,7 +132,7 @@ RUN = {
 
 def parity() -> dict[str, Any]:
     keys = ("title", "what", "figure", "unit", "limit", "verdict", "detail")
-    seams = {
+    checks = {
         "template_text": ("Template", "the text trained on against llama-server's", 0, "differ", 0, "pass", "32 conversations, byte for byte"),
         "token_ids": ("Token ids", "training's ids against llama-server's", 0, "differ", 0, "pass", "32 conversations, 5,024 tokens"),
         "merge": ("Merge", "merged weights against base + adapter", 2.4e-4, "max rel.", 1e-3, "pass", "210 of 210 modules"),
@@ -141,8 +141,8 @@ def parity() -> dict[str, Any]:
         "lora_gguf": ("LoRA GGUF", "base + LoRA GGUF against merged", None, "NMSE", 1e-3, "not measured", "needs the base's own F16 GGUF"),
     }
     for key, name in {"weights_gguf": "16-bit GGUF", "weights_q4_k_m": "Q4_K_M", "weights_q5_k_m": "Q5_K_M"}.items():
-        seams[key] = (f"Weights of {name}", "its tensors against those it was made from", 1.1, "× usual", 1.5, "pass", "272 of 272 tensors")
-    return {"verdict": "pass", "seams": {name: dict(zip(keys, values, strict=True)) for name, values in seams.items()}}
+        checks[key] = (f"Weights of {name}", "its tensors against those it was made from", 1.1, "× usual", 1.5, "pass", "272 of 272 tensors")
+    return {"verdict": "pass", "checks": {name: dict(zip(keys, values, strict=True)) for name, values in checks.items()}}
 
 
 def base() -> dict[str, Any]:
@@ -199,7 +199,7 @@ def evaluation(model: str) -> dict[str, Any]:
         "serving": {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 0, "load_seconds": 0.41, "peak_memory_bytes": int(found["memory"]),
                     "gpu_memory_bytes": None},
         "task": task(model), "general": general(model), "harness": None,
-        "seconds": {"likeness": 21.0, "speed": 8.1, "serving": 1.2, "task": 19.4, "general": 3.3, "harness": None},
+        "seconds": {"divergence": 21.0, "speed": 8.1, "serving": 1.2, "task": 19.4, "general": 3.3, "harness": None},
     }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def written(file: Path, shape: Shape) -> Path:
              "down_proj": "ffn_down"}  # fmt: skip
     tensors = {f"blk.{layer}.{names[linear.name]}.weight": np.zeros((linear.outputs, linear.inputs), np.float16)
                for layer in range(LAYERS) for linear in shape.linears}  # fmt: skip
-    norms = ["output_norm", *(f"blk.{layer}.{kind}_norm" for layer in range(LAYERS) for kind in ("attn", "ffn"))]
+    norms = ["output_norm", *(f"blk.{layer}.{ggml_type}_norm" for layer in range(LAYERS) for ggml_type in ("attn", "ffn"))]
     tensors |= {f"{name}.weight": np.zeros(shape.hidden, np.float32) for name in norms}
     tensors |= {f"{name}.weight": np.zeros((VOCABULARY, shape.hidden), np.float16) for name in ("token_embd", *([] if shape.tied else ["output"]))}
     return tiny.tiny_gguf(

@@ -1,4 +1,4 @@
-"""A small finished project to ship from: reports of the demo's size, GGUFs of a few kilobytes with true passports."""
+"""A small finished project to ship from: reports of the demo's size, GGUFs of a few kilobytes with true provenance records."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def write_project(root: Path, **base: Any) -> Path:
     ggufs.mkdir()
     (merged / "chat_template.jinja").write_text("template", encoding="utf-8")
     adapter_sha256 = write_lineage(root)
-    put(merged / "merge.json", {"onto": "nf4", "method": "stream", "dtype": "float16", "adapters": [], "adapter_sha256": adapter_sha256})
+    put(merged / "merge.json", {"merge_base": "nf4", "method": "stream", "dtype": "float16", "adapters": [], "adapter_sha256": adapter_sha256})
     own = lineage_fields(root / "models/base.json") | adapter_fields(adapter) | folder_fields(merged)
     fields = {key.replace(".", "__"): value for key, value in own.items()}
     for model, kind in FILE_TYPES.items():

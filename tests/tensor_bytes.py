@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.config.sections import Training
 from pipeline.planning.memory import plan_memory
-from pipeline.planning.quantized import PackedBase
+from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 
 
@@ -14,9 +14,9 @@ def adapted(base: Path, train: Training) -> Any:
     """The model as training has it."""
     from peft import get_peft_model
 
-    from pipeline.models.qlora import load_quantised, lora_config
+    from pipeline.models.qlora import load_quantized, lora_config
 
-    return get_peft_model(load_quantised(base, train), lora_config(train), autocast_adapter_dtype=True)
+    return get_peft_model(load_quantized(base, train), lora_config(train), autocast_adapter_dtype=True)
 
 
 def hidden_states(model: Any, tokens: int) -> Any:
@@ -29,7 +29,7 @@ def hidden_states(model: Any, tokens: int) -> Any:
 
 
 def quant_tensors(module: Any) -> Iterator[Any]:
-    """A 4-bit linear's packed weight and everything its quantisation state holds."""
+    """A 4-bit linear's packed weight and everything its quantization state holds."""
     state = module.weight.quant_state
     yield from (module.weight, state.absmax, state.code)
     if state.state2 is not None:
@@ -47,19 +47,19 @@ def measured(model: Any, optimizer: Any) -> dict[str, int]:
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     layers = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "lora_" not in name and "lm_head" not in name]
-    quantised = [layer for layer in layers if hasattr(layer.weight, "quant_state")]
+    quantized = [layer for layer in layers if hasattr(layer.weight, "quant_state")]
     base = model.get_base_model()
     tables = {id(table): table for table in (base.get_input_embeddings().weight, base.get_output_embeddings().weight)}
     norms = [parameter for name, parameter in model.named_parameters() if name.endswith(".bias") or "norm" in name]
     states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
     return {
-        "linears": size(t for m in quantised for t in quant_tensors(m)) if quantised else size(m.weight for m in layers),
+        "linears": size(t for m in quantized for t in quant_tensors(m)) if quantized else size(m.weight for m in layers),
         "tables": size(tables.values()), "small": size([*norms, *model.buffers()]), "lora": size(trained),
         "gradients": size(parameter.grad for parameter in trained), "optimizer": size({id(value): value for value in states}.values()),
     }  # fmt: skip
 
 
-def planned(shape: Shape, train: Training, packed: PackedBase | None = None) -> dict[str, int]:
+def planned(shape: Shape, train: Training, packed: QuantizedBase | None = None) -> dict[str, int]:
     """The same by the planner: what stays, whatever the sequence."""
     parts = {part.name: part.bytes for part in plan_memory(shape, train, 64, "cpu", "chunked", packed).parts}
     linears = next(name for name in parts if "linears" in name)

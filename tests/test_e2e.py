@@ -1,4 +1,4 @@
-"""The whole pipeline on a tiny random Qwen2 with a cut vocabulary (a whole one: `make demo`): every stage, then its products."""
+"""The entire pipeline on a tiny random Qwen2 with a cut vocabulary (a whole one: `make demo`): every stage, then its products."""
 
 import csv
 import json
@@ -34,12 +34,12 @@ def test_the_adapter_is_in_the_merged_weights(finished: Path) -> None:
     assert changed == {name for name in names if name.endswith("proj.weight")}
 
 
-def test_every_seam_passed_or_says_that_it_was_not_measured(finished: Path) -> None:
+def test_every_check_passed_or_says_that_it_was_not_measured(finished: Path) -> None:
     report = json.loads((finished / "reports/parity.json").read_text())
     assert report["verdict"] == "pass"
-    for seam in report["seams"].values():
-        assert seam["verdict"] in ("pass", "not measured")
-        assert (seam["figure"] is None) == (seam["verdict"] == "not measured")
+    for check in report["checks"].values():
+        assert check["verdict"] in ("pass", "not measured")
+        assert (check["figure"] is None) == (check["verdict"] == "not measured")
 
 
 def test_evaluation_measures_each_model(finished: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_side_that_fails_costs_the_other_neither_figures_nor_a_round(run: Run,
     monkeypatch.setattr(gpu_all, "nf4_settings", lambda run, **changes: None)
     measure(run, ["speed"])
     assert started == ["ours-1", "plain-1", "ours-2", "unsloth"]
-    assert run.figures["utilisation"] == pytest.approx(4_321 * 42.5e9 / 700e12)
+    assert run.figures["utilization"] == pytest.approx(4_321 * 42.5e9 / 700e12)
     lines = table(run).splitlines()
     assert all("CUDA out of memory" in next(line for line in lines if name in line) for name in ("plain Hugging", "Quench ÷ plain", "Unsloth: t"))
 

@@ -161,7 +161,7 @@ def tiny_params(base: Path) -> dict[str, Any]:
         "preprocess": {"max_length": 160},
         "train": {"max_steps": 2, "r": 4, "lora_alpha": 8, "gradient_accumulation_steps": 1, "save_steps": 1, "learning_rate": 1.0e-3},
         "convert": {"name": "tiny"},
-        "merge": {"base": "w16", "rows": 8, "task_rows": 0},
+        "merge": {"base": "16-bit", "rows": 8, "task_rows": 0},
         "parity": {"conversations": 4, "strings": 1000, "rows": 2, "prompts": 2, "depth": "standard"},
         "quantize": {"levels": ["Q4_K_M", "Q5_K_M"]},
         "evaluate": {
@@ -184,7 +184,7 @@ def tiny_params(base: Path) -> dict[str, Any]:
     return params
 
 
-def packed_params(gguf: Path) -> dict[str, Any]:
+def gguf_params(gguf: Path) -> dict[str, Any]:
     """`tiny_params` for the GGUF file `gguf` as a base that is trained on and served as it is, at Q4_K_M; a fresh dict each time."""
     params = tiny_params(gguf)
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_K_M"}

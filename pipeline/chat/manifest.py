@@ -14,16 +14,16 @@ LIBRARIES = ("tokenizers", "transformers", "jinja2", "pyarrow")  # what ids, tex
 AGAIN = "run `snakemake preprocess`"
 
 
-def manifest(tokens: Path, rows: list[Path], base: Path, tokenizer: Any, account: dict[str, Any]) -> dict[str, Any]:
+def manifest(tokens: Path, rows: list[Path], base: Path, tokenizer: Any, stats: dict[str, Any]) -> dict[str, Any]:
     """The manifest of the Parquet files in `tokens`, made of `rows` with the tokenizer and template of `base`."""
     return {
         "rows": {path.name: file_hash(path) for path in rows},
         "files": {path.name: file_hash(path) for path in sorted(tokens.glob("*.parquet"))},
         **_of_base(base, tokenizer),
-        **{key: account[key] for key in ("max_length", "packing")},
+        **{key: stats[key] for key in ("max_length", "packing")},
         "splits": {
             split: {key: found[key] for key in ("rows", "sequences", "packed_rows", "tokens", "trained_tokens")}
-            for split, found in account["splits"].items()
+            for split, found in stats["splits"].items()
         },
         "versions": {name: version(name) for name in LIBRARIES},
     }
@@ -36,8 +36,8 @@ def check_manifest(tokens: Path, base: Path, tokenizer: Any) -> dict[str, Any]:
     """
     path = tokens / NAME
     try:
-        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        recorded = {key: said[key] for key in ("files", "tokenizer_sha256", "template_sha256")}
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        recorded = {key: stored[key] for key in ("files", "tokenizer_sha256", "template_sha256")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             "Q-CHAT-005",
@@ -53,7 +53,7 @@ def check_manifest(tokens: Path, base: Path, tokenizer: Any) -> dict[str, Any]:
     for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "chat template")):
         if recorded[key] != now[key]:
             raise DataError("Q-CHAT-007", f"the {what} of {base} changed since {tokens} was made: {AGAIN}")
-    return said
+    return stored
 
 
 def _of_base(base: Path, tokenizer: Any) -> dict[str, str]:

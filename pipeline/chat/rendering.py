@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pipeline.chat.template_probe import Message, Tools, shown, skeleton
+from pipeline.chat.template_probe import Message, Tools, probe, shown
 
 UNFOLDED = ("template_rewrites", "template_drops")  # what may be cured by ending the conversation with the trained turn
 
@@ -40,12 +40,12 @@ class Rendered:
     part: int | None = None
 
 
-def render(tokenizer: Any, messages: list[Message], tools: Tools = None, *, add_generation_prompt: bool = False, **told: Any) -> str:
-    """The conversation as text by the model's own template, which is `told` what else it asks for. Raises `Unrenderable` if it refuses."""
+def render(tokenizer: Any, messages: list[Message], tools: Tools = None, *, add_generation_prompt: bool = False, **recorded: Any) -> str:
+    """The conversation as text by the model's own template, which is `recorded` what else it asks for. Raises `Unrenderable` if it refuses."""
     from jinja2 import TemplateError
 
     try:
-        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **told))
+        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **recorded))
     except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # a template is a program
         raise Unrenderable("template_refuses", f"the chat template says: {error}") from error
 
@@ -74,7 +74,7 @@ def renderings(tokenizer: Any, messages: list[Message], tools: Tools = None) -> 
 
 def _rendered(tokenizer: Any, messages: list[Message], tools: Tools, trained: list[int], since: int = 0, part: int | None = None) -> Rendered:
     text = render(tokenizer, messages, tools)
-    _refuse_drops(text, messages, since)
+    _check_nothing_dropped(text, messages, since)
     spans = []
     for turn in trained:
         before = render(tokenizer, messages[:turn], tools, add_generation_prompt=True)
@@ -88,7 +88,7 @@ def _rendered(tokenizer: Any, messages: list[Message], tools: Tools, trained: li
     return Rendered(text, spans, messages, since, part)
 
 
-def _refuse_drops(text: str, messages: list[Message], since: int) -> None:
+def _check_nothing_dropped(text: str, messages: list[Message], since: int) -> None:
     """Raise `Unrenderable` unless `text` shows all that is said, turn after turn (trimmed or as a JSON string, if the template likes)."""
     position = 0
     for number, message in enumerate(messages, start=1):
@@ -115,12 +115,12 @@ def implied_ids(tokenizer: Any, messages: list[Message], tools: Tools, since: in
 
     Raises `Unrenderable` if the template doesn't show something of the turns or tools.
     """
-    return _implied_ids(tokenizer, str(tokenizer.chat_template), json.dumps(skeleton(messages, tools)), since)
+    return _implied_ids(tokenizer, str(tokenizer.chat_template), json.dumps(probe(messages, tools)), since)
 
 
 @lru_cache(maxsize=4096)
 def _implied_ids(tokenizer: Any, template: str, bare: str, since: int) -> list[int]:
-    """`implied_ids` of a skeleton (JSON of messages and tools) under `template`, which are few."""
+    """`implied_ids` of a template probe (JSON of messages and tools) under `template`, which are few."""
     messages, tools = json.loads(bare)
     text = render(tokenizer, messages, tools)
     for what, stand_in in shown(messages, tools, since):
@@ -144,10 +144,10 @@ def own_system_prompt(tokenizer: Any) -> str | None:
     Found by rendering the same user's turn with and without a system turn before it: what stands there without one, between
     the same markup.
     """
-    asked, said = {"role": "user", "content": "q00000002"}, {"role": "system", "content": "q00000001"}
+    asked, stated = {"role": "user", "content": "q00000002"}, {"role": "system", "content": "q00000001"}
     try:
         bare = render(tokenizer, [asked])
-        opening, _, rest = render(tokenizer, [said, asked]).partition(said["content"])
+        opening, _, rest = render(tokenizer, [stated, asked]).partition(stated["content"])
     except Unrenderable:
         return None
     head, closing = bare.partition(asked["content"])[0], rest.partition(asked["content"])[0]

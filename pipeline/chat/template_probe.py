@@ -1,7 +1,7 @@
 """A conversation with its words taken out: what a chat template makes of its turns, whatever is said in them.
 
 Words become stand-ins, nine letters and digits each (the form that Mistral's templates demand of ids). Rendered, they show
-what the template drops; tokenised, which control tokens the turns imply.
+what the template drops; tokenized, which control tokens the turns imply.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ class StandIns:
         return 0 if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def skeleton(messages: list[Message], tools: Tools = None) -> tuple[list[Message], Tools]:
+def probe(messages: list[Message], tools: Tools = None) -> tuple[list[Message], Tools]:
     """The same turns, tools and calls with stand-ins for every text; a text that is blank becomes empty."""
     words, arguments, schemas = StandIns("q"), StandIns("a"), StandIns("s")
     bare = [_bare_turn(message, words, arguments) for message in messages]
@@ -59,7 +59,7 @@ def skeleton(messages: list[Message], tools: Tools = None) -> tuple[list[Message
 
 
 def shown(messages: list[Message], tools: Tools = None, since: int = 0) -> Iterator[tuple[str, str]]:
-    """(what it is, stand-in) of everything in a skeleton that a template must show; of the turns before `since` no reasoning."""
+    """(what it is, stand-in) of everything in a template probe that a template must show; of the turns before `since` no reasoning."""
     for number, tool in enumerate(tools or [], start=1):
         yield f"tool {number}", tool["function"]["name"]
     for number, message in enumerate(messages, start=1):

@@ -19,7 +19,7 @@ from pipeline.core.errors import DataError
 
 NOT_A_CHAT = "not_a_chat"  # the reason of a row whose kind supervised training doesn't learn from
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
-TOGETHER = 256  # rows that are tokenised in one call
+TOGETHER = 256  # rows that are tokenized in one call
 Row = dict[str, Any]  # of data/final, as `pipeline.chat.rows` describes them; those of older runs have no kind and are chats
 
 
@@ -27,7 +27,7 @@ Row = dict[str, Any]  # of data/final, as `pipeline.chat.rows` describes them; t
 class Encoded:
     """A sequence of token ids and its labels, both of length T; a label is the id itself or `IGNORED`.
 
-    `part` is which of its row's trained turns it is for (from 1), where the row is unfolded; else it is the whole row.
+    `part` is which of its row's trained turns it is for (from 1), where the row is unfolded; else it is the entire row.
     """
 
     ids: list[int]
@@ -98,13 +98,13 @@ def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Enco
 
     A chat is rendered; labels are on what the assistant says (not on turns with `train: false`) and its ends of turn. It
     becomes several sequences where the template makes it unfold (`pipeline.chat.rendering`). The segments of a text are
-    tokenised one by one; the tokenizer's beginning of text goes before them (if it sets one) and its end of text after
+    tokenized one by one; the tokenizer's beginning of text goes before them (if it sets one) and its end of text after
     them, if the last one is trained and has none.
     """
     rows = iter(rows)
     while some := list(islice(rows, TOGETHER)):
         rendered = [_rendered(tokenizer, row) for row in some]
-        encodings = iter(_tokenised(tokenizer, [one.text for each in rendered if isinstance(each, list) for one in each]))
+        encodings = iter(_tokenized(tokenizer, [one.text for each in rendered if isinstance(each, list) for one in each]))
         for row, each in zip(some, rendered, strict=True):
             if isinstance(each, Unrenderable):
                 yield row, each
@@ -114,7 +114,7 @@ def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Enco
                 if row.get("kind", "chat") == "text":
                     yield row, [encode_segments(tokenizer, row["segments"])]
                 else:
-                    yield row, [_labelled(tokenizer, one, row.get("tools"), ids) for one, ids in zip(each, mine, strict=True)]
+                    yield row, [_labeled(tokenizer, one, row.get("tools"), ids) for one, ids in zip(each, mine, strict=True)]
             except Unrenderable as why:
                 yield row, why
 
@@ -132,7 +132,7 @@ def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
         return why
 
 
-def _tokenised(tokenizer: Any, texts: list[str]) -> list[Any]:
+def _tokenized(tokenizer: Any, texts: list[str]) -> list[Any]:
     """The texts as `tokenizers.Encoding`s: ids, and the characters that each comes from. All in one call, which takes half as long."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()  # some tokenizer.json files ask for it
@@ -141,7 +141,7 @@ def _tokenised(tokenizer: Any, texts: list[str]) -> list[Any]:
     return encodings
 
 
-def _labelled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -> Encoded:
+def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -> Encoded:
     """The ids of a rendered conversation, with labels on its trained ranges only.
 
     Raises `Unrenderable` if the template drops tools, calls or reasoning, if a token lies across the border of a

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.commands.serve import choose_model, chosen_adapters, model_file
 from pipeline.config.levels import level_problem, split_level
 from pipeline.config.params import Params
-from pipeline.config.sections import ADAPTED, BARE
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.publish import need_disk, publishing, scratch_folder
 from pipeline.gguf.file import check_gguf, describe
@@ -48,9 +48,9 @@ def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, thread
         # a name that it can take, whatever the adapter is called
         given = folder / "adapter.gguf"
         given.symlink_to(adapter.file.resolve())
-        said = run_tool([tools.tool("llama-export-lora").resolve(), "--model", base.resolve(), *lora_arguments([(Path(given.name), adapter.scale)]),
+        output = run_tool([tools.tool("llama-export-lora").resolve(), "--model", base.resolve(), *lora_arguments([(Path(given.name), adapter.scale)]),
                          "--output", merged.name, "--threads", str(threads)], cwd=folder)  # fmt: skip
-        found = re.search(r"merged (\d+) tensors", said)
+        found = re.search(r"merged (\d+) tensors", output)
         if not found or int(found[1]) != len(names):
             count = found[1] if found else "no"
             raise ToolError(
@@ -66,9 +66,9 @@ def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, thread
 
 
 def merged_fields(adapter: Adapter) -> Fields:
-    """The adapter's passport for the file that holds it, and how it came in there."""
-    told = check_gguf(adapter.file).fields
-    own = {key: value for key, value in told.items() if key.startswith((OWN, "general.license", "general.base_model."))}
+    """The adapter's provenance for the file that holds it, and how it came in there."""
+    recorded = check_gguf(adapter.file).fields
+    own = {key: value for key, value in recorded.items() if key.startswith((OWN, "general.license", "general.base_model."))}
     return {**own, "quench.merge.method": "llama-export-lora", "quench.merge.scale": f"{adapter.scale:g}"}
 
 
@@ -83,12 +83,12 @@ def override_flags(fields: Mapping[str, str | int]) -> list[str]:
 
 def main(params: Params, root: Path, asked: str | None, given: str | None, type: str) -> None:
     """Export and say what was written; `ConfigError` if more than the project's or the one named adapter would be merged."""
-    usual = BARE if params.graph == "adapter" else f"base-{params.convert.type}"
+    usual = BASE if params.graph == "adapter" else f"base-{params.convert.type}"
     model = choose_model(params, root, asked or usual)
     words = [given] if given else []
-    (adapter,) = chosen_adapters(params, root, BARE if params.graph == "adapter" else model, lora=not words, given=words)
+    (adapter,) = chosen_adapters(params, root, BASE if params.graph == "adapter" else model, lora=not words, given=words)
     what = [adapter.name if given else params.convert.name, *([f"{adapter.scale:g}"] if adapter.scale != 1 else []), "merged"]
-    parts = [*what, *([f"on-{model}"] if model not in (usual, ADAPTED) else []), type.upper()]  # another pair, another file
+    parts = [*what, *([f"on-{model}"] if model not in (usual, BASE_WITH_ADAPTER) else []), type.upper()]  # another pair, another file
     target = root / "models" / "gguf" / f"{'-'.join(parts)}.gguf"
     made = export_lora(base=model_file(params, root, model), adapter=adapter, target=target, type=type.upper(), threads=params.serve.threads,
                        tools=find_toolchain(params.llamacpp.home))  # fmt: skip

@@ -141,8 +141,8 @@ def _log() -> Path:
 
 def _reason() -> str:
     """The last error of pip's last run, in its words."""
-    said = _log().read_text(encoding="utf-8", errors="replace").rpartition("\n$ ")[2]
-    errors = re.findall(r"^ERROR: (.+)$", said, re.MULTILINE)
+    output = _log().read_text(encoding="utf-8", errors="replace").rpartition("\n$ ")[2]
+    errors = re.findall(r"^ERROR: (.+)$", output, re.MULTILINE)
     return errors[-1].rstrip(".") if errors else "pip failed"
 
 

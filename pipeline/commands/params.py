@@ -42,7 +42,7 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool) -> N
         return
     longest = max(len(one.name) for one in shown)
     for one in shown:
-        print(f"{one.name:<{longest}}  {as_yaml(one.value):<{WIDEST}}  {_words(one, file.name, recipe)}")
+        print(f"{one.name:<{longest}}  {as_yaml(one.value):<{WIDEST}}  {_sentence(one, file.name, recipe)}")
 
 
 def settings(read: Read, recipe: str | None) -> list[Setting]:
@@ -66,7 +66,7 @@ def _setting(place: Key, read: Read, known: Any, defaults: Any, written: Any) ->
     return Setting(name, value, "recipe" if written and value == value_at(written, place) else "params.yaml", line)
 
 
-def _words(one: Setting, file: str, recipe: str | None) -> str:
+def _sentence(one: Setting, file: str, recipe: str | None) -> str:
     if one.line is None:
         return "default (left out)"
     reason = {"params.yaml": "", "recipe": f", as in recipe {recipe}", "default": ", the default"}[one.origin]

@@ -1,4 +1,4 @@
-"""What the seams said last: a line per seam with figure, limit and verdict, and the likely cause of what failed.
+"""What the parity checks said last: a line per parity check with figure, limit and verdict, and the likely cause of what failed.
 
 Reads `reports/parity.json`. Writes nothing, unless it measures again: then the stage's reports.
 
@@ -18,23 +18,23 @@ from pipeline.core.checks import figure_text as figure
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.gate.shapes import Parity
-from pipeline.pages.parity_words import MARKS, counts, grouped, sentence, title
+from pipeline.pages.parity_summary import MARKS, counts, grouped, sentence, title
 
-COLOURS = {"pass": "green", "fail": "bold red", "not measured": "yellow"}
+COLORS = {"pass": "green", "fail": "bold red", "not measured": "yellow"}
 
 
 def main(root: Path, *, as_json: bool) -> int:
-    """Print the last report; gives the exit code: 5 if a seam failed, else 0. Raises `DataError` if there is no report."""
+    """Print the last report; gives the exit code: 5 if a parity check failed, else 0. Raises `DataError` if there is no report."""
     report = read(root / "reports" / "parity.json")
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         show(report)
-    return 0 if report["verdict"] == "pass" and not counts(report["seams"])["fail"] else GateError.exit_code
+    return 0 if report["verdict"] == "pass" and not counts(report["checks"])["fail"] else GateError.exit_code
 
 
 def measure(params_file: Path | None, root: Path, depth: str) -> None:
-    """Run the stage at another depth than params.yaml's; it writes the same reports, even if a seam fails."""
+    """Run the stage at another depth than params.yaml's; it writes the same reports, even if a parity check fails."""
     from pipeline.config.params import load_params
     from pipeline.stages.parity.stage import measure_parity
     from pipeline.workflow.integrity import verify_inputs
@@ -51,28 +51,28 @@ def measure(params_file: Path | None, root: Path, depth: str) -> None:
 def read(path: Path) -> dict[str, Any]:
     """The report. Raises `DataError` if it is missing or damaged."""
     if not path.is_file():
-        raise DataError("Q-CORE-001", f"{path} is missing: run `snakemake parity`, which measures the seams")
+        raise DataError("Q-CORE-001", f"{path} is missing: run `snakemake parity`, which measures the parity checks")
     try:
         report = parse_record(path.read_bytes())
         Parity.model_validate(report)
     except (OSError, BadLine, ValidationError):
         raise DataError(
-            "Q-CORE-006", f"{path} is no report of the seams: run `snakemake --force parity`, which measures them again"
+            "Q-CORE-006", f"{path} is no report of the parity checks: run `snakemake --force parity`, which measures them again"
         ) from None
     return report
 
 
 def show(report: Mapping[str, Any]) -> None:
-    """Print the seams as a table by group, then what each failed one shows and why, then the verdict."""
+    """Print the parity checks as a table by group, then what each failed one shows and why, then the verdict."""
     from rich.text import Text
 
     console = wide_console(None)
-    table = plain_table("seam", "figure", "limit", "unit", "verdict", numbers=(1, 2), whole=(4,))
-    groups = grouped(report["seams"])
+    table = plain_table("check", "figure", "limit", "unit", "verdict", numbers=(1, 2), whole=(4,))
+    groups = grouped(report["checks"])
     for name, rows in groups.items():
         table.add_row(Text(name, style="bold"))
         for row in rows:
-            verdict = Text(f"{MARKS[row['verdict']]} {row['verdict']}", style=COLOURS[row["verdict"]])
+            verdict = Text(f"{MARKS[row['verdict']]} {row['verdict']}", style=COLORS[row["verdict"]])
             table.add_row(Text(f"  {row['title']}"), figure(row.get("figure")), figure(row.get("limit")), Text(row.get("unit") or ""), verdict)
     console.print(table)
     lines = explained([row for rows in groups.values() for row in rows])
@@ -81,7 +81,7 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 def explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a failed seam shows with its likely cause, and why one was not measured."""
+    """What a failed parity check shows with its likely cause, and why one was not measured."""
     lines = []
     for row in rows:
         detail = (row.get("detail") or "").rstrip(".")

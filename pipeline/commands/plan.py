@@ -18,13 +18,13 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Quantization
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
-from pipeline.planning.base import find_packed, find_shape, level_name
+from pipeline.planning.base import find_quantized, find_shape, level_name
 from pipeline.planning.card import card_of, first_gpu, main_memory, wants_gpu
 from pipeline.planning.disk import BASE, CACHE, own_bytes
 from pipeline.planning.duration import work_in
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
-from pipeline.planning.strategies import Way
+from pipeline.planning.strategies import Strategy
 
 NOT_TRAINABLE = "no such types"
 DEVICES = {"cuda": "GPU", "cpu": "CPU"}
@@ -43,7 +43,7 @@ def main(
     shape = load_shape(config) if config else find_shape(params, root)
     card = card_of(vram) if vram else first_gpu()
     base = config.name if config else params.base.model
-    packed = find_packed(params, shape, root)
+    quantized = find_quantized(params, shape, root)
     if serve:
         serving = card or (None if params.serve.n_gpu_layers else main_memory())
         plan_serving.main(params, root, shape, serving, base=base, as_json=as_json)
@@ -53,7 +53,7 @@ def main(
     train = params.training_on(card.device if card else "cuda")
     plan = make_plan(
         shape, train, params.preprocess.max_length, params.quantize.levels, card, work_in(root, params.train), tflops,
-        packed=packed, level=level_name(params.base), lora=params.lora.type, untuned=params.convert.base,
+        quantized=quantized, level=level_name(params.base), lora=params.lora.type, untuned=params.convert.base,
     )  # fmt: skip
     if as_json:
         print(json.dumps(plan.as_json(), indent=2, ensure_ascii=False))
@@ -83,18 +83,20 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
     console.print(parts)
     for line in verdict(plan):
         write(line)
-    if plan.rungs:
-        rungs = plain_table("change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2))
-        for rung in plan.rungs:
-            rungs.add_row(rung.change, f"{rung.saves / MEMORY_GB:.3f}", f"{rung.total / MEMORY_GB:.3f}", "yes" if rung.enough else "no")
-        console.print(rungs)
-    if plan.ways:
-        shipping = plain_table("ways to ship it (*: as set)", "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
-        for way in plan.ways:
-            shipping.add_row(*way_cells(way, plan.quantization), style="bold" if way.quantization == plan.quantization else None)
+    if plan.reductions:
+        reductions = plain_table("change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2))
+        for reduction in plan.reductions:
+            reductions.add_row(
+                reduction.change, f"{reduction.saves / MEMORY_GB:.3f}", f"{reduction.total / MEMORY_GB:.3f}", "yes" if reduction.enough else "no"
+            )
+        console.print(reductions)
+    if plan.strategies:
+        shipping = plain_table("strategies to ship it (*: as set)", "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
+        for strategy in plan.strategies:
+            shipping.add_row(*strategy_cells(strategy, plan.quantization), style="bold" if strategy.quantization == plan.quantization else None)
         console.print(shipping)
         alike = disk_gb(plan.disk["checkpoints"] + plan.disk["adapter"])
-        write(f"On disk are a way's base, merged model and GGUFs at once; checkpoints and adapter, {alike}, come with each. Training is memory.")
+        write(f"On disk are a strategy's base, merged model and GGUFs at once; checkpoints and adapter, {alike}, come with each. Training is memory.")
     files = ", ".join(f"{name} {size / DISK_GB:.2f}" for name, size in plan.disk.items() if name not in (BASE, CACHE))
     write(f"Disk: {disk_gb(own_bytes(plan.disk))} ({files}), beside the base's {disk_gb(plan.disk[BASE])}; {disk_gb(free_disk)} are free.")
     copied = "a copy of each of these but the checkpoints, unless the file system shares blocks (Btrfs, XFS)"
@@ -103,12 +105,12 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
     write(BOTH_UNITS)
 
 
-def way_cells(way: Way, quantization: Quantization) -> tuple[str, ...]:
-    """A way as its row: GB of disk but for the memory; a star before the one that is set."""
-    shipped = " + ".join(f"{size / DISK_GB:.2f}" for size in way.shipped)
-    memory = NOT_TRAINABLE if way.training is None else f"{way.training / MEMORY_GB:.2f}"
-    star = "* " if way.quantization == quantization else "  "
-    return star + way.name, f"{way.download / DISK_GB:.2f}", f"{way.on_disk / DISK_GB:.2f}", shipped, memory
+def strategy_cells(strategy: Strategy, quantization: Quantization) -> tuple[str, ...]:
+    """A strategy as its row: GB of disk but for the memory; a star before the one that is set."""
+    shipped = " + ".join(f"{size / DISK_GB:.2f}" for size in strategy.shipped)
+    memory = NOT_TRAINABLE if strategy.training is None else f"{strategy.training / MEMORY_GB:.2f}"
+    star = "* " if strategy.quantization == quantization else "  "
+    return star + strategy.name, f"{strategy.download / DISK_GB:.2f}", f"{strategy.on_disk / DISK_GB:.2f}", shipped, memory
 
 
 def verdict(plan: Plan) -> list[str]:

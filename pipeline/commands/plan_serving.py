@@ -15,13 +15,13 @@ from typing import Any
 
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import Params
-from pipeline.config.sections import ADAPTED, Serve
+from pipeline.config.sections import BASE_WITH_ADAPTER, Serve
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.publish import read_json
 from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
 from pipeline.gate.recommend import Recommendation, memory_of
 from pipeline.gguf.file import kv_cache_bytes
-from pipeline.planning.base import find_packed
+from pipeline.planning.base import find_quantized
 from pipeline.planning.card import Card
 from pipeline.planning.quantized import MODEL_FILE
 from pipeline.planning.serving import LevelPlan, best_that_fits, cache_per_token, computed_weights, plan_level, prompt_cache
@@ -79,9 +79,9 @@ def plan_levels(params: Params, root: Path, shape: Shape, card: Card | None, rep
 def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Path], int]]:
     """(name, files, bytes as computed) of what can be served: the tuned levels and the 16-bit model, or the base's own GGUF with its adapter."""
     name, ggufs = params.convert.name, root / "models" / "gguf"
-    if packed := find_packed(params, shape, root):
+    if quantized := find_quantized(params, shape, root):
         files = [root / "models" / "base" / MODEL_FILE, ggufs / f"{name}-lora.gguf"]
-        return [(ADAPTED, files, packed.file + lora_bytes(shape, params.train, params.lora.type))]
+        return [(BASE_WITH_ADAPTER, files, quantized.file + lora_bytes(shape, params.train, params.lora.type))]
     computed = computed_weights(shape, params.quantize.tuned)
     return [(level, [ggufs / f"{name}-{level}.gguf"], computed[level]) for level in (*params.quantize.tuned, params.convert.type)]
 

@@ -78,7 +78,7 @@ def graph(root: Path, force: bool = False) -> None:
     Raises `ConfigError` if it has edits and is another graph, unless `force` is set; they are kept beside it.
     """
     needed = load_params(root / "params.yaml").graph
-    changed = put_graph(root, needed, force=force, anew=force)
+    changed = put_graph(root, needed, force=force, again=force)
     print(f"{root / 'dvc.yaml'} is the graph of {WORDS[needed]} {'now' if changed else 'already'}")
 
 

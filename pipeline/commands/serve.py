@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.config.sections import ADAPTED, BARE
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.llamacpp.lora import Lora
@@ -45,13 +45,13 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
     "base" (the file alone). Raises `ConfigError` for a name that the recipe doesn't make.
     """
     if params.graph == "adapter":
-        if (asked or ADAPTED).lower() not in (ADAPTED, BARE):
+        if (asked or BASE_WITH_ADAPTER).lower() not in (BASE_WITH_ADAPTER, BASE):
             raise ConfigError(
                 "Q-SERVE-001",
-                f"no model is called {asked!r}: with base.quantization gguf there are {ADAPTED} (the base "
-                f"with its adapter) and {BARE}",
+                f"no model is called {asked!r}: with base.quantization gguf there are {BASE_WITH_ADAPTER} (the base "
+                f"with its adapter) and {BASE}",
             )
-        return (asked or ADAPTED).lower()
+        return (asked or BASE_WITH_ADAPTER).lower()
     untuned = [f"base-{params.convert.type}"] if params.convert.base else []
     names = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, *untuned)}
     if asked is None:
@@ -86,7 +86,7 @@ def chosen_adapters(
     """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given`
     ones (FILE or FILE=SCALE)."""
     own = Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf")
-    with_own = lora or (params.graph == "adapter" and model == ADAPTED)
+    with_own = lora or (params.graph == "adapter" and model == BASE_WITH_ADAPTER)
     return [*([own] if with_own else []), *map(parse_adapter, given)]
 
 
@@ -158,7 +158,7 @@ def main(
     verify_outputs([path, *(adapter.file for adapter in chosen)], root, params=file)
     applied = matching_adapters(path, chosen)
     named = (
-        applied[1:] if params.graph == "adapter" and model == ADAPTED else applied
+        applied[1:] if params.graph == "adapter" and model == BASE_WITH_ADAPTER else applied
     )  # the model's name says its own already
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []

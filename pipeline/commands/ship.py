@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.commands.serve import model_file
 from pipeline.config.params import Params
-from pipeline.config.sections import ADAPTED, UNTUNED
+from pipeline.config.sections import BASE_WITH_ADAPTER, UNTUNED
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.gate.advice import advise
 from pipeline.gate.records import load_inputs
@@ -62,13 +62,13 @@ def shippable(params: Params, asked: str) -> str:
     """The level as spelled in params.yaml. Raises `ConfigError` for one that is not made, not tuned or not
     evaluated."""
     if params.graph == "adapter":
-        if asked.lower() != ADAPTED:
+        if asked.lower() != BASE_WITH_ADAPTER:
             raise ConfigError(
                 "Q-SHIP-011",
-                f"{asked} can't be shipped: with base.quantization gguf there is {ADAPTED}, the base's GGUF "
+                f"{asked} can't be shipped: with base.quantization gguf there is {BASE_WITH_ADAPTER}, the base's GGUF "
                 "with the adapter's beside it",
             )
-        return ADAPTED
+        return BASE_WITH_ADAPTER
     if asked.lower().startswith(UNTUNED):
         tuned = ", ".join(params.quantize.tuned)
         raise ConfigError(
@@ -99,7 +99,7 @@ def _need_recorded(params: Params, root: Path, level: str, params_file: Path | N
         root / place
         for place in ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
     ]
-    verify_outputs(places, root, anew=False, params=params_file)
+    verify_outputs(places, root, again=False, params=params_file)
 
 
 def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:

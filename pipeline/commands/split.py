@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.commands.serve import choose_model, model_file
 from pipeline.config.params import Params
-from pipeline.config.sections import ADAPTED, BARE
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import need_disk, publishing
 from pipeline.gguf.file import check_gguf
@@ -90,7 +90,7 @@ def prove_whole(source: Path, parts: list[Path]) -> None:
 
 
 def _equal(one: GgufTensor, other: GgufTensor) -> bool:
-    if (one.shape, one.kind) != (other.shape, other.kind):
+    if (one.shape, one.ggml_type) != (other.shape, other.ggml_type):
         return False
     return all(np.array_equal(one.stored(*block), other.stored(*block)) for block in one.blocks())
 
@@ -99,8 +99,8 @@ def main(params: Params, root: Path, model: str | None, max_size: str, to: Path 
     """Split the model that was asked for (else the recommended one) and say what to do with the parts."""
     chosen = choose_model(params, root, model)
     source = model_file(params, root, chosen)
-    folder = (to or root / "models" / "split") / (f"{params.convert.name}-{BARE}" if params.graph == "adapter" else source.stem)
+    folder = (to or root / "models" / "split") / (f"{params.convert.name}-{BASE}" if params.graph == "adapter" else source.stem)
     parts = split(source=source, folder=folder, max_size=max_size, tools=find_toolchain(params.llamacpp.home))
     print(f"split: {source.name} is in {len(parts)} parts in {folder}, equal to the whole; give llama.cpp {parts[0].name}")
-    if chosen == ADAPTED:
+    if chosen == BASE_WITH_ADAPTER:
         print(f"split: the adapter is a file of its own, which goes with them as --lora: {root / 'models/gguf' / params.convert.name}-lora.gguf")

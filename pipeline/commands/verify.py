@@ -33,7 +33,7 @@ def main(root: Path) -> int:
         cache = Path(repo.cache.local.path)
         objects = [path for path in files_below(cache) if OBJECT.fullmatch(path.parent.name + path.name)]
         unchanged = [out for out in outs if out.stage.is_data_source and not out.workspace_status()]
-        digests = hashes.md5s([*objects, *(file for out in outs for file in files_below(Path(out.fs_path)))], anew=True)
+        digests = hashes.md5s([*objects, *(file for out in outs for file in files_below(Path(out.fs_path)))], again=True)
         damaged = [*put_aside(cache, {path: digests[path] for path in objects if path in digests}), *put_runs_aside(repo)]
         drop_dead_links(repo)
         found = _faults(repo, hashes, outs, unchanged)

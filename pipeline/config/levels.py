@@ -1,4 +1,4 @@
-"""llama.cpp's quantization levels by name, which of them need an importance matrix, and how a level is spelt in `params.yaml`."""
+"""llama.cpp's quantization levels by name, which of them need an importance matrix, and how a level is spelled in `params.yaml`."""
 
 import re
 
@@ -12,7 +12,7 @@ LEVELS = frozenset({
 # src/llama-quant.cpp, tensor_requires_imatrix: tensor types that llama-quantize makes only with one, and the levels that use them
 TYPES_NEEDING_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
 # ggml types that a tensor can be given by name
-TYPES_TO_QUANTISE = TYPES_NEEDING_IMATRIX | {
+TYPES_TO_QUANTIZE = TYPES_NEEDING_IMATRIX | {
     "F32", "F16", "BF16", "Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
 }  # fmt: skip
@@ -20,26 +20,26 @@ NEEDS_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_
 SUFFIX = "-imatrix"
 
 
-def split_level(spelt: str) -> tuple[str, bool]:
+def split_level(spelled: str) -> tuple[str, bool]:
     """A level of `quantize.levels` as llama.cpp's name and whether the importance matrix is used: "q4_k_m-imatrix" is ("Q4_K_M", True)."""
-    name = spelt.upper().removesuffix(SUFFIX.upper())
-    return name, len(name) < len(spelt)
+    name = spelled.upper().removesuffix(SUFFIX.upper())
+    return name, len(name) < len(spelled)
 
 
-def level_problem(spelt: str) -> str | None:
-    """Why `spelt` can't be a level, as a sentence; None if it can."""
-    name, with_imatrix = split_level(spelt)
+def level_problem(spelled: str) -> str | None:
+    """Why `spelled` can't be a level, as a sentence; None if it can."""
+    name, with_imatrix = split_level(spelled)
     if name not in LEVELS:
-        return f"unknown level {spelt}: llama.cpp has {', '.join(sorted(LEVELS))}, each also with {SUFFIX} behind it"
+        return f"unknown level {spelled}: llama.cpp has {', '.join(sorted(LEVELS))}, each also with {SUFFIX} behind it"
     if name in NEEDS_IMATRIX and not with_imatrix:
-        return f"level {spelt} can't be made without an importance matrix: write {spelt}{SUFFIX} and set imatrix.tokens"
+        return f"level {spelled} can't be made without an importance matrix: write {spelled}{SUFFIX} and set imatrix.tokens"
     return None
 
 
-def tensor_type_problem(pattern: str, kind: str) -> str | None:
-    """Why llama-quantize can't give the tensors that `pattern` finds the type `kind`, as far as the words show; None if it can."""
-    if kind.upper() not in TYPES_TO_QUANTISE:
-        return f"{pattern!r} is to have {kind!r}, no type that llama-quantize makes: choose one of {', '.join(sorted(TYPES_TO_QUANTISE))}"
+def tensor_type_problem(pattern: str, ggml_type: str) -> str | None:
+    """Why llama-quantize can't give the tensors that `pattern` finds the type `ggml_type`, as far as the words show; None if it can."""
+    if ggml_type.upper() not in TYPES_TO_QUANTIZE:
+        return f"{pattern!r} is to have {ggml_type!r}, no type that llama-quantize makes: choose one of {', '.join(sorted(TYPES_TO_QUANTIZE))}"
     try:
         re.compile(pattern.lower())
     except (re.error, OverflowError, RecursionError) as error:
@@ -49,6 +49,6 @@ def tensor_type_problem(pattern: str, kind: str) -> str | None:
     return None
 
 
-def level_key(kind: str, level: str) -> str:
-    """The key of a level's seam in reports/parity.json: weights_q4_k_m, outputs_q4_k_m_imatrix."""
-    return f"{kind}_{level.lower().replace('-', '_')}"
+def level_key(ggml_type: str, level: str) -> str:
+    """The key of a level's parity check in reports/parity.json: weights_q4_k_m, outputs_q4_k_m_imatrix."""
+    return f"{ggml_type}_{level.lower().replace('-', '_')}"

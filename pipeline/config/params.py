@@ -61,13 +61,14 @@ class Params(sections.Section):
     @model_validator(mode="after")
     def _models_are_made(self) -> "Params":
         if self.graph == "adapter":
-            known = [sections.BARE, sections.ADAPTED, *([sections.SOURCE] if self.base.level else [])]
-            needed, why = sections.ADAPTED, "which is what is served"
-            made_by = f"({sections.BARE}: the GGUF alone, {sections.ADAPTED}: with its adapter, {sections.SOURCE}: what base.level is made from)"
+            known = [sections.BASE, sections.BASE_WITH_ADAPTER, *([sections.ORIGINAL] if self.base.level else [])]
+            needed, why = sections.BASE_WITH_ADAPTER, "which is what is served"
+            made_by = (f"({sections.BASE}: the GGUF alone, {sections.BASE_WITH_ADAPTER}: with its adapter, {sections.ORIGINAL}: what base.level is "
+                "made from)")
         else:
             known = [sections.UNTUNED + self.convert.type, self.convert.type, *self.quantize.levels]
             needed, why = self.convert.type, "which every level is compared with"
-            made_by = "(quantize.levels, spelt as there)"
+            made_by = "(quantize.levels, spelled as there)"
         unknown = [model for model in self.evaluate.models if model not in known]
         if unknown:
             raise ValueError(f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} {made_by}")
@@ -94,7 +95,7 @@ class Params(sections.Section):
         if self.merge.base == "auto" and strange:
             raise ValueError(
                 f"merge.levels names {', '.join(strange)}, which quantize.levels doesn't make ({', '.join(self.quantize.tuned)}): the merge is "
-                "judged at levels that ship, so name one of these, or set merge.base to w16 or nf4"
+                "judged at levels that ship, so name one of these, or set merge.base to 16-bit or nf4"
             )
         wanting = [level for level in self.quantize.tuned if split_level(level)[1]]
         if wanting and not self.imatrix.tokens:
@@ -104,21 +105,23 @@ class Params(sections.Section):
         return self
 
     @model_validator(mode="after")
-    def _healing_has_a_teacher(self) -> "Params":
-        if self.train.method == "heal" and self.base.level is None:
-            raise ValueError("train.method is heal and base.level is null, so there is no original to learn from: name the level to be healed")
+    def _distillation_has_a_teacher(self) -> "Params":
+        if self.train.method == "distill" and self.base.level is None:
+            raise ValueError("train.method is distill and base.level is null, so there is no original to learn from: name the level to distill")
         return self
 
     @model_validator(mode="after")
-    def _packed_embeddings_stay(self) -> "Params":
+    def _quantized_embeddings_stay(self) -> "Params":
         if self.train.embeddings_on_cpu and self.graph == "adapter":
-            raise ValueError("train.embeddings_on_cpu is on, but a GGUF's embeddings stay packed and small: set it to false")
+            raise ValueError("train.embeddings_on_cpu is on, but a GGUF's embeddings stay quantized and small: set it to false")
         return self
 
     @model_validator(mode="after")
-    def _ways_can_be_compared(self) -> "Params":
+    def _strategies_can_be_compared(self) -> "Params":
         if self.compare.seeds and self.graph == "adapter":
-            raise ValueError("compare.seeds names seeds and base.quantization is gguf: ways are compared where the 16-bit base is: set it to nf4")
+            raise ValueError(
+                "compare.seeds names seeds and base.quantization is gguf: strategies are compared where the 16-bit base is: set it to nf4"
+            )
         if self.compare.seeds and not self.evaluate.scorers:
             raise ValueError(
                 "compare.seeds names seeds and evaluate.scorers is []: name a scorer (exact_match scores anything), or set the seeds to []"
@@ -187,10 +190,10 @@ def _line(item: Any, lines: dict[Place, int]) -> str:
     key = printable(".".join(str(part) for part in item["loc"]) or "params", 120)
     found = [lines[item["loc"][:end]] for end in range(len(item["loc"]), 0, -1) if item["loc"][:end] in lines]
     place = f" (line {found[0]})" if found else ""
-    return printable(f"{key}: {_words(item)}", LONGEST - len(place)) + place
+    return printable(f"{key}: {_sentence(item)}", LONGEST - len(place)) + place
 
 
-def _words(item: Any) -> str:
+def _sentence(item: Any) -> str:
     if renamed := _new_name(item):
         return renamed
     match item["type"]:

@@ -1,6 +1,6 @@
 """Which type training computes in where `train.bnb_4bit_compute_dtype` leaves it to the machine.
 
-bfloat16 halves the memory of float32 and is as fast or faster where the hardware multiplies it. A processor that doesn't, as most in desktops and
+bfloat16 halves the memory of float32 and is as fast or faster where the hardware multiplies it. A CPU that doesn't, as most in desktops and
 laptops, is ten times slower in it than in float32, and more: torch has no kernel for it there but a plain loop.
 """
 
@@ -21,17 +21,17 @@ def training_device() -> Device:
 
 
 def fast_dtype(device: Device) -> ComputeDtype:
-    """bfloat16 on a GPU and on a processor that multiplies it, else float32."""
+    """bfloat16 on a GPU and on a CPU that multiplies it, else float32."""
     return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
 
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor has instructions for products of bfloat16; False if nobody says (other systems than Linux)."""
+    """Whether the CPU has instructions for products of bfloat16; False if nobody says (other systems than Linux)."""
     return not INSTRUCTIONS.isdisjoint(instructions(cpuinfo))
 
 
 def instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """What the processor can do, as Linux names it; nothing if nobody says."""
+    """What the CPU can do, as Linux names it; nothing if nobody says."""
     fields = cpu_fields(cpuinfo)
     return {word for kind in ("flags", "Features") for word in fields.get(kind, "").split()}
 

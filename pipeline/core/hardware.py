@@ -1,4 +1,4 @@
-"""What this machine is made of, for the run record: processor, memory, GPU; nothing that names the machine or its user.
+"""What this machine is made of, for the run record: CPU, memory, GPU; nothing that names the machine or its user.
 
 What can't be found out is None.
 """
@@ -18,7 +18,7 @@ FASTEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
 
 
 def hardware() -> dict[str, Any]:
-    """Processor and its cores (those that this process may use, and all), bytes of memory, the GPUs."""
+    """CPU and its cores (those that this process may use, and all), bytes of memory, the GPUs."""
     import psutil
 
     return {
@@ -36,26 +36,26 @@ def usable_cores() -> int | None:
 
 
 def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What speeds depend on, in a line: the processor, its fastest instructions, the cores that this process may use, the GPUs."""
+    """What speeds depend on, in a line: the CPU, its fastest instructions, the cores that this process may use, the GPUs."""
     known = instructions(cpuinfo)
-    parts = [cpu_name(cpuinfo) or "an unknown processor", next((name for name in FASTEST if name in known), ""), f"{usable_cores()} cores"]
+    parts = [cpu_name(cpuinfo) or "an unknown CPU", next((name for name in FASTEST if name in known), ""), f"{usable_cores()} cores"]
     return ", ".join([*filter(None, parts), *(gpu["name"] for gpu in gpus() or [])])
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The processor's name as it gives it itself: on Linux from `cpuinfo`, on macOS from sysctl, else from the platform."""
+    """The CPU's name as it gives it itself: on Linux from `cpuinfo`, on macOS from sysctl, else from the platform."""
     if cpuinfo.is_file():
         names = cpu_fields(cpuinfo)
         return names.get("model name") or names.get("Model") or platform.machine()  # ARM's has no model name
-    return _said("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or None
+    return _text_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or None
 
 
 def gpus() -> list[dict[str, Any]] | None:
     """Name, bytes of memory and driver of each NVIDIA GPU; none without their tool, None if it fails."""
     if not shutil.which("nvidia-smi"):
         return []
-    said = _said("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
-    return None if said is None else [_gpu(line) for line in said.splitlines()]
+    output = _text_of("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
+    return None if output is None else [_gpu(line) for line in output.splitlines()]
 
 
 def _gpu(line: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _gpu(line: str) -> dict[str, Any]:
     return {"name": name, "memory_bytes": int(mebibytes) << 20 if mebibytes.isdigit() else None, "driver": driver}
 
 
-def _said(*command: str) -> str | None:
+def _text_of(*command: str) -> str | None:
     """A command's output, None if it can't be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

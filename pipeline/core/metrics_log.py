@@ -1,4 +1,4 @@
-"""The journal of a training run: one JSON line per step and per evaluation, whole but for a torn last line whenever the run dies.
+"""The metrics log of a training run: one JSON line per step and per evaluation, whole but for a torn last line whenever the run dies.
 
 A row has a `kind`. "step": step, epoch (passes done), loss, learning_rate, grad_norm (before clipping), tokens,
 trained_tokens, rows (packed rows in order), row_ids, seconds, tokens_per_second, memory_bytes. "eval": step, eval_loss,
@@ -24,7 +24,7 @@ RESTART = "start from the beginning with `python -m pipeline train --no-resume`"
 Row = dict[str, Any]
 
 
-class Journal:
+class MetricsLog:
     """The file at `path`, which need not exist yet. Not to be written by two processes."""
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +46,7 @@ class Journal:
             ) from error
 
     def rows(self) -> list[Row]:
-        """Every whole row, in order; a torn last line is left out. Raises `DataError` if a whole line is no JSON object."""
+        """Every whole row, in order; a torn last line is left out. Raises `DataError` if a complete line is no JSON object."""
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is a torn line, or nothing
@@ -67,7 +67,7 @@ class Journal:
         write_rows(self.path, kept)
 
     def sync(self) -> None:
-        """Bring what was appended to the disk: a checkpoint that survives a power cut must not know more steps than the journal."""
+        """Bring what was appended to the disk: a checkpoint that survives a power cut must not know more steps than the metrics log."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
@@ -86,7 +86,7 @@ class Journal:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Publish a journal of `rows` at `path`, whole or not at all."""
+    """Publish a metrics log of `rows` at `path`, completely or not at all."""
     write_text(path, "".join(_line(row) for row in rows))
 
 

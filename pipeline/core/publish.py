@@ -1,4 +1,4 @@
-"""Artifacts appear whole or not at all: write aside, check, fsync, rename, fsync the folder."""
+"""Artifacts appear completely or not at all: write aside, check, fsync, rename, fsync the folder."""
 
 import fnmatch
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError, MachineError
-from pipeline.core.units import size_in_words
+from pipeline.core.units import size_text
 
 DISK_MARGIN = 1.2  # predicted bytes are asked for with a fifth to spare
 WRITING, OLD = ".writing", ".old"  # how the temporary siblings of an artifact end; they begin with a dot
@@ -34,7 +34,7 @@ def need_disk(folder: Path, predicted_bytes: int) -> None:
     if free < wanted:
         raise MachineError(
             "Q-CORE-004",
-            f"{folder} needs {size_in_words(wanted)} and its disk has {size_in_words(free)} free: "
+            f"{folder} needs {size_text(wanted)} and its disk has {size_text(free)} free: "
             "make room, then run the same command again",
         )
 

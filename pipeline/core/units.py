@@ -16,7 +16,7 @@ def disk_gb(size: float, digits: int = 2) -> str:
     return f"{size / DISK_GB:.{digits}f} GB"
 
 
-def size_in_words(size: float) -> str:
+def size_text(size: float) -> str:
     """Bytes of files in the unit that suits them: "4.68 GB", "105.5 MB", "3.2 kB", "17 bytes"."""
     for unit, name, digits in ((DISK_GB, "GB", 2), (10**6, "MB", 1), (10**3, "kB", 1)):
         if size >= unit:

@@ -11,7 +11,7 @@ RULES = {
     "read": ("Read", "line that can't be read", "lines that can't be read"),
     "format": ("Format", "row of no known format", "rows of no known format"),
     "reasoning": ("Reasoning", "row with reasoning inside", "rows with reasoning inside"),
-    "normalise": ("Normalise", "row that can't be normalised", "rows that can't be normalised"),
+    "normalize": ("Normalize", "row that can't be normalized", "rows that can't be normalized"),
     "turns": ("Turns", "row with turns out of order", "rows with turns out of order"),
     "refusals": ("Refusals", "boilerplate refusal", "boilerplate refusals"),
     "languages": ("Languages", "row in another language", "rows in other languages"),
@@ -27,50 +27,50 @@ RULES = {
 }
 
 
-def title(account: Mapping[str, Any]) -> str:
+def title(stats: Mapping[str, Any]) -> str:
     """How many rows are left, in a few words."""
-    kept, read = account["rows_kept"], account["rows_read"]
+    kept, read = stats["rows_kept"], stats["rows_read"]
     if not read:
         return "No rows were read"
     return f"{count(kept)} of {plural(read, 'row', 'rows')} kept" if kept <= read else f"{plural(kept, 'row', 'rows')} from {count(read)} lines"
 
 
-def verdict(account: Mapping[str, Any]) -> str:
+def verdict(stats: Mapping[str, Any]) -> str:
     """What was left out, by the largest causes, and where the rest went."""
-    lost = sorted(((rule["rejected"], rule["rule"]) for rule in account["rules"] if rule.get("rejected")), key=lambda item: -item[0])
+    lost = sorted(((rule["rejected"], rule["rule"]) for rule in stats["rules"] if rule.get("rejected")), key=lambda item: -item[0])
     named = [taken_out(rule, rows) for rows, rule in lost[:3]]
     others = sum(rows for rows, _ in lost[3:])
     named += [f"{count(others)} for other reasons"] if others else []
     total = sum(rows for rows, _ in lost)
-    sentences = [f"Left out: {_listed(named)}." if total else "Nothing was left out." if account["rows_read"] else ""]
-    if account["parts_added"]:
-        sentences.append(f"Splitting long rows added {plural(account['parts_added'], 'row')}.")
-    train, val, test = (account["splits"].get(split, 0) for split in SPLITS)
-    watching, measuring = f"{count(val)} for watching it", f"{plural(test, 'is', 'are')} held out for measuring"
-    sentences.append(f"{plural(train, 'is', 'are')} for training, {watching} and {measuring}.")
+    sentences = [f"Left out: {_listed(named)}." if total else "Nothing was left out." if stats["rows_read"] else ""]
+    if stats["parts_added"]:
+        sentences.append(f"Splitting long rows added {plural(stats['parts_added'], 'row')}.")
+    train, val, test = (stats["splits"].get(split, 0) for split in SPLITS)
+    monitoring, measuring = f"{count(val)} for monitoring it", f"{plural(test, 'is', 'are')} held out for measuring"
+    sentences.append(f"{plural(train, 'is', 'are')} for training, {monitoring} and {measuring}.")
     return " ".join(filter(None, sentences))
 
 
-def warnings(account: Mapping[str, Any]) -> list[str]:
+def warnings(stats: Mapping[str, Any]) -> list[str]:
     """What the user should look at before training."""
     found = []
-    read, rejected, splits = account["rows_read"], account["rows_rejected"], account["splits"]
+    read, rejected, splits = stats["rows_read"], stats["rows_rejected"], stats["splits"]
     if read and rejected * 5 > read:
         found.append(f"{percent(rejected / read)} of the lines were rejected: look at the largest branch below before you train on what is left.")
-    if account["rows_kept"] and not splits.get("test"):
+    if stats["rows_kept"] and not splits.get("test"):
         found.append("no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the finished model.")
-    found += training_words(account["untrained"], account["scored"])
-    if suspects := account["poison"]["suspects"]:
+    found += training_sentences(stats["untrained"], stats["scored"])
+    if suspects := stats["poison"]["suspects"]:
         came = plural(suspects, "phrase nearly always comes", "phrases nearly always come")
         found.append(f"{came} with one and the same answer: see whether someone planted {'it' if suspects == 1 else 'them'}.")
-    if files := sum(account["files_rejected"].values()):
+    if files := sum(stats["files_rejected"].values()):
         found.append(f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files.")
-    if account["tokens"]["estimated"]:
+    if stats["tokens"]["estimated"]:
         found.append("lengths are estimated from characters, for the base's tokenizer was not there: run stage base first.")
     return found
 
 
-def training_words(untrained: Mapping[str, int], scored: int) -> list[str]:
+def training_sentences(untrained: Mapping[str, int], scored: int) -> list[str]:
     """What supervised training doesn't do with rows, a sentence each: rows of other kinds (kind → rows), and rows with a reward."""
     found = []
     if rows := sum(untrained.values()):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.levels import level_key
-from pipeline.config.sections import ADAPTED, BARE, SOURCE, UNTUNED, reference_of
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, UNTUNED, reference_of
 from pipeline.metrics.level_limits import LevelLimit, level_limit, served_limit
 
 REFERENCES = ("F16", "BF16")
@@ -59,7 +59,7 @@ class Comparison:
 
 def comparison(model: str, evaluations: Evaluations, parity: Mapping[str, Any]) -> Comparison:
     """What `model` of `evaluations` is compared with, and how far it is from that."""
-    return _adapter(evaluations[ADAPTED], parity["seams"]) if model == ADAPTED else _level(model, evaluations)
+    return _adapter(evaluations[BASE_WITH_ADAPTER], parity["checks"]) if model == BASE_WITH_ADAPTER else _level(model, evaluations)
 
 
 def _level(model: str, evaluations: Evaluations) -> Comparison:
@@ -97,9 +97,10 @@ def _level(model: str, evaluations: Evaluations) -> Comparison:
     )  # fmt: skip
 
 
-def _adapter(found: Evaluation, seams: Mapping[str, Any]) -> Comparison:
-    named, served = found.get("reference"), seams.get(SERVED) or {}
-    fault = f"The report of {ADAPTED} compares it with {named or 'nothing'} or names no adapter's GGUF: run `python -m pipeline evaluate@{ADAPTED}`."
+def _adapter(found: Evaluation, checks: Mapping[str, Any]) -> Comparison:
+    named, served = found.get("reference"), checks.get(SERVED) or {}
+    fault = (f"The report of {BASE_WITH_ADAPTER} compares it with {named or 'nothing'} or names no adapter's GGUF: run `python -m pipeline "
+        f"evaluate@{BASE_WITH_ADAPTER}`.")
     nats, top = (
         figure_of(served, "figure") if served.get("unit") == "nats" else None,
         figure_of(served.get("figures"), "same_top"),
@@ -119,8 +120,8 @@ def _adapter(found: Evaluation, seams: Mapping[str, Any]) -> Comparison:
             f"Base and adapter in llama.cpp rank the trained model's token first at {share_text(top)} of the positions",
         )
     return Comparison(
-        BARE, BARE, OF_ADAPTER, "" if named in (BARE, SOURCE) and found.get("lora") else fault, "parity", served_limit(), kld, same_top,
-        ends=seams.get("behaviour_answers_end") or {},
+        BASE, BASE, OF_ADAPTER, "" if named in (BASE, ORIGINAL) and found.get("lora") else fault, "parity", served_limit(), kld, same_top,
+        ends=checks.get("behavior_answers_end") or {},
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """How much of the loss by quantizing the base the adapter repairs: both against the file that the base was
 made from.
 
-The share healed is 1 − KLD after ÷ KLD before. Its 95 % interval is a percentile bootstrap over rows
+The share recovered is 1 − KLD after ÷ KLD before. Its 95 % interval is a percentile bootstrap over rows
 (`pipeline.metrics.intervals`) of the quotient of both sums: the same rows are drawn for both, so what makes a
 row hard for both cancels out.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.sections import ADAPTED, BARE, SOURCE
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL
 from pipeline.gate.comparison import Evaluations
 from pipeline.pages.formats import percent
 
@@ -19,7 +19,7 @@ FEWEST = 5  # rows below which an interval would be too narrow
 
 
 @dataclass(frozen=True)
-class Healed:
+class Recovery:
     """Mean KLD (nats) and share of same top tokens before and after, at some of the positions; `low` and
     `high` are None without rows to draw."""
 
@@ -34,7 +34,7 @@ class Healed:
 
     @property
     def share(self) -> float | None:
-        """1: all is healed, 0: nothing, below it: worse than before; None if nothing was damaged."""
+        """1: all is recovered, 0: nothing, below it: worse than before; None if nothing was damaged."""
         return 1 - self.after / self.before if self.before else None
 
     @property
@@ -49,23 +49,23 @@ class Healed:
     def words(self) -> str:
         """The verdict in a few words."""
         found = {
-            "better": "healed, more than noise",
+            "better": "recovered, more than noise",
             "worse": "made worse, more than noise",
             "noise": "within the noise",
         }
         return found.get(self.verdict, f"no interval, which needs {FEWEST} rows")
 
 
-def is_healing(evaluations: Evaluations) -> bool:
-    """Whether the adapter was trained to heal: then `evaluate` compares it with that file."""
-    return (evaluations.get(ADAPTED) or {}).get("reference") == SOURCE
+def is_distillation(evaluations: Evaluations) -> bool:
+    """Whether the adapter was trained by distillation: then `evaluate` compares it with that file."""
+    return (evaluations.get(BASE_WITH_ADAPTER) or {}).get("reference") == ORIGINAL
 
 
-def healing(evaluations: Evaluations, seed: int) -> list[Healed]:
+def distillation(evaluations: Evaluations, seed: int) -> list[Recovery]:
     """Before (the base) and after (with the adapter), at the assistant's tokens and at all; empty if one was
     not compared with the source."""
-    before, after = (evaluations.get(model) or {} for model in (BARE, ADAPTED))
-    if not (before.get("reference") == after.get("reference") == SOURCE):
+    before, after = (evaluations.get(model) or {} for model in (BASE, BASE_WITH_ADAPTER))
+    if not (before.get("reference") == after.get("reference") == ORIGINAL):
         return []
     found = []
     for name, words in PLACES.items():
@@ -75,7 +75,7 @@ def healing(evaluations: Evaluations, seed: int) -> list[Healed]:
         by_row = [(of.get("by_row") or {}).get(name) for of in (before, after)]
         rows, low, high = interval_of(by_row[0], by_row[1], seed)
         found.append(
-            Healed(
+            Recovery(
                 words,
                 one["kld_mean"],
                 other["kld_mean"],
@@ -92,7 +92,7 @@ def healing(evaluations: Evaluations, seed: int) -> list[Healed]:
 def interval_of(
     before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, seed: int
 ) -> tuple[int, float | None, float | None]:
-    """How many rows both were measured on, and the 95 % interval of the share healed; None without enough
+    """How many rows both were measured on, and the 95 % interval of the share recovered; None without enough
     rows, or if they are other rows."""
     if not before or not after or before["tokens"] != after["tokens"]:
         return 0, None, None
@@ -113,17 +113,17 @@ def interval_of(
     return rows, float(low), float(high)
 
 
-def sentence(found: Healed) -> str:
+def sentence(found: Recovery) -> str:
     """The finding in a sentence."""
-    figures = f"mean KLD from {SOURCE} {found.before:.3g} before and {found.after:.3g} after"
+    figures = f"mean KLD from {ORIGINAL} {found.before:.3g} before and {found.after:.3g} after"
     if found.share is None:
-        return f"Nothing was lost {found.where}, so there is nothing to heal."
+        return f"Nothing was lost {found.where}, so there is nothing to recover."
     spans = found.low is not None and found.high is not None
     interval = (
         f", 95 % interval {percent(found.low, 0)} to {percent(found.high, 0)} on {found.rows} rows"
         if spans
         else ""
     )
-    done = "heals {} of" if found.share >= 0 else "adds {} to"
+    done = "recovers {} of" if found.share >= 0 else "adds {} to"
     done = f"The adapter {done.format(percent(abs(found.share), 0))} the damage"
     return f"{done} {found.where} ({figures}{interval}): {found.words}."

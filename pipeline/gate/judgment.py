@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pipeline.core.checks import Check, overall
 
 TITLES = {
-    "parity": "Seams", "reference": "Reference", "kld": "Divergence", "same_top": "Same first choice",
+    "parity": "Parity checks", "reference": "Reference", "kld": "Divergence", "same_top": "Same first choice",
     "task_drop": "Task", "stopped": "Ends its answers", "forgetting": "General ability",
 }  # fmt: skip
 RECORD = {

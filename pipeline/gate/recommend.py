@@ -5,7 +5,7 @@ Of the tuned models that fit in memory and that the gate does not refuse:
   16-bit model (F16 or BF16); without a task score, the smallest that ranks the same token first as that model
   at `MIN_SAME_TOP` of the positions.
 - an adapter beside its base is the only one. It is below the standard if it scores more than `max_task_drop`
-  points below the base alone, or if it was trained to heal the base and heals nothing.
+  points below the base alone, or if it was trained to recover the base and recovers nothing.
 How scores are compared: `pipeline.gate.task_scores`.
 """
 
@@ -13,16 +13,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.config.sections import ADAPTED, BARE, SOURCE, UNTUNED, Serve
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, UNTUNED, Serve
 from pipeline.gate.comparison import REFERENCES, Evaluation, Evaluations
-from pipeline.gate.distillation import healing, is_healing, sentence
+from pipeline.gate.distillation import distillation, is_distillation, sentence
 from pipeline.gate.drops import Answers
 from pipeline.gate.task_scores import Evidence, Gain, Standing, gain_over, scored_rows, task_score
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 
 MIN_SAME_TOP = 0.9  # share of positions, used if no task score was measured
 TOLERANCE = 1e-9  # points: 75.0 - 70.0 may come out as 5.000000000000004
-WHAT = f"{ADAPTED}, the base GGUF with the adapter's GGUF on it,"
+WHAT = f"{BASE_WITH_ADAPTER}, the base GGUF with the adapter's GGUF on it,"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def recommend(
     context and how many are served at once. `refused` has the gate's reason for each model that it refuses.
     `answers` (rows of MODEL.answers.jsonl by model) let scores be compared on the same questions.
     """
-    refused, unmerged, room = refused or {}, ADAPTED in evaluations, f"{memory_gb:g} GB"
+    refused, unmerged, room = refused or {}, BASE_WITH_ADAPTER in evaluations, f"{memory_gb:g} GB"
     evidence = Evidence(evaluations, answers or {}, seed)
     memory = {name: memory_of(found, serve) for name, found in evaluations.items() if not is_base(name)}
     gains = tuple(gain_over(name, evidence, untuned_name(evaluations)) for name in memory)
@@ -74,13 +74,13 @@ def recommend(
     allowed = {name: memory[name] for name in fitting if name not in refused}
     if not allowed and unmerged:
         return Recommendation(
-            None, f"The gate refuses {WHAT.removesuffix(',')}.", (refused[ADAPTED],), arithmetic, gains
+            None, f"The gate refuses {WHAT.removesuffix(',')}.", (refused[BASE_WITH_ADAPTER],), arithmetic, gains
         )
     if not allowed:
         reason = f"The gate refuses every level that fits in {room}: {', '.join(fitting)}."
         return Recommendation(None, reason, tuple(refusals), arithmetic, gains)
     if unmerged:
-        chosen = _adapter(evidence, f"{_fits(memory[ADAPTED])} in {room}", max_task_drop, gains[0])
+        chosen = _adapter(evidence, f"{_fits(memory[BASE_WITH_ADAPTER])} in {room}", max_task_drop, gains[0])
     else:
         chosen = _level(evidence, allowed, room, max_task_drop)
     warnings = [
@@ -125,7 +125,7 @@ def _level(
                 -evaluations[name]["bytes"],
             ),
         )
-        fits, virtue = _fits(memory[chosen]), "score" if by_task else f"likeness to {name_16}"
+        fits, virtue = _fits(memory[chosen]), "score" if by_task else f"divergence from {name_16}"
         reason = (
             f"{chosen} has the best {virtue} of what {fits} in {room}, though nothing that {fits} {standard}"
         )
@@ -139,21 +139,21 @@ def _level(
 def _adapter(evidence: Evidence, fits: str, max_task_drop: float, gain: Gain) -> Recommendation:
     """The adapter on its base, and whether it is worth serving."""
     below = gain.points is not None and -gain.points > max_task_drop + TOLERANCE
-    compared, warnings = evidence.compare(ADAPTED, BARE), []
+    compared, warnings = evidence.compare(BASE_WITH_ADAPTER, BASE), []
     if compared:
-        score = f"; on the task it has {compared.mine:.1f} points, {BARE} alone {compared.theirs:.1f} ({compared.words})"
-    elif task_score(evidence.evaluations[ADAPTED]) is None:
+        score = f"; on the task it has {compared.mine:.1f} points, {BASE} alone {compared.theirs:.1f} ({compared.words})"
+    elif task_score(evidence.evaluations[BASE_WITH_ADAPTER]) is None:
         score = "; there is no task score to judge by"
     else:
-        score = f"; its score can't be compared, since no question has one of {BARE} too"
+        score = f"; its score can't be compared, since no question has one of {BASE} too"
     reason = f"{WHAT} {fits}, and the gate lets it pass{score}."
-    if is_healing(evidence.evaluations):
-        healed = healing(evidence.evaluations, evidence.seed)
-        below = below or any(one.verdict in ("worse", "noise") for one in healed[:1])
-        warnings = [sentence(one) for one in healed if one.verdict in ("worse", "noise")]
-        unknown = f"How much it heals was not measured: evaluate.models does not name {BARE}."
-        reason += f" {sentence(healed[0]) if healed else unknown}"
-    return Recommendation(ADAPTED, reason, tuple(warnings), below_standard=below)
+    if is_distillation(evidence.evaluations):
+        recovered = distillation(evidence.evaluations, evidence.seed)
+        below = below or any(one.verdict in ("worse", "noise") for one in recovered[:1])
+        warnings = [sentence(one) for one in recovered if one.verdict in ("worse", "noise")]
+        unknown = f"How much it recovers was not measured: evaluate.models does not name {BASE}."
+        reason += f" {sentence(recovered[0]) if recovered else unknown}"
+    return Recommendation(BASE_WITH_ADAPTER, reason, tuple(warnings), below_standard=below)
 
 
 def _fits(memory: ServingMemory) -> str:
@@ -163,17 +163,17 @@ def _fits(memory: ServingMemory) -> str:
 def reference_name(evaluations: Evaluations) -> str:
     """The model that the tuned ones are compared with: which of `REFERENCES` was evaluated, without a merge
     the base's file alone."""
-    return BARE if ADAPTED in evaluations else next(name for name in REFERENCES if name in evaluations)
+    return BASE if BASE_WITH_ADAPTER in evaluations else next(name for name in REFERENCES if name in evaluations)
 
 
 def untuned_name(evaluations: Evaluations) -> str:
     """The untuned model that what was forgotten is measured from."""
-    return BARE if ADAPTED in evaluations else UNTUNED + reference_name(evaluations)
+    return BASE if BASE_WITH_ADAPTER in evaluations else UNTUNED + reference_name(evaluations)
 
 
 def is_base(model: str) -> bool:
     """Whether a model of `evaluate.models` is untuned."""
-    return model.startswith(UNTUNED) or model in (BARE, SOURCE)
+    return model.startswith(UNTUNED) or model in (BASE, ORIGINAL)
 
 
 def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:

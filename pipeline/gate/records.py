@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.config.sections import ADAPTED
+from pipeline.config.sections import BASE_WITH_ADAPTER
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import BadLine, parse_record, read_rows
 from pipeline.core.locks import absent
-from pipeline.core.metrics_log import Journal
+from pipeline.core.metrics_log import MetricsLog
 from pipeline.gate import shapes
 
 SHOWN = 3  # faults named in one sentence
@@ -24,7 +24,7 @@ NEEDED: dict[str, tuple[str, type[shapes.Shape]]] = {
     "reports/labels.json": ("preprocess", shapes.Labels),
     "reports/train.json": ("train", shapes.Train),
     "reports/merge.json": ("merge", shapes.Merge),
-    "reports/ways.json": ("compare", shapes.Ways),
+    "reports/strategies.json": ("compare", shapes.Strategies),
     "reports/parity.json": ("parity", shapes.Parity),
     "models/base.json": ("base", shapes.Base),
 }
@@ -33,26 +33,26 @@ ONLY_MERGED = ("merge", "compare")  # stages of the graph of merged models
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `journal` as
+    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `metrics_log` as
     those of train.jsonl.
 
-    Evaluations and answers are by model. Without a merge there is no report of it, nor of the ways to ship:
-    `merge` and `ways` are None.
+    Evaluations and answers are by model. Without a merge there is no report of it, nor of the strategies to ship:
+    `merge` and `strategies` are None.
     """
 
     data: Mapping[str, Any]
     labels: Mapping[str, Any]
     train: Mapping[str, Any]
     log: Sequence[Mapping[str, Any]]
-    journal: Sequence[Mapping[str, Any]]
+    metrics_log: Sequence[Mapping[str, Any]]
     merge: Mapping[str, Any] | None
-    ways: Mapping[str, Any] | None
+    strategies: Mapping[str, Any] | None
     parity: Mapping[str, Any]
     base: Mapping[str, Any]
     evaluations: Mapping[str, Mapping[str, Any]]
     answers: Mapping[str, Sequence[Mapping[str, Any]]]
-    fidelity: Mapping[str, Any] | None = (
-        None  # what `quench fidelity`, which is not a stage, measured of this very base
+    quantization_check: Mapping[str, Any] | None = (
+        None  # what `quench quantization-check`, which is not a stage, measured of this very base
     )
 
 
@@ -60,7 +60,7 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
     """Every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
     missing or damaged."""
     needed = {
-        file: what for file, what in NEEDED.items() if what[0] not in ONLY_MERGED or ADAPTED not in models
+        file: what for file, what in NEEDED.items() if what[0] not in ONLY_MERGED or BASE_WITH_ADAPTER not in models
     }
     found = {
         Path(file).stem: read_record(root, file, shape, stage) for file, (stage, shape) in needed.items()
@@ -78,13 +78,14 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
                 f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: run "
                 f"`python -m pipeline evaluate@{model}` again",
             )
-    journal = Journal(
+    metrics_log = MetricsLog(
         root / "reports" / "train.jsonl"
     ).rows()  # runs of older versions have none: what it holds is then not measured
-    fidelity = read_fidelity(root / "reports" / "fidelity.json", found["base"]["files"])
+    quantization_check = read_quantization_check(root / "reports" / "quantization-check.json", found["base"]["files"])
     return Inputs(
-        merge=found.pop("merge", None), ways=found.pop("ways", None), log=read_curve(root), journal=journal, evaluations=evaluations,
-        answers=answers, fidelity=fidelity, **found,
+        merge=found.pop("merge", None), strategies=found.pop("strategies", None), log=read_curve(root), metrics_log=metrics_log,
+        evaluations=evaluations,
+        answers=answers, quantization_check=quantization_check, **found,
     )  # fmt: skip
 
 
@@ -174,8 +175,8 @@ def read_curve(root: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def read_fidelity(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `quench fidelity` measured, if it is there and of the base's weights; None for another base's, or
+def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
+    """What `quench quantization-check` measured, if it is there and of the base's weights; None for another base's, or
     an older version's."""
     if not path.is_file():
         return None
@@ -189,7 +190,7 @@ def read_fidelity(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] |
         whole = False
     if not whole:
         raise DataError(
-            "Q-GATE-003", f"{path} is not what `quench fidelity` wrote: run that again, or delete the file"
+            "Q-GATE-003", f"{path} is not what `quench quantization-check` wrote: run that again, or delete the file"
         )
     weights = {name: digest for name, digest in base_files.items() if name.endswith(".safetensors")}
     return dict(found) if found.get("base_weights_sha256") == json_hash(weights) else None

@@ -51,10 +51,10 @@ def judge(
 
 def _parity(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Check:
     """Whether no parity check failed, and each that is `needed` (its key, and what it measures) passed."""
-    seams = parity["seams"]
-    failed = [seam["title"] for seam in seams.values() if seam["verdict"] == "fail"]
+    checks = parity["checks"]
+    failed = [check["title"] for check in checks.values() if check["verdict"] == "fail"]
     if failed:
-        sentence = f"{len(failed)} of {len(seams)} seams failed, none may: {', '.join(failed)}"
+        sentence = f"{len(failed)} of {len(checks)} parity checks failed, none may: {', '.join(failed)}"
         return check(
             "parity", "fail", f"{sentence} (`quench parity` names the cause).", float(len(failed)), 0.0
         )
@@ -66,20 +66,20 @@ def _parity(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Check:
             None,
             0.0,
         )
-    lacking = [what for key, what in needed.items() if seams.get(key, {}).get("verdict") != "pass"]
+    lacking = [what for key, what in needed.items() if checks.get(key, {}).get("verdict") != "pass"]
     if lacking:
         tried = [
-            seams[key]["detail"]
+            checks[key]["detail"]
             for key in needed
-            if seams.get(key, {}).get("verdict") == "not measured" and seams[key].get("detail")
+            if checks.get(key, {}).get("verdict") == "not measured" and checks[key].get("detail")
         ]
         remedy = f"{'; '.join(tried)}." if tried else "run `snakemake parity`."
         return check(
             "parity", "fail", f"Parity has not measured {' and '.join(lacking)}: {remedy}", None, 0.0
         )
-    measured = sum(seam["verdict"] == "pass" for seam in seams.values())
+    measured = sum(check["verdict"] == "pass" for check in checks.values())
     return check(
-        "parity", "pass", f"{measured} of {len(seams)} seams were measured, and none failed.", 0.0, 0.0
+        "parity", "pass", f"{measured} of {len(checks)} parity checks were measured, and none failed.", 0.0, 0.0
     )
 
 
@@ -136,4 +136,4 @@ def _stopped(
     if figure >= limit:
         return check(rule, "pass", sentence, figure, limit)
     remedy = "Where right answers are longer than evaluate.max_new_tokens, raise that"
-    return check(rule, "fail", f"{sentence} {remedy}; else the end of turn was not learnt.", figure, limit)
+    return check(rule, "fail", f"{sentence} {remedy}; else the end of turn was not learned.", figure, limit)

@@ -59,21 +59,21 @@ class Train(Shape):
 class Merge(Shape):
     """reports/merge.json."""
 
-    onto: str
+    merge_base: str
     reason: str
     dtype: str
     tensors: Count
     adapted: Count
 
 
-class Ways(Shape):
-    """reports/ways.json."""
+class Strategies(Shape):
+    """reports/strategies.json."""
 
     seeds: list[Any]
 
 
-class Seam(Shape):
-    """One seam of parity's report."""
+class ParityCheck(Shape):
+    """One parity check of parity's report."""
 
     title: str
     verdict: Literal["pass", "fail", "not measured"]
@@ -88,7 +88,7 @@ class Parity(Shape):
     """reports/parity.json; `files` (sha256 by name) is missing in those of older versions."""
 
     verdict: Literal["pass", "fail"]
-    seams: Annotated[dict[str, Seam], Field(min_length=1)]
+    checks: Annotated[dict[str, ParityCheck], Field(min_length=1)]
     files: dict[str, Sha256] | None = None
 
 
@@ -151,7 +151,7 @@ class Lora(Shape):
     bytes: Count
 
 
-class Likeness(Shape):
+class Divergence(Shape):
     """How far a model is from its reference."""
 
     kld_mean: Number | None = None
@@ -196,7 +196,7 @@ class Evaluation(Shape):
     perplexity: Number | None
     kld_mean: Number | None
     same_top: Number | None
-    all_tokens: Likeness | None = None
+    all_tokens: Divergence | None = None
     by_row: dict[str, RowSums] | None = None
     ctx_size: Annotated[int, Field(gt=0, le=LARGEST)] = 1
     kv_cache_bytes: Count | None = None

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from pipeline.config.sections import ADAPTED
+from pipeline.config.sections import BASE_WITH_ADAPTER
 from pipeline.gate.comparison import Evaluation, Evaluations
-from pipeline.gate.distillation import is_healing
+from pipeline.gate.distillation import is_distillation
 from pipeline.gate.drops import CHANCE, Answers, paired_scores
 from pipeline.pages.formats import p_value
 
@@ -83,7 +83,7 @@ class Gain:
 def gain_over(name: str, evidence: Evidence, untuned: str) -> Gain:
     """What the tuned model `name` scores above the model `untuned`, by perplexity if there are no scores.
 
-    An adapter that was trained to heal must be no worse than the base; it need not beat it.
+    An adapter that was trained to recover must be no worse than the base; it need not beat it.
     """
     found, base = evidence.evaluations[name], evidence.evaluations.get(untuned)
     if base is None:
@@ -103,7 +103,7 @@ def gain_over(name: str, evidence: Evidence, untuned: str) -> Gain:
     points, figures = round(compared.points, 1), str(compared)
     if not compared.apart:
         gain = Gain(name, points, False, f"{name} does not measurably beat the untuned base ({figures}).")
-        return replace(gain, beats=None) if name == ADAPTED and is_healing(evidence.evaluations) else gain
+        return replace(gain, beats=None) if name == BASE_WITH_ADAPTER and is_distillation(evidence.evaluations) else gain
     figures = figures.removesuffix(", so it is more than noise")
     if compared.points < 0:
         return Gain(name, points, False, f"{name} is worse than the untuned base ({figures}).")

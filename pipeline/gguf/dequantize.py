@@ -40,13 +40,13 @@ TRAINABLE_TYPES = {
 }  # fmt: skip
 
 
-def layout(kind: int) -> Layout:
-    """Name, weights and bytes of a block of the type with ggml's number `kind`; `DataError` for one that can't be trained on."""
-    if kind in TRAINABLE_TYPES:
-        return TRAINABLE_TYPES[kind]
+def layout(ggml_type: int) -> Layout:
+    """Name, weights and bytes of a block of the type with ggml's number `ggml_type`; `DataError` for one that can't be trained on."""
+    if ggml_type in TRAINABLE_TYPES:
+        return TRAINABLE_TYPES[ggml_type]
     from gguf import GGMLQuantizationType
 
-    name = GGMLQuantizationType(kind).name if kind in list(GGMLQuantizationType) else f"number {kind}"
+    name = GGMLQuantizationType(ggml_type).name if ggml_type in list(GGMLQuantizationType) else f"number {ggml_type}"
     raise DataError(
         "Q-GGUF-001",
         f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of "
@@ -54,9 +54,9 @@ def layout(kind: int) -> Layout:
     )
 
 
-def row_bytes(kind: int, columns: int) -> int:
+def row_bytes(ggml_type: int, columns: int) -> int:
     """Bytes of a row of `columns` weights. Raises `DataError` if they are no whole blocks, or for a type not known."""
-    name, weights, size = layout(kind)
+    name, weights, size = layout(ggml_type)
     if columns % weights:
         raise DataError(
             "Q-GGUF-002",
@@ -66,9 +66,9 @@ def row_bytes(kind: int, columns: int) -> int:
     return columns // weights * size
 
 
-def columns_of(kind: int, stored: int) -> int:
+def columns_of(ggml_type: int, stored: int) -> int:
     """Weights of a row of `stored` bytes. Raises `DataError` if they are no whole blocks, or for a type not known."""
-    name, weights, size = layout(kind)
+    name, weights, size = layout(ggml_type)
     if stored % size:
         raise DataError(
             "Q-GGUF-002",
@@ -78,37 +78,37 @@ def columns_of(kind: int, stored: int) -> int:
     return stored // size * weights
 
 
-def dequantise(packed: Tensor, kind: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
-    """The values of `packed`, uint8 (rows, row bytes) of the type with ggml's number `kind`: (rows, columns) of `dtype`.
+def dequantize(quantized: Tensor, ggml_type: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    """The values of `quantized`, uint8 (rows, row bytes) of the type with ggml's number `ggml_type`: (rows, columns) of `dtype`.
 
     Computed in float32 and rounded once, so that every value is that of `gguf.quants.dequantize` rounded once. `out`, contiguous,
     is written and returned where it is given: a large matrix again at every call costs more in page faults than in arithmetic.
     Raises `DataError` for a type that is not in `TRAINABLE_TYPES` and for rows that are no whole blocks.
     """
-    columns = columns_of(kind, packed.shape[-1])
+    columns = columns_of(ggml_type, quantized.shape[-1])
     if out is None:
-        out = torch.empty(*packed.shape[:-1], columns, dtype=dtype, device=packed.device)
-    elif not out.is_contiguous() or out.dtype != dtype or out.shape != (*packed.shape[:-1], columns):
-        raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}: contiguous {(*packed.shape[:-1], columns)} of {dtype} is needed")
-    _, weights, size = layout(kind)
+        out = torch.empty(*quantized.shape[:-1], columns, dtype=dtype, device=quantized.device)
+    elif not out.is_contiguous() or out.dtype != dtype or out.shape != (*quantized.shape[:-1], columns):
+        raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}: contiguous {(*quantized.shape[:-1], columns)} of {dtype} is needed")
+    _, weights, size = layout(ggml_type)
     if not out.numel():
         return out
-    if packed.storage_offset() % (size if kind in FLOATS else 2):
-        packed = packed.clone()  # bytes are viewed as wider numbers, which must begin at a multiple of their width
-    if kind in FLOATS:
-        return out.copy_(packed.contiguous().view(FLOATS[kind]))
-    blocks, values = packed.reshape(-1, size), out.view(-1, weights)
-    if packed.is_cuda and kind in KERNELS and has_triton():
-        from pipeline.gguf.kernels import dequantise_blocks
+    if quantized.storage_offset() % (size if ggml_type in FLOATS else 2):
+        quantized = quantized.clone()  # bytes are viewed as wider numbers, which must begin at a multiple of their width
+    if ggml_type in FLOATS:
+        return out.copy_(quantized.contiguous().view(FLOATS[ggml_type]))
+    blocks, values = quantized.reshape(-1, size), out.view(-1, weights)
+    if quantized.is_cuda and ggml_type in KERNELS and has_triton():
+        from pipeline.gguf.kernels import dequantize_blocks
 
-        dequantise_blocks(blocks, kind, values)
+        dequantize_blocks(blocks, ggml_type, values)
         return out
-    step = (STEP if packed.device.type == "cpu" else GPU_STEP) // weights
+    step = (STEP if quantized.device.type == "cpu" else GPU_STEP) // weights
     rounded = dtype != torch.float32
-    scratch = torch.empty(min(step, len(blocks)), weights, device=packed.device) if rounded else None
+    scratch = torch.empty(min(step, len(blocks)), weights, device=quantized.device) if rounded else None
     for some, here in zip(torch.split(blocks, step), torch.split(values, step), strict=True):
         exact = here if scratch is None else scratch[: len(some)]
-        FORMULAS.get(kind, library)(some, exact, kind)
+        FORMULAS.get(ggml_type, library)(some, exact, ggml_type)
         if rounded:
             here.copy_(exact)
     return out
@@ -133,19 +133,19 @@ def halves(blocks: Tensor, start: int) -> Tensor:
 
 def nibbles(blocks: Tensor, start: int) -> Tensor:
     """The 16 bytes at `start` as 32 values, low nibbles before high ones: int64 words (blocks, 4)."""
-    packed = words(blocks, start, start + 16, 2)
+    quantized = words(blocks, start, start + 16, 2)
     both = torch.empty(len(blocks), 2, 2, dtype=torch.int64, device=blocks.device)
-    for half, low in enumerate((packed & LOW, (packed >> 4).bitwise_and_(LOW))):
+    for half, low in enumerate((quantized & LOW, (quantized >> 4).bitwise_and_(LOW))):
         both.view(torch.complex128)[:, half].copy_(low.view(torch.complex128))  # 16 bytes as one element: four times as fast as two words
     return both.view(-1, 4)
 
 
 def groups(blocks: Tensor, start: int) -> Tensor:
     """The 128 bytes at `start` as 4 groups of 32 low nibbles, then 32 high ones: int64 words (blocks, 8, 4)."""
-    packed = words(blocks, start, start + 128, 4, 4)
+    quantized = words(blocks, start, start + 128, 4, 4)
     both = torch.empty(len(blocks), 4, 2, 4, dtype=torch.int64, device=blocks.device)
-    torch.bitwise_and(packed, LOW, out=both[:, :, 0])
-    torch.bitwise_and(packed >> 4, LOW, out=both[:, :, 1])
+    torch.bitwise_and(quantized, LOW, out=both[:, :, 0])
+    torch.bitwise_and(quantized >> 4, LOW, out=both[:, :, 1])
     return both.view(-1, 8, 4)
 
 
@@ -219,11 +219,11 @@ def q6_k(blocks: Tensor, out: Tensor, _: int) -> None:
     out.view(-1, 16, 16).copy_(quants.view(torch.int8).sub_(32).view(-1, 16, 16)).mul_(scale[..., None])
 
 
-def library(blocks: Tensor, out: Tensor, kind: int) -> None:
-    """By transformers' dequantiser, exact in float32 but slower: for the types that are rare."""
+def library(blocks: Tensor, out: Tensor, ggml_type: int) -> None:
+    """By transformers' dequantizer, exact in float32 but slower: for the types that are rare."""
     from transformers.integrations.gguf.dequant import dequantize
 
-    out.copy_(dequantize(blocks, kind).view_as(out))
+    out.copy_(dequantize(blocks, ggml_type).view_as(out))
 
 
 FORMULAS: dict[int, Callable[[Tensor, Tensor, int], None]] = {

@@ -49,7 +49,7 @@ def _read(path: Path) -> Header:
         return read_header(path)
     except (NotGguf, OSError) as error:
         raise DataError(
-            "Q-GGUF-003", f"{path} is not a whole GGUF ({error}): run the stage that makes it again"
+            "Q-GGUF-003", f"{path} is not a complete GGUF ({error}): run the stage that makes it again"
         ) from error
 
 
@@ -63,9 +63,9 @@ def describe(path: Path) -> dict[str, Any]:
     from gguf import GGMLQuantizationType, LlamaFileType
 
     header = check_gguf(path)
-    types = {name: GGMLQuantizationType(kind).name for name, (_, kind) in header.tensors.items()}
+    types = {name: GGMLQuantizationType(ggml_type).name for name, (_, ggml_type) in header.tensors.items()}
     weights = header.parameters
-    stored = sum(tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items())
+    stored = sum(tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items())
     file_type = header.fields.get("general.file_type")
     level = LlamaFileType(file_type).name if file_type is not None else ""
     block_level = "_K" in level or "IQ" in level

@@ -17,7 +17,7 @@ STRING, ARRAY = 8, 9
 
 
 class NotGguf(ValueError):
-    """The bytes are not a whole GGUF file; the text says where they stop making sense."""
+    """The bytes are not a complete GGUF file; the text says where they stop making sense."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class _Cursor:
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
-    def scalars(self, kind: str, count: int) -> tuple[Any, ...]:
-        size = struct.calcsize(f"<{kind}") * count
+    def scalars(self, format: str, count: int) -> tuple[Any, ...]:
+        size = struct.calcsize(f"<{format}") * count
         if size > len(self.data) - self.at:
             raise NotGguf(f"{count:,} values are announced at byte {self.at:,}, more than the file holds")
-        values = struct.unpack_from(f"<{count}{kind}", self.data, self.at)
+        values = struct.unpack_from(f"<{count}{format}", self.data, self.at)
         self.at += size
         return values
 
-    def value(self, kind: int) -> Any:
-        if kind in SCALARS:
-            return self.scalars(SCALARS[kind], 1)[0]
-        if kind == STRING:
+    def value(self, value_type: int) -> Any:
+        if value_type in SCALARS:
+            return self.scalars(SCALARS[value_type], 1)[0]
+        if value_type == STRING:
             return self.texts(1)[0]
-        if kind != ARRAY:
-            raise NotGguf(f"value type {kind} at byte {self.at:,} is not one that llama.cpp writes")
+        if value_type != ARRAY:
+            raise NotGguf(f"value type {value_type} at byte {self.at:,} is not one that llama.cpp writes")
         element, count = *self.scalars("I", 1), *self.scalars("Q", 1)
         if element in SCALARS:
             return list(self.scalars(SCALARS[element], count))
@@ -104,9 +104,9 @@ def read_header(file: Path) -> Header:
         if dimensions > 4 or name in tensors:
             raise NotGguf(f"tensor {name} has {dimensions} dimensions or is written twice")
         shape = cursor.scalars("Q", dimensions)
-        (kind,), (offset,) = cursor.scalars("I", 1), cursor.scalars("Q", 1)
-        tensors[name] = (shape, kind)
-        end = max(end, offset + tensor_bytes(name, shape, kind))
+        (ggml_type,), (offset,) = cursor.scalars("I", 1), cursor.scalars("Q", 1)
+        tensors[name] = (shape, ggml_type)
+        end = max(end, offset + tensor_bytes(name, shape, ggml_type))
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise NotGguf(f"general.alignment is {alignment!r}")
@@ -116,12 +116,12 @@ def read_header(file: Path) -> Header:
     return Header(fields, tensors)
 
 
-def tensor_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
+def tensor_bytes(name: str, shape: tuple[int, ...], ggml_type: int) -> int:
     """Bytes of a tensor of this shape and ggml type. Raises `NotGguf` for a type that is not known."""
     from gguf import GGML_QUANT_SIZES
 
     sizes = {int(number): pair for number, pair in GGML_QUANT_SIZES.items()}
-    if kind not in sizes:
-        raise NotGguf(f"tensor {name} has type number {kind}, which is not known")
-    block, block_bytes = sizes[kind]
+    if ggml_type not in sizes:
+        raise NotGguf(f"tensor {name} has type number {ggml_type}, which is not known")
+    block, block_bytes = sizes[ggml_type]
     return -(-math.prod(shape) // int(block)) * int(block_bytes)

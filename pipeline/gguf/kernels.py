@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped, import-not-found, untyped-decorator, no-untyped-call"
-"""Triton kernels for the types that K-mixed files are made of: packed blocks on a GPU straight to values, bit for bit those of torch's path.
+"""Triton kernels for the types that K-mixed files are made of: quantized blocks on a GPU straight to values, bit for bit those of torch's path.
 
 A program takes `TILE` blocks of 256 weights; each weight is computed by itself, from bytes that it shares with its neighbors through
 the cache. Imported only where Triton is (`pipeline.gguf.dequantize`); TRITON_INTERPRET=1 runs it on a CPU.
@@ -67,19 +67,19 @@ def q8_0(block: tl.tensor, at: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def whole(packed: tl.tensor, out: tl.tensor, weights: tl.tensor, formula: tl.constexpr, size: tl.constexpr, tile: tl.constexpr) -> None:
-    """Weights [256 · tile · program, …) of `packed`, whose 256 weights take `size` bytes, into `out`."""
+def whole(quantized: tl.tensor, out: tl.tensor, weights: tl.tensor, formula: tl.constexpr, size: tl.constexpr, tile: tl.constexpr) -> None:
+    """Weights [256 · tile · program, …) of `quantized`, whose 256 weights take `size` bytes, into `out`."""
     at = tl.program_id(0).to(tl.int64) * (256 * tile) + tl.arange(0, 256 * tile)
     # the last program's lanes past the end read the last block again and write nothing
     near = tl.minimum(at, weights - 1)
-    value = formula(packed + (near // 256) * size, (near % 256).to(tl.int32))
+    value = formula(quantized + (near // 256) * size, (near % 256).to(tl.int32))
     tl.store(out + at, value.to(out.dtype.element_ty), mask=at < weights)
 
 
 FORMULAS = {8: (q8_0, 8 * 34), 12: (q4_k, 144), 13: (q5_k, 176), 14: (q6_k, 210)}  # by ggml's number: formula, bytes of 256 weights
 
 
-def dequantise_blocks(blocks: Tensor, kind: int, out: Tensor) -> None:
+def dequantize_blocks(blocks: Tensor, kind: int, out: Tensor) -> None:
     """The values of `blocks`, uint8 (n, bytes of a block) of the type with ggml's number `kind`, into `out` (n, weights of a block).
 
     Both contiguous; `out` of float32, float16 or bfloat16.

@@ -15,7 +15,8 @@ OWN = "quench."
 IMATRIX = "quench.imatrix."  # what stage quantize adds, other in every level
 ADAPTER = "quench.adapter.sha256"
 BASE_FILE = "quench.base_gguf.sha256"  # in an adapter's GGUF: the very file that it was trained on
-MERGE = {"adapter_sha256": ADAPTER} | {key: f"quench.merge.{key}" for key in ("onto", "method", "dtype")}  # of merge.json
+# of merge.json
+MERGE = {"adapter_sha256": ADAPTER} | {"merge_base": "quench.merge.base"} | {key: f"quench.merge.{key}" for key in ("method", "dtype")}
 STANDARD = ("general.name", "general.license", "general.base_model.")
 Fields = dict[str, str | int]
 
@@ -60,7 +61,7 @@ def folder_fields(folder: Path) -> Fields:
     return fields
 
 
-def passport(path: Path) -> dict[str, Any]:
+def provenance(path: Path) -> dict[str, Any]:
     """What a GGUF says about where it comes from: its `quench.*` fields and the standard ones; empty for a file of another maker.
 
     Raises `DataError` if the file is not whole.

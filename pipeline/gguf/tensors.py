@@ -29,7 +29,7 @@ class GgufTensor:
 
     name: str
     shape: tuple[int, ...]
-    kind: int
+    ggml_type: int
     file: Path
     start: int
 
@@ -48,20 +48,20 @@ class GgufTensor:
         """ggml's name of the type: F16, Q4_K …"""
         from gguf import GGMLQuantizationType
 
-        name: str = GGMLQuantizationType(self.kind).name
+        name: str = GGMLQuantizationType(self.ggml_type).name
         return name
 
     @property
     def block(self) -> int:
-        """Weights that are quantised together; of floats, a row."""
+        """Weights that are quantized together; of floats, a row."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        size = int(GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)][0])
+        size = int(GGML_QUANT_SIZES[GGMLQuantizationType(self.ggml_type)][0])
         return size if size > 1 else self.columns
 
     @property
     def readable(self) -> bool:
-        """Whether the package gguf can dequantise the type."""
+        """Whether the package gguf can dequantize the type."""
         try:
             self.values(0, 1)
         except DataError:
@@ -71,7 +71,7 @@ class GgufTensor:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row as stored."""
-        return tensor_bytes(self.name, (self.columns,), self.kind)
+        return tensor_bytes(self.name, (self.columns,), self.ggml_type)
 
     def stored(self, first: int, last: int) -> Bytes:
         """Rows [first, last) as their bytes, (last − first, row_bytes)."""
@@ -85,7 +85,7 @@ class GgufTensor:
         return values.reshape(last - first, self.row_bytes)
 
     def values(self, first: int, last: int) -> Floats:
-        """Rows [first, last) as float32, (last − first, columns), by the dequantiser of the package gguf.
+        """Rows [first, last) as float32, (last − first, columns), by the dequantizer of the package gguf.
 
         Raises `DataError` for a type that it has none for.
         """
@@ -93,7 +93,7 @@ class GgufTensor:
 
         stored = self.stored(first, last)
         try:  # as one long row: the package goes by 16 rows at a time, which takes long for short ones
-            flat: Floats = dequantize(stored.reshape(1, -1), GGMLQuantizationType(self.kind))
+            flat: Floats = dequantize(stored.reshape(1, -1), GGMLQuantizationType(self.ggml_type))
         except NotImplementedError as error:
             raise DataError(
                 "Q-GGUF-005",
@@ -116,20 +116,20 @@ def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
     header = check_gguf(path)
     alignment = header.fields.get("general.alignment", 32)
     offsets, end = {}, 0
-    for name, (shape, kind) in header.tensors.items():
+    for name, (shape, ggml_type) in header.tensors.items():
         offsets[name] = end
-        end += -(-tensor_bytes(name, shape, kind) // alignment) * alignment
+        end += -(-tensor_bytes(name, shape, ggml_type) // alignment) * alignment
     start = data_start(path, header, next(reversed(offsets.values())), alignment)
     return header, {
-        name: GgufTensor(name, tuple(dropwhile(lambda size: size == 1, reversed(shape))), kind, path, start + offsets[name])
-        for name, (shape, kind) in header.tensors.items()
+        name: GgufTensor(name, tuple(dropwhile(lambda size: size == 1, reversed(shape))), ggml_type, path, start + offsets[name])
+        for name, (shape, ggml_type) in header.tensors.items()
     }
 
 
 def data_start(path: Path, header: Header, last_offset: int, alignment: int) -> int:
     """The byte where tensor data begins: behind the last tensor's entry, which must say `last_offset`. Raises `DataError`."""
-    name, (shape, kind) = next(reversed(header.tensors.items()))
-    entry = name.encode() + struct.pack(f"<I{len(shape)}QI", len(shape), *shape, kind) + struct.pack("<Q", last_offset)
+    name, (shape, ggml_type) = next(reversed(header.tensors.items()))
+    entry = name.encode() + struct.pack(f"<I{len(shape)}QI", len(shape), *shape, ggml_type) + struct.pack("<Q", last_offset)
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         place = mapped.find(entry, 0, MAX_HEADER_BYTES)  # reads no further than the entry
     if place < 0:

@@ -26,7 +26,7 @@ from pipeline.core.errors import MachineError, QuenchError, ToolError
 from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.llamacpp.cache import cache_folder, keep, take
 from pipeline.llamacpp.compiler import amx_flags, find_compiler
-from pipeline.llamacpp.stamp import CMAKE_FLAGS, SDIST_SHA256, fits_processor, is_built, runs, stamp
+from pipeline.llamacpp.stamp import CMAKE_FLAGS, SDIST_SHA256, fits_cpu, is_built, runs, stamp
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain, last_lines
 
 SDIST = f"llama_cpp_python-{VERSION}"
@@ -190,13 +190,13 @@ def _progress() -> Iterator[Tell]:
             task = bar.add_task("", total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
-    told = 0
+    reported = 0
 
     def tell(done: int, total: int) -> None:
-        nonlocal told
-        if done * 10 // total > told:
-            told = done * 10 // total
-            print(f"building llama.cpp: {told * 10} % ({done} of {total} steps)", flush=True)
+        nonlocal reported
+        if done * 10 // total > reported:
+            reported = done * 10 // total
+            print(f"building llama.cpp: {reported * 10} % ({done} of {total} steps)", flush=True)
 
     yield tell
 
@@ -215,7 +215,7 @@ def _forget_foreign_build(home: Path) -> None:
     wanted = f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}"
     moved = cache.exists() and wanted not in cache.read_text(errors="replace").splitlines()
     finished = (home / "stamp.json").exists() and all((home / "build" / "bin" / tool).exists() for tool in TOOLS)
-    if moved or not fits_processor(home) or (finished and not runs(home)):
+    if moved or not fits_cpu(home) or (finished and not runs(home)):
         shutil.rmtree(home / "build", ignore_errors=True)
 
 

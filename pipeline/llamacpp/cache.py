@@ -39,9 +39,9 @@ def cache_folder() -> Path | None:
 
 def entry_name(compiler: str) -> str:
     """The name of the build that this machine's `compiler` makes now: version, and a hash of whatever else its bytes depend on."""
-    said = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    version = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False).stdout.strip()
     environment = {name: os.environ.get(name, "") for name in USED_BY_CMAKE}
-    made_of = {"stamp": stamp(), "compiler": [compiler, said], "environment": environment, "machine": [sys.platform, platform.machine()]}
+    made_of = {"stamp": stamp(), "compiler": [compiler, version], "environment": environment, "machine": [sys.platform, platform.machine()]}
     return f"{VERSION}-{json_hash(made_of)[:16]}"
 
 

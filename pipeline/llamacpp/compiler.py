@@ -46,15 +46,15 @@ def find_compiler() -> str:
 
 
 def amx_flags(compiler: str) -> list[str]:
-    """CMake's flags that leave the processor's AMX out, if this compiler makes wrong code for it; nothing for a processor without AMX."""
+    """CMake's flags that leave the CPU's AMX out, if this compiler makes wrong code for it; nothing for a CPU without AMX."""
     if "amx_tile" not in instructions() or compiles_amx(compiler):
         return []
-    print(f"{compiler} makes wrong code for this processor's AMX instructions: llama.cpp is built without them", flush=True)
+    print(f"{compiler} makes wrong code for this CPU's AMX instructions: llama.cpp is built without them", flush=True)
     return [f"-DCMAKE_{language}_FLAGS={os.environ.get(variable, '')} {WITHOUT_AMX}" for language, variable in (("C", "CFLAGS"), ("CXX", "CXXFLAGS"))]
 
 
 def compiles_amx(compiler: str) -> bool:
-    """Whether what `compiler` makes of `AMX_CHECK`, optimized as llama.cpp is, does on this processor what it says."""
+    """Whether what `compiler` makes of `AMX_CHECK`, optimized as llama.cpp is, does on this CPU what it says."""
     with tempfile.TemporaryDirectory(prefix="quench-amx-") as folder:
         source, program = Path(folder) / "check.cpp", Path(folder) / "check"
         source.write_text(AMX_CHECK, encoding="ascii")

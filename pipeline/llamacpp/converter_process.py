@@ -3,7 +3,7 @@
     python -P pipeline/llamacpp/converter_process.py '{"pre": "qwen2", "fields": {"general.license": "mit"}}' path/to/convert_hf_to_gguf.py ARGUMENTS…
 
 The name is for vocabularies that its list of hashes doesn't know. The fields are written with the header, because adding
-them later would mean writing the whole file again. The converter's folder must be on PYTHONPATH; none of its files is changed.
+them later would mean writing the entire file again. The converter's folder must be on PYTHONPATH; none of its files is changed.
 """
 
 import json

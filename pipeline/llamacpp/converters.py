@@ -45,21 +45,21 @@ def lora_to_gguf(tools: Toolchain, adapter: Path, base: Path, target: Path, type
         run_converter(tools, "convert_lora_to_gguf.py", [adapter, "--base", base, "--outtype", type.lower(), "--outfile", aside], None, fields)
 
 
-def quantise_gguf(tools: Toolchain, source: Path, target: Path, level: str, nthreads: int, imatrix: Path | None = None,
-                  tensor_types: Mapping[str, str] = NO_TYPES, requantise: bool = False) -> None:  # fmt: skip
+def quantize_gguf(tools: Toolchain, source: Path, target: Path, level: str, nthreads: int, imatrix: Path | None = None,
+                  tensor_types: Mapping[str, str] = NO_TYPES, requantize: bool = False) -> None:  # fmt: skip
     """Write `source` at `level` (llama.cpp's name) to `target`; the same bytes for any number of threads.
 
     `imatrix` is an importance matrix's GGUF. `tensor_types` maps patterns (searched in tensor names, the first match
-    wins) to types that replace the level's. `requantise` allows a `source` that is quantised already.
+    wins) to types that replace the level's. `requantize` allows a `source` that is quantized already.
 
     Raises `ConfigError` if a pattern or type can't be, `DataError` if `source` is not whole, `ToolError` if llama-quantize fails.
     """
     check_gguf(source)
-    # an upper bound: no level is larger than 16-bit floats; of a file that is quantised already, some are larger than it
-    need_disk(target.parent, source.stat().st_size * (2 if requantise else 1))
+    # an upper bound: no level is larger than 16-bit floats; of a file that is quantized already, some are larger than it
+    need_disk(target.parent, source.stat().st_size * (2 if requantize else 1))
     flags = [word for pattern, kind in tensor_types.items() for word in ("--tensor-type", f"{pattern}={kind}")]
     check_tensor_types(source, tensor_types, imatrix is not None)
-    if requantise:
+    if requantize:
         flags.append("--allow-requantize")
     if imatrix:
         # the name that is given is written into the level: no folder of this machine in it

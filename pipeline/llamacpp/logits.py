@@ -166,7 +166,7 @@ def divergence(reference: Floats, candidate: Floats) -> Floats:
 
 
 def nmse(reference: Floats, candidate: Floats) -> float:
-    """Normalised mean squared error Σ(c − r)² ÷ Σr² of logits, as llama.cpp's test-backend-ops measures it."""
+    """Normalized mean squared error Σ(c − r)² ÷ Σr² of logits, as llama.cpp's test-backend-ops measures it."""
     difference = candidate.astype(np.float64) - reference
     return float((difference**2).sum() / (reference.astype(np.float64) ** 2).sum())
 

@@ -1,7 +1,7 @@
 """Which of llama.cpp's pre-tokenizers splits text as a model's own does.
 
 llama.cpp knows a tokenizer by the hash of the ids that a check text gets; one with another vocabulary is unknown to it,
-though it may split text in the very same way. So where the hash is unknown, the structure decides: normaliser, patterns,
+though it may split text in the very same way. So where the hash is unknown, the structure decides: normalizer, patterns,
 and how merges are used.
 """
 
@@ -33,7 +33,7 @@ class Structure:
     adds_bos: bool = False
 
 
-# src/llama-vocab.cpp: regex_exprs, ignore_merges and add_bos of each name. Normalisers are left out: llama.cpp has none
+# src/llama-vocab.cpp: regex_exprs, ignore_merges and add_bos of each name. Normalizers are left out: llama.cpp has none
 # here, and NFC changes nothing in text that curate has brought to NFC
 KNOWN = {
     Structure((GPT2,)): "gpt-2",

@@ -1,7 +1,7 @@
 """Whether a built llama.cpp can be used unchanged: the right version, made with the right flags, and it runs here.
 
 Reads `stamp.json`, which the build writes last, and asks one tool for its version. The place is not in the stamp: tools find
-their libraries beside themselves, so a copied build is as good as the first. The processor is: the compiler uses all of it.
+their libraries beside themselves, so a copied build is as good as the first. The CPU is: the compiler uses all of it.
 """
 
 import json
@@ -27,7 +27,7 @@ CMAKE_FLAGS = (
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
-# of all that Linux says of a processor, what a compiler makes code of; the rest changes with the kernel
+# of all that Linux says of a CPU, what a compiler makes code of; the rest changes with the kernel
 USED = re.compile(r"s?sse|avx|fma|f16c|bmi|amx|abm|popcnt|movbe|adx|gfni|asimd|sve|i8mm|bf16|fphp")
 SECONDS_TO_START = 60
 
@@ -41,11 +41,11 @@ def is_built(home: Path) -> bool:
     """Whether `home` holds a finished build of exactly this version and these flags that runs on this machine."""
     found, wanted = read_stamp(home), stamp()
     same = all(found.get(key) == wanted[key] for key in wanted if key != "instructions")
-    return same and all(os.access(home / "build" / "bin" / tool, os.X_OK) for tool in TOOLS) and fits_processor(home) and runs(home)
+    return same and all(os.access(home / "build" / "bin" / tool, os.X_OK) for tool in TOOLS) and fits_cpu(home) and runs(home)
 
 
-def fits_processor(home: Path) -> bool:
-    """Whether this processor knows every instruction that the build in `home` was made for; True if its stamp names none."""
+def fits_cpu(home: Path) -> bool:
+    """Whether this CPU knows every instruction that the build in `home` was made for; True if its stamp names none."""
     needed = read_stamp(home).get("instructions")
     return not isinstance(needed, list) or _instructions().issuperset(needed)
 

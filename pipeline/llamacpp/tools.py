@@ -1,7 +1,7 @@
 """The one place that knows llama.cpp: where it is, which version, how its tools are called.
 
 Reads `.tools/llama.cpp/VERSION/` (built by `make setup`, see `pipeline.llamacpp.build`), or the build that
-`LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points at. One version for everything: converter, quantiser,
+`LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points at. One version for everything: converter, quantizer,
 bench, server and the Python binding.
 """
 

@@ -45,7 +45,7 @@ def passes(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
 
 
 def code_in(text: str) -> str:
-    """The code of an answer: its first block marked as Python, else its first block, else the whole text."""
+    """The code of an answer: its first block marked as Python, else its first block, else the entire text."""
     blocks = _blocks(text)
     marked = [code for language, code in blocks if language in PYTHON]
     return next(iter([*marked, *(code for _, code in blocks), text]))

@@ -105,7 +105,7 @@ def _write_logits(file: Path, prompts: list[Prompt], model: AbstractContextManag
 
 def compare(reference: Iterable[Floats], candidate: Iterable[Floats]) -> Divergence:
     """One model's logits (T, V) of each prompt against another's, prompt by prompt."""
-    return summarise([prompt_figures(before, after) for before, after in zip(reference, candidate, strict=True)])
+    return summarize([prompt_figures(before, after) for before, after in zip(reference, candidate, strict=True)])
 
 
 def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: Toolchain) -> Divergence:
@@ -150,7 +150,7 @@ def prompt_figures(before: Floats, after: Floats) -> Divergence:
     return Divergence([mean], mean, float(kld.max()), same, wrong / power if power else float(wrong > 0), len(kld), 0, widths)
 
 
-def summarise(parts: list[Divergence]) -> Divergence:
+def summarize(parts: list[Divergence]) -> Divergence:
     """The figures of all prompts together; every prompt counts the same for `kld`, every position for `same_top`."""
     rows = [row for part in parts for row in part.kld_rows]
     positions = sum(part.positions for part in parts)

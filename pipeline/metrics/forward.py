@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError
 from pipeline.metrics.divergence import Prompt, Reference, Speaker, kept_logits
-from pipeline.models.qlora import load_quantised
+from pipeline.models.qlora import load_quantized
 from pipeline.models.runtime import silence_libraries
 
 
@@ -33,7 +33,7 @@ def trained_model(base: Path, adapter: Path | None, *, float32: bool = False, se
     recorded = adapter or settings_of
     assert recorded, "a base alone needs the settings of a run"
     settings = run_settings(recorded).model_copy(update={"embeddings_on_cpu": False})  # where the table lies changes no number
-    bare = load_quantised(base, settings)
+    bare = load_quantized(base, settings)
     model = PeftModel.from_pretrained(bare, adapter) if adapter else bare
     yield speaker_of(in_float32(model) if float32 else model)
     del model
@@ -87,7 +87,7 @@ def speaker_of(model: Any) -> Speaker:
 def in_float32(model: Any) -> Any:
     """Let a model of 16-bit weights compute in float32: each module's own weights are cast for its forward alone.
 
-    So the peak is the stored weights and the largest tensor in float32, not the whole model twice. NF4 weights are dequantised
+    So the peak is the stored weights and the largest tensor in float32, not the entire model twice. NF4 weights are dequantized
     by their own linear, to the type it is told to compute in. Gives the model back.
     """
     import torch

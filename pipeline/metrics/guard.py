@@ -37,7 +37,7 @@ def main() -> None:
             os._exit(0)
     os.chdir(job["work"])
     give_up_rights(job["user"])
-    refuse_calls(*UNCOUNTED[os.uname().machine])
+    forbid_calls(*UNCOUNTED[os.uname().machine])
     for name, limit in job["limits"].items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
     for stream in range(3):  # nothing to read, nowhere to print; until here stderr is the guard's own
@@ -111,7 +111,7 @@ def give_up_rights(user: int | None) -> None:
     checked(libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
 
 
-def refuse_calls(architecture: int, calls: tuple[int, ...]) -> None:
+def forbid_calls(architecture: int, calls: tuple[int, ...]) -> None:
     """Let the kernel answer `calls`, and every call of another architecture, with "not permitted" (seccomp(2)); no way back from there."""
     load, equal, at_least, back = 0x20, 0x15, 0x35, 0x06  # of classic BPF: a word of seccomp_data, two jumps, the verdict
     count = len(calls)

@@ -31,7 +31,7 @@ ASKED = (
 )
 REFUSAL = re.compile("|".join((
     rf"(?:{AN_AI})?{CANNOT} (?:assist|help)(?:ing)?(?: you)?(?: (?:with|in|on) .{{1,120}}| out)?",
-    rf"(?:{AN_AI})?{CANNOT} (?:do|doing|comply with|fulfil+|satisfy|accommodate|process|complete|answer|respond to|discuss|engage in|participate in|"
+    rf"(?:{AN_AI})?{CANNOT} (?:do|doing|comply with|fulfill+|satisfy|accommodate|process|complete|answer|respond to|discuss|engage in|participate in|"
     rf"provide|providing|generate|generating|create|creating|write|writing|produce|support|share|continue(?: with)?|proceed(?: with)?) {ASKED}",
     rf"{AN_AI}(?:{CANNOT}|(?:i|we) (?:do not|am not|lack|have no)\b).{{0,200}}",
     r"(?:your|this|that|the) (?:request|question|prompt|content) (?:violates|goes against|is against) .{1,120}",
@@ -58,9 +58,9 @@ def is_refusal(answer: str) -> bool:
     refused = False
     for sentence in re.split(r"(?<=[.!?])\s+|\n+", plain.strip()):
         words = " ".join(sentence.split()).strip(" .!?\"'*_")
-        said = SORRY.sub("", words, count=1) if SORRY.match(words) else words
-        if REFUSAL.fullmatch(said) and not GIVES.search(said):
+        rest = SORRY.sub("", words, count=1) if SORRY.match(words) else words
+        if REFUSAL.fullmatch(rest) and not GIVES.search(rest):
             refused = True
-        elif said and not POLITE.fullmatch(said):
+        elif rest and not POLITE.fullmatch(rest):
             return False
     return refused

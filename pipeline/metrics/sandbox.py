@@ -114,13 +114,13 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
             process.wait()
             assert process.stdout
             os.set_blocking(process.stdout.fileno(), False)
-            said = (process.stdout.read(4096) or b"").decode(errors="replace").splitlines()
-        if f"{nonce} ready" not in said:
+            output = (process.stdout.read(4096) or b"").decode(errors="replace").splitlines()
+        if f"{nonce} ready" not in output:
             stderr.seek(0)
             words = stderr.read(1 << 16).decode(errors="replace").strip().splitlines() or [f"exit status {process.returncode}"]
             raise ToolError("Q-METRICS-013", f"{sandbox.name} gave no sandbox: {words[-1][:300]}")
     outcomes: tuple[Outcome, ...] = ("passed", "unreadable")
-    return next((outcome for outcome in outcomes if f"{nonce} {outcome}" in said), "failed")
+    return next((outcome for outcome in outcomes if f"{nonce} {outcome}" in output), "failed")
 
 
 def probe(sandbox: Sandbox) -> None:

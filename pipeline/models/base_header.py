@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header, NotGguf, read_header
-from pipeline.models.experts import refuse_experts_of
+from pipeline.models.experts import check_no_experts_of
 
 
 def checked_header(file: Path) -> Header:
@@ -13,7 +13,7 @@ def checked_header(file: Path) -> Header:
         header = read_header(file)
     except NotGguf as error:
         raise DataError(
-            "Q-MODELS-001", f"{file} is not a whole GGUF file ({error}): fetch it again"
+            "Q-MODELS-001", f"{file} is not a complete GGUF file ({error}): fetch it again"
         ) from None
     except OSError as error:
         raise DataError(
@@ -26,7 +26,7 @@ def checked_header(file: Path) -> Header:
             f"{file} holds no language model (architecture {architecture!r}, {len(header.tensors)} "
             "tensors): choose another GGUF",
         )
-    refuse_experts_of(fields, str(file))
+    check_no_experts_of(fields, str(file))
     if fields.get("split.count", 1) > 1:  # 0 is what joining leaves
         raise DataError(
             "Q-MODELS-004",

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.core.errors import GateError, ToolError
 from pipeline.models.loss_parts import LossWithGradient, gradient_type, to_logits, trained_states
-from pipeline.models.quantized_head import has_packed_head, packed_loss
+from pipeline.models.quantized_head import has_quantized_head, quantized_head_loss
 
 CHUNK_LOGITS = 5 << 20  # logits alive at once, 34 rows of 151,936; a chunk takes 12 bytes a logit
 
@@ -16,10 +16,10 @@ def chunked_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
 
     `model` is the causal model below PEFT, `inputs` what the collator gives: `labels` (B, S), -100 where nothing is
     trained, and the forward's own arguments. Logits have the head's type and the softmax is in float32, as in
-    transformers' own loss. A packed head has a loss of its own, `pipeline.models.quantized_head`.
+    transformers' own loss. A quantized head has a loss of its own, `pipeline.models.quantized_head`.
     """
-    if has_packed_head(model):
-        return packed_loss(model, inputs, tokens)
+    if has_quantized_head(model):
+        return quantized_head_loss(model, inputs, tokens)
     states, targets = trained_states(model, inputs)
     divisor = max(len(targets), 1) if tokens is None else tokens
     return ChunkedLoss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""How far a level's answers are from its original's: the loss of healing, by blocks of the vocabulary, never all logits nor a dense head.
+"""How far a level's answers are from its original's: the loss of distillation, by blocks of the vocabulary, never all logits nor a dense head.
 
 Of the teacher, its k likeliest tokens T and the probability of all others together are known: p_j for j in T, and p_R. With the student's q_j,
 and q_R the sum of q_j over the tokens not in T,
@@ -6,7 +6,7 @@ and q_R the sum of q_j over the tokens not in T,
     KL = Σ over T of p_j · log(p_j ÷ q_j) + p_R · log(p_R ÷ q_R).
 
 It is a divergence between two true distributions over k + 1 outcomes, so never negative, and 0 where these agree. Merging outcomes can't raise
-a divergence (the log-sum inequality), so it is a lower bound of the one over the whole vocabulary, and equal to it where k is the vocabulary.
+a divergence (the log-sum inequality), so it is a lower bound of the one over the entire vocabulary, and equal to it where k is the vocabulary.
 
 Its gradient by a logit is q_j − p_j in T, and q_j · (1 − p_R ÷ q_R) elsewhere.
 """
@@ -17,10 +17,10 @@ import torch
 
 from pipeline.models.chunked_loss import ChunkedLoss
 from pipeline.models.loss_parts import LossWithGradient, logit_rule
-from pipeline.models.quantized_head import BLOCK_HEAD, TINY, PackedLoss, has_packed_head, rows_at, sums_outside
+from pipeline.models.quantized_head import BLOCK_HEAD, TINY, QuantizedHeadLoss, has_quantized_head, rows_at, sums_outside
 
 
-def healing_loss(model: Any, inputs: dict[str, Any], sft_weight: float, positions: Any, answered: Any) -> Any:
+def distill_loss(model: Any, inputs: dict[str, Any], sft_weight: float, positions: Any, answered: Any) -> Any:
     """(1 − w) · sum of KL ÷ `positions` + w · sum of cross entropies ÷ `answered`; a float32 scalar. w is `sft_weight`.
 
     `model` is the causal model below PEFT; `inputs` has `labels` and `position_ids` (1, S), the teacher's `teacher_ids` (P, k) and
@@ -35,7 +35,7 @@ def healing_loss(model: Any, inputs: dict[str, Any], sft_weight: float, position
         parts.append((1 - sft_weight) * divergence)
     if sft_weight > 0:
         targets = inputs["labels"][:, 1:]
-        loss = PackedLoss if has_packed_head(model) else ChunkedLoss
+        loss = QuantizedHeadLoss if has_quantized_head(model) else ChunkedLoss
         entropy = loss.apply(hidden[targets != -100], targets[targets != -100], model, answered, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
         parts.append(sft_weight * entropy)
     return sum(parts[1:], start=parts[0])
@@ -47,7 +47,7 @@ def followed(position_ids: Any) -> Any:
 
 
 class Divergence(LossWithGradient):
-    """Gradients are made along with the loss, so that no logit is computed and no block dequantised a third time."""
+    """Gradients are made along with the loss, so that no logit is computed and no block dequantized a third time."""
 
     @staticmethod
     def forward(ctx: Any, states: Any, ids: Any, logs: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
@@ -80,7 +80,7 @@ def divergence_and_gradient(
 
 
 def pull_kept(gradient: Any, head: Any, ids: Any, weights: Any) -> Any:
-    """Add to `gradient` (P, H) the head's rows for `ids` (P, k), times `weights` (P, k); few positions at a time, each row dequantised once."""
+    """Add to `gradient` (P, H) the head's rows for `ids` (P, k), times `weights` (P, k); few positions at a time, each row dequantized once."""
     step = max(1, BLOCK_HEAD // (ids.shape[1] * gradient.shape[1]))
     for start in range(0, len(ids), step):
         piece = slice(start, start + step)

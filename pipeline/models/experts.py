@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError
 COUNT = re.compile(r"(?:moe_)?(?:num|n)_(?:local_|routed_)?experts")
 
 
-def refuse_experts(config: Mapping[str, Any], where: str) -> None:
+def check_no_experts(config: Mapping[str, Any], where: str) -> None:
     """Raise `DataError` if a model of this config.json (or with these fields of a GGUF's header) is a mixture of experts."""
     if found := sign_of_experts(config):
         raise DataError(
@@ -25,10 +25,10 @@ def refuse_experts(config: Mapping[str, Any], where: str) -> None:
         )
 
 
-def refuse_experts_of(fields: Mapping[str, Any], where: str) -> None:
+def check_no_experts_of(fields: Mapping[str, Any], where: str) -> None:
     """The same for the fields of a GGUF's header."""
     architecture = fields.get("general.architecture")
-    refuse_experts({"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where)
+    check_no_experts({"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where)
 
 
 def sign_of_experts(config: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Whether every number that training multiplies with is finite: dequantised weights, the adapter's matrices, its linears' outputs."""
+"""Whether every number that training multiplies with is finite: dequantized weights, the adapter's matrices, its linears' outputs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.core.errors import GateError
 
 
-def dequantisation_is_finite(model: Any) -> int:
+def dequantization_is_finite(model: Any) -> int:
     """How many NF4 linears there are, each proven to give finite weights; `GateError` names the first that doesn't.
 
     One linear's weights are in memory at a time. Cheap enough to do before a run's first step.
@@ -19,7 +19,7 @@ def dequantisation_is_finite(model: Any) -> int:
         if not dequantize_4bit(linear.weight.data, linear.weight.quant_state).isfinite().all():
             raise GateError(
                 "Q-MODELS-008",
-                f"{name} holds weights that are not finite once dequantised: run stage base again, its file "
+                f"{name} holds weights that are not finite once dequantized: run stage base again, its file "
                 "or this copy is damaged",
             )
     return len(linears)
@@ -41,27 +41,27 @@ def adapter_is_finite(model: Any) -> int:
 def finite_record(model: Any) -> dict[str, int]:
     """What was proven finite, for the record of a run."""
     return {
-        "nf4_linears_finite": dequantisation_is_finite(model), "packed_tensors_finite": packed_is_finite(model),
+        "nf4_linears_finite": dequantization_is_finite(model), "quantized_tensors_finite": quantized_is_finite(model),
         "adapter_matrices_finite": adapter_is_finite(model),
     }  # fmt: skip
 
 
-def packed_is_finite(model: Any) -> int:
-    """How many packed linears and tables there are, each proven finite block by block; `GateError` names the first that isn't."""
-    from pipeline.gguf.dequantize import dequantise
+def quantized_is_finite(model: Any) -> int:
+    """How many quantized linears and tables there are, each proven finite block by block; `GateError` names the first that isn't."""
+    from pipeline.gguf.dequantize import dequantize
     from pipeline.models.quantized_linear import row_blocks
 
-    packed = {id(module.weight): (name, module) for name, module in model.named_modules() if hasattr(module, "logical")}  # a tied head once
-    for name, module in packed.values():
+    quantized = {id(module.weight): (name, module) for name, module in model.named_modules() if hasattr(module, "logical")}  # a tied head once
+    for name, module in quantized.values():
         rows = module.weight.shape[0]
         for first, last in row_blocks(rows, module.logical // rows):
-            if not dequantise(module.weight[first:last], module.kind).isfinite().all():
+            if not dequantize(module.weight[first:last], module.ggml_type).isfinite().all():
                 raise GateError(
                     "Q-MODELS-008",
-                    f"{name} holds weights that are not finite once dequantised: run stage base again, its "
+                    f"{name} holds weights that are not finite once dequantized: run stage base again, its "
                     "file or this copy is damaged",
                 )
-    return len(packed)
+    return len(quantized)
 
 
 def nf4_linears(model: Any) -> dict[str, Any]:

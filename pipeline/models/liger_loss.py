@@ -71,15 +71,15 @@ def check_liger(model: Any) -> None:
 def fused_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
     """`chunked_loss` by Liger's fused linear cross entropy (arXiv:2410.10989): the same number, and gradients, from one kernel.
 
-    Liger's kernel needs the whole head dense, so a packed one has a loss of its own, `pipeline.models.quantized_head`.
+    Liger's kernel needs the entire head dense, so a quantized one has a loss of its own, `pipeline.models.quantized_head`.
     """
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     from pipeline.models.loss_parts import logit_rule, trained_states
-    from pipeline.models.quantized_head import has_packed_head, packed_loss
+    from pipeline.models.quantized_head import has_quantized_head, quantized_head_loss
 
-    if has_packed_head(model):
-        return packed_loss(model, inputs, tokens)
+    if has_quantized_head(model):
+        return quantized_head_loss(model, inputs, tokens)
     states, targets = trained_states(model, inputs)
     factor, softcap = logit_rule(model.config)
     head = model.lm_head

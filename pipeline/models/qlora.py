@@ -7,7 +7,7 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, ToolError
 
 
-def load_quantised(folder: Path, train: Training, device: str | None = None) -> Any:
+def load_quantized(folder: Path, train: Training, device: str | None = None) -> Any:
     """The base model as `train.quantization` says, frozen, on the GPU if there is one: linears in NF4, in a GGUF's own blocks, or in 16 bit.
 
     Unlike PEFT's `prepare_model_for_kbit_training` nothing is cast to float32: see `float32_cast_bytes`. Raises
@@ -18,9 +18,9 @@ def load_quantised(folder: Path, train: Training, device: str | None = None) -> 
     dtype = getattr(torch, train.bnb_4bit_compute_dtype)
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     if train.quantization == "gguf":
-        from pipeline.models.quantized_model import load_packed
+        from pipeline.models.quantized_model import load_gguf
 
-        return load_packed(folder, compute_dtype=dtype, device=device, dense=not train.packed)
+        return load_gguf(folder, compute_dtype=dtype, device=device, dense=not train.keep_quantized)
     return load_safetensors(folder, train, dtype, device)
 
 
@@ -41,19 +41,19 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
     model.config.use_cache = False  # with a cache, packed rows leak into each other (field-measured: logits differ by 25)
     model.requires_grad_(False)
     if train.quantization == "nf4":
-        check_quantised(model, train)
+        check_quantized(model, train)
         forbid_repacking(model)
     if train.embeddings_on_cpu:
         keep_embeddings_on_cpu(model)
     return model
 
 
-def check_quantised(model: Any, train: Training) -> None:
-    """Prove, before an adapter is put on, that every linear it will be put on is quantised and NF4; `ToolError` names the first that isn't."""
+def check_quantized(model: Any, train: Training) -> None:
+    """Prove, before an adapter is put on, that every linear it will be put on is quantized and NF4; `ToolError` names the first that isn't."""
     for name, module in model.named_modules():
         if ".layers." in name and name.rpartition(".")[2] in train.target_modules:
             state = getattr(getattr(module, "weight", None), "quant_state", None)
-            found = "not quantised" if state is None else state.quant_type
+            found = "not quantized" if state is None else state.quant_type
             if found != "nf4":
                 raise ToolError(
                     "Q-MODELS-024",
@@ -77,7 +77,7 @@ def forbid_repacking(model: Any) -> None:
 def float32_cast_bytes(model: Any) -> int:
     """Bytes that PEFT's `prepare_model_for_kbit_training` would add: it casts every 16-bit parameter to float32.
 
-    These are embeddings, head and norms; 2.18 GB for Qwen2.5-7B. `model` is a base as `load_quantised` gives it.
+    These are embeddings, head and norms; 2.18 GB for Qwen2.5-7B. `model` is a base as `load_quantized` gives it.
     """
     return sum(p.numel() * 2 for p in model.parameters() if p.element_size() == 2 and p.is_floating_point())
 

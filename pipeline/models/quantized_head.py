@@ -1,4 +1,4 @@
-"""The loss of a packed head: blocks of the vocabulary, each dequantised once, so that neither the head nor the logits are ever whole.
+"""The loss of a quantized head: blocks of the vocabulary, each dequantized once, so that neither the head nor the logits are ever whole.
 
 The softmax is summed up as the blocks come, with the largest logit so far taken out, and so are the gradients (as attention does it in
 arXiv:2112.05682; over a vocabulary: Cut Cross-Entropy, arXiv:2411.09009).
@@ -9,29 +9,29 @@ from typing import Any
 
 import torch
 
-from pipeline.gguf.dequantize import dequantise
+from pipeline.gguf.dequantize import dequantize
 from pipeline.models.loss_parts import LossWithGradient, logit_rule, trained_states
-from pipeline.models.quantized_linear import PackedLinear
+from pipeline.models.quantized_linear import QuantizedLinear
 
 BLOCK_LOGITS = 5 << 20  # logits alive at once, of all trained positions and a block of the vocabulary; a block takes 12 bytes a logit
 BLOCK_HEAD = 8 << 20  # weights of the head that are dense at once
 LOWEST, TINY = -1e38, 1e-38  # stand for −∞ and 0 where these would make no number
 
 
-def has_packed_head(model: Any) -> bool:
-    """Whether `packed_loss` is the loss for this causal model (below PEFT)."""
-    return isinstance(model.lm_head, PackedLinear)
+def has_quantized_head(model: Any) -> bool:
+    """Whether `quantized_head_loss` is the loss for this causal model (below PEFT)."""
+    return isinstance(model.lm_head, QuantizedLinear)
 
 
-def packed_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
-    """`chunked_loss` for a model whose `lm_head` is a `PackedLinear`: the same number, a float32 scalar, and the same gradients."""
+def quantized_head_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
+    """`chunked_loss` for a model whose `lm_head` is a `QuantizedLinear`: the same number, a float32 scalar, and the same gradients."""
     states, targets = trained_states(model, inputs)
     divisor = max(len(targets), 1) if tokens is None else tokens
-    return PackedLoss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    return QuantizedHeadLoss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
 
 
-class PackedLoss(LossWithGradient):
-    """Gradients are made along with the loss, so that no logit is computed and no row dequantised twice."""
+class QuantizedHeadLoss(LossWithGradient):
+    """Gradients are made along with the loss, so that no logit is computed and no row dequantized twice."""
 
     @staticmethod
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
@@ -39,12 +39,12 @@ class PackedLoss(LossWithGradient):
         with torch.autocast(states.device.type, enabled=False):
             total, gradient = loss_and_gradient(states, targets, model.lm_head, *logit_rule(model.config), with_gradient)
         if gradient is not None:
-            PackedLoss.keep(ctx, states, gradient / divisor)
+            QuantizedHeadLoss.keep(ctx, states, gradient / divisor)
         return total / divisor
 
 
 def loss_and_gradient(states: Any, targets: Any, head: Any, factor: float, softcap: float | None, with_gradient: bool) -> tuple[Any, Any]:
-    """Summed cross entropy (float32) and its gradient (N, H) by `states` (None without); `head` is a `PackedLinear`.
+    """Summed cross entropy (float32) and its gradient (N, H) by `states` (None without); `head` is a `QuantizedLinear`.
 
     The target is kept out of the sums: of a token that the model is sure of, softmax − 1 would be lost in the head's 16 bits.
     """
@@ -62,7 +62,7 @@ def sums_outside(states: Any, head: Any, ids: Any, factor: float, softcap: float
     """One pass over the vocabulary: the logits of `ids` (N, k), their slopes, and sums over all other tokens; all float32.
 
     The sums are the largest other logit (N,), Σ exp(logit − largest) (N,) and, for the gradient, Σ exp(logit − largest) · slope · row
-    (N, H; None without). `head` is a `PackedLinear` or dense.
+    (N, H; None without). `head` is a `QuantizedLinear` or dense.
     """
     x = states.to(compute_type(head))
     highest = torch.full((len(ids),), -torch.inf, device=x.device)
@@ -107,18 +107,18 @@ def vocabulary_blocks(head: Any, count: int) -> Iterator[tuple[int, int]]:
 
 
 def compute_type(head: Any) -> torch.dtype:
-    """The type that a head, packed or dense, computes in."""
-    found: torch.dtype = head.compute_dtype if isinstance(head, PackedLinear) else head.weight.dtype
+    """The type that a head, quantized or dense, computes in."""
+    found: torch.dtype = head.compute_dtype if isinstance(head, QuantizedLinear) else head.weight.dtype
     return found
 
 
 def rows_between(head: Any, first: int, last: int) -> Any:
-    """Rows [first, last) of a head, packed or dense, (last − first, H) in its compute type."""
-    return head.rows(first, last) if isinstance(head, PackedLinear) else head.weight[first:last]
+    """Rows [first, last) of a head, quantized or dense, (last − first, H) in its compute type."""
+    return head.rows(first, last) if isinstance(head, QuantizedLinear) else head.weight[first:last]
 
 
 def rows_at(head: Any, ids: Any) -> Any:
-    """The rows (n, H) of a head, packed or dense, for token ids (n,), as float32."""
-    if not isinstance(head, PackedLinear):
+    """The rows (n, H) of a head, quantized or dense, for token ids (n,), as float32."""
+    if not isinstance(head, QuantizedLinear):
         return head.weight[ids].float()
-    return dequantise(head.weight.index_select(0, ids), head.kind, head.compute_dtype).float()
+    return dequantize(head.weight.index_select(0, ids), head.ggml_type, head.compute_dtype).float()

@@ -1,4 +1,4 @@
-"""A linear and an embedding whose weight stays as a GGUF's packed bytes: dequantised at every use, block by block, forward and backward.
+"""A linear and an embedding whose weight stays as a GGUF's quantized bytes: dequantized at every use, block by block, forward and backward.
 
 The weight is frozen: what trains is a LoRA adapter on top (QLoRA, arXiv:2305.14314, with llama.cpp's blocks in the place of NF4's). Nothing
 dense outlives the call that made it, so a linear costs its bytes in the file and, while it runs, one block.
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipeline.gguf.dequantize import columns_of, dequantise
+from pipeline.gguf.dequantize import columns_of, dequantize
 
 BLOCK_WEIGHTS = 32 << 20  # weights that are dense at a time: 67 MB in bfloat16; a 7B's largest matrices take three of them
 _spaces = local()
@@ -22,57 +22,57 @@ def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     return ((first, min(first + step, rows)) for first in range(0, rows, step))
 
 
-def passing(packed: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor:
+def passing(quantized: torch.Tensor, ggml_type: int, dtype: torch.dtype) -> torch.Tensor:
     """Rows (R, row_bytes) as (R, columns) of `dtype`, good until the next call.
 
     On a CPU every call writes to the same memory: pages that are new each time cost as much as the arithmetic (measured: half the speed at
     64 MB). A GPU's allocator keeps its pages by itself.
     """
-    if packed.is_cuda:
-        return dequantise(packed, kind, dtype)
-    columns = columns_of(kind, packed.shape[1])
-    count = packed.shape[0] * columns
+    if quantized.is_cuda:
+        return dequantize(quantized, ggml_type, dtype)
+    columns = columns_of(ggml_type, quantized.shape[1])
+    count = quantized.shape[0] * columns
     space: torch.Tensor | None = getattr(_spaces, "values", None)
     if space is None or space.dtype != dtype or space.numel() < count:
         _spaces.values = space = torch.empty(count, dtype=dtype)
-    return dequantise(packed, kind, dtype, out=space[:count].view(-1, columns))
+    return dequantize(quantized, ggml_type, dtype, out=space[:count].view(-1, columns))
 
 
-class PackedMatmul(torch.autograd.Function):
-    """y = x Wᵀ + b with W packed. Only the packed bytes are kept for the backward, which dequantises them again."""
+class QuantizedMatmul(torch.autograd.Function):
+    """y = x Wᵀ + b with W quantized. Only the quantized bytes are kept for the backward, which dequantizes them again."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, kind: int) -> torch.Tensor:
-        """(T, out) for x (T, in), packed (out, row_bytes), bias (out,), all in x's type."""
-        ctx.save_for_backward(packed)
-        ctx.kind, rows, columns = kind, packed.shape[0], x.shape[1]
+    def forward(ctx: Any, x: torch.Tensor, quantized: torch.Tensor, bias: torch.Tensor | None, ggml_type: int) -> torch.Tensor:
+        """(T, out) for x (T, in), quantized (out, row_bytes), bias (out,), all in x's type."""
+        ctx.save_for_backward(quantized)
+        ctx.ggml_type, rows, columns = ggml_type, quantized.shape[0], x.shape[1]
         if rows * columns <= BLOCK_WEIGHTS:
-            return torch.nn.functional.linear(x, passing(packed, kind, x.dtype), bias)
+            return torch.nn.functional.linear(x, passing(quantized, ggml_type, x.dtype), bias)
         y = x.new_empty(x.shape[0], rows)
         for first, last in row_blocks(rows, columns):
             part = None if bias is None else bias[first:last]
-            y[:, first:last] = torch.nn.functional.linear(x, passing(packed[first:last], kind, x.dtype), part)
+            y[:, first:last] = torch.nn.functional.linear(x, passing(quantized[first:last], ggml_type, x.dtype), part)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
         """The gradients of x, upstream W, and of the bias where it trains."""
-        (packed,) = ctx.saved_tensors
-        columns = columns_of(ctx.kind, packed.shape[1])
+        (quantized,) = ctx.saved_tensors
+        columns = columns_of(ctx.ggml_type, quantized.shape[1])
         of_bias = upstream.sum(0) if ctx.needs_input_grad[2] else None
         if not ctx.needs_input_grad[0]:
             return None, None, of_bias, None
-        if packed.shape[0] * columns <= BLOCK_WEIGHTS:
-            return upstream @ passing(packed, ctx.kind, upstream.dtype), None, of_bias, None
+        if quantized.shape[0] * columns <= BLOCK_WEIGHTS:
+            return upstream @ passing(quantized, ctx.ggml_type, upstream.dtype), None, of_bias, None
         of_x = upstream.new_zeros(upstream.shape[0], columns)
-        for first, last in row_blocks(packed.shape[0], columns):
-            of_x.addmm_(upstream[:, first:last], passing(packed[first:last], ctx.kind, upstream.dtype))
+        for first, last in row_blocks(quantized.shape[0], columns):
+            of_x.addmm_(upstream[:, first:last], passing(quantized[first:last], ctx.ggml_type, upstream.dtype))
         return of_x, None, of_bias, None
 
 
-class PackedLinear(torch.nn.Linear):
-    """nn.Linear with `weight` uint8 (out_features, row_bytes) of ggml type `kind`, frozen; PEFT puts LoRA on it as on any nn.Linear.
+class QuantizedLinear(torch.nn.Linear):
+    """nn.Linear with `weight` uint8 (out_features, row_bytes) of ggml type `ggml_type`, frozen; PEFT puts LoRA on it as on any nn.Linear.
 
     It computes in `compute_dtype` and answers in its input's type, under autocast too, as bitsandbytes' NF4 linears do. PEFT can't merge into
     bytes: `merge_adapter` and its like raise `RuntimeError`.
@@ -80,11 +80,11 @@ class PackedLinear(torch.nn.Linear):
 
     weight: torch.nn.Parameter
 
-    def __init__(self, packed: torch.Tensor, kind: int, bias: torch.Tensor | None = None, *, compute_dtype: torch.dtype) -> None:
+    def __init__(self, quantized: torch.Tensor, ggml_type: int, bias: torch.Tensor | None = None, *, compute_dtype: torch.dtype) -> None:
         torch.nn.Module.__init__(self)  # nn.Linear's own would make the dense weight first
-        self.in_features, self.out_features = columns_of(kind, packed.shape[1]), packed.shape[0]
-        self.kind, self.compute_dtype = kind, compute_dtype
-        self.weight = packed if isinstance(packed, torch.nn.Parameter) else torch.nn.Parameter(packed, requires_grad=False)
+        self.in_features, self.out_features = columns_of(ggml_type, quantized.shape[1]), quantized.shape[0]
+        self.ggml_type, self.compute_dtype = ggml_type, compute_dtype
+        self.weight = quantized if isinstance(quantized, torch.nn.Parameter) else torch.nn.Parameter(quantized, requires_grad=False)
         self.register_parameter("bias", None if bias is None else torch.nn.Parameter(bias.to(compute_dtype), requires_grad=False))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ class PackedLinear(torch.nn.Linear):
         with torch.autocast(input.device.type, enabled=False):
             x = input.reshape(-1, self.in_features).to(self.compute_dtype)
             bias = None if self.bias is None else self.bias.to(self.compute_dtype)
-            y: torch.Tensor = PackedMatmul.apply(x, self.weight, bias, self.kind)  # type: ignore[no-untyped-call]
+            y: torch.Tensor = QuantizedMatmul.apply(x, self.weight, bias, self.ggml_type)  # type: ignore[no-untyped-call]
             return y.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
 
     @property
@@ -102,39 +102,39 @@ class PackedLinear(torch.nn.Linear):
 
     def rows(self, first: int, last: int) -> torch.Tensor:
         """Rows [first, last) of the weight, (last − first, in_features) in the compute type, good until the next use of any packed linear."""
-        return passing(self.weight[first:last], self.kind, self.compute_dtype)
+        return passing(self.weight[first:last], self.ggml_type, self.compute_dtype)
 
     def densify(self) -> torch.nn.Linear:
         """The same linear, frozen, with its weight in the compute type once and for all: for machines with memory to spare."""
         linear = torch.nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        linear.weight = torch.nn.Parameter(dequantise(self.weight, self.kind, self.compute_dtype), requires_grad=False)
+        linear.weight = torch.nn.Parameter(dequantize(self.weight, self.ggml_type, self.compute_dtype), requires_grad=False)
         linear.bias = self.bias
         return linear
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, kind={self.kind}, compute_dtype={self.compute_dtype}"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, kind={self.ggml_type}, compute_dtype={self.compute_dtype}"
 
 
-class PackedEmbedding(torch.nn.Embedding):
-    """nn.Embedding with `weight` uint8 (num_embeddings, row_bytes), frozen: the rows that are looked up are dequantised, no others.
+class QuantizedEmbedding(torch.nn.Embedding):
+    """nn.Embedding with `weight` uint8 (num_embeddings, row_bytes), frozen: the rows that are looked up are dequantized, no others.
 
     A head tied to it takes this very parameter, so that the table is held once.
     """
 
     weight: torch.nn.Parameter
 
-    def __init__(self, packed: torch.Tensor, kind: int, padding_idx: int | None = None, *, compute_dtype: torch.dtype) -> None:
+    def __init__(self, quantized: torch.Tensor, ggml_type: int, padding_idx: int | None = None, *, compute_dtype: torch.dtype) -> None:
         torch.nn.Module.__init__(self)
-        self.num_embeddings, self.embedding_dim = packed.shape[0], columns_of(kind, packed.shape[1])
+        self.num_embeddings, self.embedding_dim = quantized.shape[0], columns_of(ggml_type, quantized.shape[1])
         self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = padding_idx, None, 2.0, False, False
-        self.kind, self.compute_dtype = kind, compute_dtype
-        self.weight = packed if isinstance(packed, torch.nn.Parameter) else torch.nn.Parameter(packed, requires_grad=False)
+        self.ggml_type, self.compute_dtype = ggml_type, compute_dtype
+        self.weight = quantized if isinstance(quantized, torch.nn.Parameter) else torch.nn.Parameter(quantized, requires_grad=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Rows (…, embedding_dim) in the compute type for ids (…)."""
         rows = self.weight.index_select(0, input.reshape(-1))
-        return dequantise(rows, self.kind, self.compute_dtype).reshape(*input.shape, self.embedding_dim)
+        return dequantize(rows, self.ggml_type, self.compute_dtype).reshape(*input.shape, self.embedding_dim)
 
     @property
     def logical(self) -> int:
@@ -143,5 +143,5 @@ class PackedEmbedding(torch.nn.Embedding):
 
     def densify(self) -> torch.nn.Embedding:
         """The same table, frozen, in the compute type once and for all."""
-        table = dequantise(self.weight, self.kind, self.compute_dtype)
+        table = dequantize(self.weight, self.ggml_type, self.compute_dtype)
         return torch.nn.Embedding(self.num_embeddings, self.embedding_dim, self.padding_idx, _weight=table, _freeze=True)

@@ -14,7 +14,7 @@ from pipeline.gguf.base_files import DENSE, MODEL_FILE
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
-from pipeline.models.quantized_linear import PackedEmbedding, PackedLinear
+from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
 FLOATS = ("F32", "F16", "BF16")
 LISTED = 3  # names in an error
@@ -43,10 +43,10 @@ class Names:
         return self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2], 0)
 
 
-def load_packed(folder: Path, *, compute_dtype: torch.dtype, device: str, dense: bool = False, name: str = MODEL_FILE) -> Any:
-    """The model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with packed linears, embedding and head.
+def load_gguf(folder: Path, *, compute_dtype: torch.dtype, device: str, dense: bool = False, name: str = MODEL_FILE) -> Any:
+    """The model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with quantized linears, embedding and head.
 
-    `dense` dequantises them once, to the compute type. The file is mapped: on a CPU the packed weights are views of it, a GPU gets them tensor
+    `dense` dequantizes them once, to the compute type. The file is mapped: on a CPU the quantized weights are views of it, a GPU gets them tensor
     by tensor. Raises `DataError` if the architecture is not one of llama, mistral, qwen2 and qwen3, or where not every tensor of the file
     fills exactly one parameter, and every parameter is filled.
     """
@@ -64,23 +64,23 @@ def load_packed(folder: Path, *, compute_dtype: torch.dtype, device: str, dense:
 
 
 def tensor_names(config: Any, header: Header, file: Path) -> Names:
-    """The names for this model's architecture. Raises `DataError` if it is not one that can be trained packed, or not the file's."""
+    """The names for this model's architecture. Raises `DataError` if it is not one that can be trained quantized, or not the file's."""
     import gguf
 
     found = (getattr(config, "architectures", None) or ["model without architectures"])[0]
     architecture = KNOWN.get(found)
     if architecture not in DENSE:
-        can = ", ".join(name for name, kind in KNOWN.items() if kind in DENSE)
+        can = ", ".join(name for name, architecture in KNOWN.items() if architecture in DENSE)
         raise DataError(
             "Q-MODELS-028",
             f"{file.parent} is a {found}, and only {can} can be trained on a GGUF's weights: set "
             "base.quantization to nf4",
         )
     if header.fields.get("general.architecture") != architecture:
-        said = header.fields.get("general.architecture")
+        stated = header.fields.get("general.architecture")
         raise DataError(
             "Q-MODELS-029",
-            f"{file} is of architecture {said} and config.json beside it of {architecture}: run `snakemake "
+            f"{file} is of architecture {stated} and config.json beside it of {architecture}: run `snakemake "
             "--force base`",
         )
     if "rope_freqs.weight" in header.tensors:
@@ -121,12 +121,12 @@ def fill(model: Any, tensors: dict[str, GgufTensor], names: Names, dtype: torch.
         if not isinstance(module, torch.nn.Linear | torch.nn.Embedding) or (tied and path == "lm_head"):
             continue
         tensor = find(tensors, names, f"{path}.weight", module.weight)
-        packed = packed_rows(tensor, mapped, names.reordered(f"{path}.weight")).to(device)
+        quantized = quantized_rows(tensor, mapped, names.reordered(f"{path}.weight")).to(device)
         made: Any
         if isinstance(module, torch.nn.Linear):
-            made = PackedLinear(packed, tensor.kind, module.bias, compute_dtype=dtype)
+            made = QuantizedLinear(quantized, tensor.ggml_type, module.bias, compute_dtype=dtype)
         else:
-            made = PackedEmbedding(packed, tensor.kind, module.padding_idx, compute_dtype=dtype)
+            made = QuantizedEmbedding(quantized, tensor.ggml_type, module.padding_idx, compute_dtype=dtype)
         model.set_submodule(path, made.densify() if dense else made)
     if tied:
         model.lm_head = tied_head(model.get_input_embeddings(), dtype)
@@ -134,8 +134,8 @@ def fill(model: Any, tensors: dict[str, GgufTensor], names: Names, dtype: torch.
 
 def tied_head(embeddings: Any, dtype: torch.dtype) -> Any:
     """A head that shares the embeddings' very weight."""
-    if isinstance(embeddings, PackedEmbedding):
-        return PackedLinear(embeddings.weight, embeddings.kind, compute_dtype=dtype)
+    if isinstance(embeddings, QuantizedEmbedding):
+        return QuantizedLinear(embeddings.weight, embeddings.ggml_type, compute_dtype=dtype)
     head = torch.nn.Linear(embeddings.embedding_dim, embeddings.num_embeddings, bias=False, device="meta")
     head.weight = embeddings.weight
     return head
@@ -182,7 +182,7 @@ def rounded(values: torch.Tensor, dtype: torch.dtype, tensor: GgufTensor) -> tor
     return made
 
 
-def packed_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torch.Tensor:
+def quantized_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torch.Tensor:
     """A matrix's packed rows (rows, row_bytes) in transformers' order: a view of the mapped file where that is the file's own."""
     if heads:  # read past the map, so that these rows are in memory once
         return in_order(torch.from_numpy(tensor.stored(0, tensor.rows)), heads)

@@ -1,6 +1,6 @@
 """The data page's drawings as inline SVG, without a library: a flow (Sankey diagram) and bars.
 
-Colours are classes of the page's style (`flow-…`, `bar-…`), so that light, dark and print follow the page; the same
+Colors are classes of the page's style (`flow-…`, `bar-…`), so that light, dark and print follow the page; the same
 input gives the same bytes. Every drawing has a title and a description; text in it is escaped.
 """
 
@@ -116,7 +116,7 @@ def _step(parts: list[str], edge: list[tuple[float, float]], step: Step, unit: f
         parts.append(
             f'<line class="flow-leader" x1="{short(start)}" x2="{WORDS - 8}" y1="{short(y + 15)}" y2="{short(y + 15)}"/>'
         )
-        _words(parts, step, y + 15, quiet=True)
+        _sentence(parts, step, y + 15, quiet=True)
         return y + 30
     thick = max(rows * unit, THIN)
     middle = y + 14 + max(thick, 26) / 2
@@ -133,11 +133,11 @@ def _step(parts: list[str], edge: list[tuple[float, float]], step: Step, unit: f
     back = f"L{BRANCH} {short(inner_y)} Q{short(inner)} {short(inner_y)} {short(inner)} {short(turn)}"
     parts.append(f'<path class="{kind}" d="{there} {back} Z"/>')
     edge += [(LEFT + step.rows_out * unit, y)] if step.lost else [(LEFT + step.rows_in * unit, bottom)]
-    _words(parts, step, middle)
+    _sentence(parts, step, middle)
     return bottom
 
 
-def _words(parts: list[str], step: Step, y: float, *, quiet: bool = False) -> None:
+def _sentence(parts: list[str], step: Step, y: float, *, quiet: bool = False) -> None:
     """The step's name on the left, what it did on the right."""
     parts.append(text(LEFT - 12, y + 4, step.name, "flow-quiet" if quiet else "flow-name", anchor="end"))
     parts.append(

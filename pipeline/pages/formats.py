@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.core.units import size_in_words
+from pipeline.core.units import size_text
 from pipeline.core.wording import count
 
 MISSING = "–"
@@ -52,7 +52,7 @@ def significant(value: Any) -> str:
 
 def size(value: Any) -> str:
     """Bytes as 105.5 MB or 4.68 GB (decimal units)."""
-    return size_in_words(value) if is_number(value) else MISSING
+    return size_text(value) if is_number(value) else MISSING
 
 
 def duration(value: Any) -> str:

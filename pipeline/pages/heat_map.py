@@ -1,6 +1,6 @@
 """A heat map of layers × modules as inline SVG: one hue from pale to full, so that it is read by lightness alone.
 
-Colours are classes of the page's style (`heat-1` … `heat-7`), steps of equal ratio; what is exactly 0 and what was not
+Colors are classes of the page's style (`heat-1` … `heat-7`), steps of equal ratio; what is exactly 0 and what was not
 measured have marks of their own. Every cell has its figure as a title, every module its mean in words.
 """
 
@@ -36,21 +36,21 @@ def heat_map(name: str, title: str, figures: Figures, shown: Shown) -> str:
     layers = range(max(layer for layer, _ in cells) + 1)
     modules = modules_of(cells)
     wide = min(WIDEST, (RIGHT - LEFT) / len(layers))
-    parts, told = [], []
+    parts, means = [], []
     for row, module in enumerate(modules):
         y = TOP + row * ROW
         there = {layer: cells[layer, module] for layer in layers if (layer, module) in cells}
         parts += [_cell((LEFT + layer * wide, y, wide), f"layer {layer}, {module}", values, span, shown) for layer, values in there.items()]
         measured = [fmean(values) for values in there.values() if values]
         mean = shown(fmean(measured)) if measured else "–"
-        told.append(f"{module} {mean}")
+        means.append(f"{module} {mean}")
         parts.append(text(LEFT - 10, y + 15, module, "heat-name", anchor="end", longest=27))
         parts.append(text(LEFT + len(layers) * wide + 10, y + 15, mean, "heat-name"))
     bottom = TOP + len(modules) * ROW
     parts += _axis(bottom + 15, layers, wide)
-    parts += _legend(bottom + 36, span, shown, {"nothing learnt": 0 in known, "not measured": not all(cells.values())})
+    parts += _legend(bottom + 36, span, shown, {"nothing learned": 0 in known, "not measured": not all(cells.values())})
     low, high = shown(min(known)), shown(max(known))
-    description = f"{len(layers)} layers, {low} to {high}; means by module: {', '.join(told)}."
+    description = f"{len(layers)} layers, {low} to {high}; means by module: {', '.join(means)}."
     return svg(name, "heat", (WIDTH, bottom + 64), title, description, parts)
 
 
@@ -77,7 +77,7 @@ def _cell(place: tuple[float, float, float], where: str, values: Sequence[float]
     if not values:
         kind, words = "heat-open", "not measured"
     elif not any(values):
-        kind, words = "heat-zero", f"{shown(0.0)}, nothing learnt"
+        kind, words = "heat-zero", f"{shown(0.0)}, nothing learned"
     else:
         kind, words = f"heat-{_step(fmean(values), span)}", shown(fmean(values))
     if len(values) > 1:
@@ -109,7 +109,7 @@ def _legend(y: float, span: tuple[float, float], shown: Shown, marks: Mapping[st
     some = [(at, bound) for at, bound in enumerate(bounds) if at in (0, 2, 5, len(steps))]  # the figures of all would touch
     parts += [text(LEFT + at * wide, y + 23, shown(bound), "heat-quiet", anchor="middle") for at, bound in some]
     x = LEFT + len(steps) * wide + 34
-    for words, kind in (("nothing learnt", "heat-zero"), ("not measured", "heat-open")):
+    for words, kind in (("nothing learned", "heat-zero"), ("not measured", "heat-open")):
         if marks[words]:
             parts += [_swatch(x, y, 14, kind), text(x + 20, y + 10, words, "heat-quiet")]
             x += 106

@@ -1,4 +1,4 @@
-"""Matplotlib figures as inline SVG: the same input gives the same bytes, and the page's colours apply to them."""
+"""Matplotlib figures as inline SVG: the same input gives the same bytes, and the page's colors apply to them."""
 
 import io
 import re
@@ -7,21 +7,21 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 # drawn in these and then replaced by the page's variables, so that light, dark and print follow the page
-COLOURS = {
+COLORS = {
     "#0a0b0c": "var(--ink)", "#6a6b6c": "var(--muted)", "#d1d2d3": "var(--line)", "#1a6b8c": "var(--accent)", "#9c4a1a": "var(--warm)",
     "#fefdfc": "var(--card)",
 }  # fmt: skip
-INK, MUTED, LINE, ACCENT, WARM, CARD = COLOURS
+INK, MUTED, LINE, ACCENT, WARM, CARD = COLORS
 
 
 def axes_of(x_label: str, y_label: str, inches: tuple[float, float], *, grid: str = "y") -> tuple[Any, Any]:
-    """(figure, axes) in the page's colours, with lines across at the ticks of axis `grid`."""
+    """(figure, axes) in the page's colors, with lines across at the ticks of axis `grid`."""
     figure, (axes,) = panels_of(x_label, y_label, inches, [1], grid=grid)
     return figure, axes
 
 
 def panels_of(x_label: str, y_label: str, inches: tuple[float, float], heights: Sequence[float], *, grid: str = "y") -> tuple[Any, list[Any]]:
-    """(figure, panels below each other over one x axis, of relative `heights`) in the page's colours."""
+    """(figure, panels below each other over one x axis, of relative `heights`) in the page's colors."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
     figure = Figure(figsize=inches, layout="constrained")
@@ -53,7 +53,7 @@ def svg_of(figure: Any, name: str, title: str, description: str) -> str:
     text = re.sub(r' (xmlns(:xlink)?|version|width|height)="[^"]*"', "", text.split(">", 1)[0]) + ">" + text.split(">", 1)[1]
     for written, wanted in {"xlink:href=": "href=", 'id="': f'id="{name}-', 'href="#': f'href="#{name}-', "url(#": f"url(#{name}-"}.items():
         text = text.replace(written, wanted)
-    for drawn, shown in COLOURS.items():
+    for drawn, shown in COLORS.items():
         text = text.replace(drawn, shown)
     opening = f'<svg class="plot" role="img" aria-labelledby="{name}-title {name}-description"'
     alternative = f'><title id="{name}-title">{escape(title)}</title><desc id="{name}-description">{escape(description)}</desc>'

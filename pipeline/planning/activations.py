@@ -11,7 +11,7 @@ from typing import Literal
 
 from pipeline.config.sections import Training
 from pipeline.core.cpu import Device
-from pipeline.planning.quantized import PackedBase
+from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Linear, Shape
 from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters
 
@@ -48,9 +48,9 @@ class Step:
         return 1 if self.device == "cuda" else self.lora_element
 
     @property
-    def packed(self) -> bool:
+    def quantized(self) -> bool:
         """Whether linears, embeddings and head stay as the GGUF packs them."""
-        return self.train.quantization == "gguf" and self.train.packed
+        return self.train.quantization == "gguf" and self.train.keep_quantized
 
     @property
     def liger(self) -> bool:
@@ -142,12 +142,12 @@ def loss_bytes(step: Step) -> int:
 
     Plain and chunked: log-softmax and two gradients in float32; plain keeps the logits too. Liger (arXiv:2410.10989,
     `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its gradient; rows in it are T ÷ ⌈V/h⌉ rounded
-    up to a power of two. Packed: `packed_head_bytes`.
+    up to a power of two. Quantized: `quantized_head_bytes`.
     """
     shape = step.shape
     states = 2 * step.tokens * shape.hidden * step.element
-    if step.packed:
-        return states + packed_head_bytes(step)
+    if step.quantized:
+        return states + quantized_head_bytes(step)
     if step.liger:
         rows = min(step.tokens, 1 << (ceil(step.tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length())
         return states + rows * shape.vocabulary * step.element + step.tokens * FLOAT
@@ -156,8 +156,8 @@ def loss_bytes(step: Step) -> int:
     return states + min(step.tokens, max(1, CHUNK_LOGITS // shape.vocabulary)) * shape.vocabulary * LOSS_BYTES
 
 
-def packed_head_bytes(step: Step) -> int:
-    """Bytes that the loss of a packed head adds, besides the last hidden states (`pipeline.models.quantized_head`; arXiv:2411.09009).
+def quantized_head_bytes(step: Step) -> int:
+    """Bytes that the loss of a quantized head adds, besides the last hidden states (`pipeline.models.quantized_head`; arXiv:2411.09009).
 
     A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD` elements; gradients summed up in float32,
     with the block's part. After the blocks these are there twice more, for the targets' own rows.
@@ -168,16 +168,16 @@ def packed_head_bytes(step: Step) -> int:
     return max(head * step.element + logits * LOSS_BYTES + gradient * (FLOAT + step.element), 3 * gradient * FLOAT)
 
 
-def workspace_bytes(step: Step, packed: PackedBase | None = None) -> int:
+def workspace_bytes(step: Step, quantized: QuantizedBase | None = None) -> int:
     """What linears take while they run, and cuBLAS's own workspace.
 
-    NF4: the largest one dequantised, with its scales in float32 twice. Packed: rows of at most `BLOCK_WEIGHTS` weights of the largest one
-    (`pipeline.models.quantized_linear`), and what the dequantiser takes beside.
+    NF4: the largest one dequantized, with its scales in float32 twice. Packed: rows of at most `BLOCK_WEIGHTS` weights of the largest one
+    (`pipeline.models.quantized_linear`), and what the dequantizer takes beside.
     """
     cublas = CUBLAS_WORKSPACE if step.device == "cuda" else 0
-    if packed and step.packed:
+    if quantized and step.quantized:
         block = max(min(linear.outputs, max(1, BLOCK_WEIGHTS // linear.inputs)) * linear.inputs for linear in step.shape.linears)
-        return cublas + block * step.element + packed.scratch(step.device, block)
+        return cublas + block * step.element + quantized.scratch(step.device, block)
     if step.train.quantization != "nf4":
         return cublas
     largest: Linear = max(step.shape.linears, key=lambda linear: linear.weights)

@@ -1,4 +1,4 @@
-"""What is planned for: the shape and, where it stays packed, the bytes of the base that `params.yaml` names, from what is here or by its name."""
+"""What is planned for: the shape and, where it stays quantized, the bytes of the base that `params.yaml` names, from what is here or by its name."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.published import published_shape
-from pipeline.planning.quantized import MODEL_FILE, SOURCE_FILE, PackedBase, gguf_shape, level_of, packed_file, packed_level
+from pipeline.planning.quantized import MODEL_FILE, SOURCE_FILE, QuantizedBase, gguf_shape, level_of, quantized_file, quantized_level
 from pipeline.planning.shape import Shape, load_shape
 
 
@@ -35,7 +35,7 @@ def find_shape(params: Params, root: Path) -> Shape:
     return shape
 
 
-def find_packed(params: Params, shape: Shape, root: Path) -> PackedBase | None:
+def find_quantized(params: Params, shape: Shape, root: Path) -> QuantizedBase | None:
     """What the base takes as the GGUF that is trained on; None where training is not on a GGUF.
 
     From the file's header where it is here: models/base/model.gguf, or the user's own where no level is made of it. Else computed, from
@@ -47,11 +47,11 @@ def find_packed(params: Params, shape: Shape, root: Path) -> PackedBase | None:
     folder, own = root / "models" / "base", own_file(base, root)
     if (folder / MODEL_FILE).is_file() and is_here(base, root):
         original = (folder / SOURCE_FILE).stat().st_size if (folder / SOURCE_FILE).is_file() else 0
-        return replace(packed_file(folder / MODEL_FILE), made_from=original)
+        return replace(quantized_file(folder / MODEL_FILE), made_from=original)
     if base.level is None:
-        return packed_file(own) if own else packed_level(shape, level_of(base.file or base.model))
+        return quantized_file(own) if own else quantized_level(shape, level_of(base.file or base.model))
     original = own.stat().st_size if own else level_bytes(shape, level_of(base.file or base.model))
-    return replace(packed_level(shape, base.level), made_from=original)
+    return replace(quantized_level(shape, base.level), made_from=original)
 
 
 def level_name(base: Base) -> str | None:

@@ -15,7 +15,7 @@ from pipeline.planning.steps import needs_gpu
 
 @dataclass(frozen=True)
 class Card:
-    """A device and its whole memory in bytes."""
+    """A device and its entire memory in bytes."""
 
     name: str
     memory: int
@@ -37,14 +37,14 @@ def query(*what: str) -> list[list[str]]:
     try:
         done = subprocess.run(["nvidia-smi", *what, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=30, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ToolError("Q-PLANNING-003", "nvidia-smi doesn't answer within 30 s: mend the driver, or restart the machine") from error
+        raise ToolError("Q-PLANNING-003", "nvidia-smi doesn't answer within 30 s: fix the driver, or restart the machine") from error
     if done.returncode != 0:
-        raise ToolError("Q-PLANNING-003", f"nvidia-smi fails ({' '.join((done.stderr or done.stdout).split())[:200]}): mend the driver")
+        raise ToolError("Q-PLANNING-003", f"nvidia-smi fails ({' '.join((done.stderr or done.stdout).split())[:200]}): fix the driver")
     return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 
 def first_gpu() -> Card | None:
-    """The GPU that training takes: the first one that CUDA_VISIBLE_DEVICES leaves; None where there is none."""
+    """The GPU that training takes: the first one that CUDA_VISIBLE_DEVICES leaves; None if there is none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not shutil.which("nvidia-smi") or visible in ("", "-1"):
         return None

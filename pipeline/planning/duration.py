@@ -14,7 +14,7 @@ from pipeline.planning.weights import lora_parameters
 
 # dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows; NVIDIA's data sheets
 PEAK = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0, "A10": 125.0, "T4": 65.0, "4090": 165.0, "3090": 71.0}
-UTILISATION = 0.4  # assumed share of that peak
+UTILizATION = 0.4  # assumed share of that peak
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
 
 
 def work_in(root: Path, train: Train) -> Work | None:
-    """The work that data/tokens holds; None where nothing is tokenised yet. Raises `DataError` for an account that can't be read."""
+    """The work that data/tokens holds; None where nothing is tokenized yet. Raises `DataError` for an account that can't be read."""
     for name in ("data/tokens/manifest.json", "reports/labels.json"):
         if (root / name).is_file():
             split = _read(root / name).get("splits", {}).get("train", {})
@@ -57,7 +57,7 @@ def work_in(root: Path, train: Train) -> Work | None:
 def assumed_tflops(card: str) -> float | None:
     """TFLOP/s that training on this card is assumed to reach; None for a card that isn't known."""
     peak = next((peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card)), None)
-    return None if peak is None else peak * UTILISATION
+    return None if peak is None else peak * UTILizATION
 
 
 def _read(path: Path) -> dict[str, Any]:

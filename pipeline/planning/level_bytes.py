@@ -57,7 +57,7 @@ RULES: dict[str, Rules] = {
 
 
 def level_bytes(shape: Shape, level: str) -> int:
-    """Bytes of the GGUF of `level` as `quantize.levels` spells it, or of a 16-bit type: quantised tensors, float32 norms and biases, the header."""
+    """Bytes of the GGUF of `level` as `quantize.levels` spells it, or of a 16-bit type: quantized tensors, float32 norms and biases, the header."""
     return sum(size for *_, size in matrices(shape, level)) + 4 * shape.small_weights + HEADER_PER_TOKEN * shape.vocabulary
 
 
@@ -69,19 +69,19 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
     base = BASE_TYPES.get(name) or (name if name in TYPES else name.rpartition("_")[0])
     is_output = tensor == "output" or (tensor == "token_embd" and shape.tied)  # a tied embedding is the output matrix as well
     if is_output and columns % TYPES[base][0]:
-        return _packed("Q8_0", columns)
+        return _quantized("Q8_0", columns)
     rules = RULES["output" if is_output else tensor]
     mine = rules.get(f"{name}-imatrix" if with_matrix else name, rules.get(name, (("all", "Q6_K"),) if is_output else ()))
-    return _packed(next((kind for where, kind in mine if _holds(where, shape, layer)), base), columns)
+    return _quantized(next((ggml_type for where, ggml_type in mine if _holds(where, shape, layer)), base), columns)
 
 
 def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
     """(its name without the layer, ggml type, bytes) of every matrix in the GGUF of `level`: token_embd, output (none where it is tied), attn_q, …"""
 
     def stored(tensor: str, columns: int, rows: int, layer: int = 0) -> tuple[str, str, int]:
-        kind = tensor_type(shape, level, tensor, columns, layer)
-        weights, size = TYPES[kind]
-        return tensor, kind, columns * rows // weights * size
+        ggml_type = tensor_type(shape, level, tensor, columns, layer)
+        weights, size = TYPES[ggml_type]
+        return tensor, ggml_type, columns * rows // weights * size
 
     for table in ("token_embd",) if shape.tied else ("token_embd", "output"):
         yield stored(table, shape.hidden, shape.vocabulary)
@@ -90,8 +90,8 @@ def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
             yield stored(NAMES[linear.name], linear.inputs, linear.outputs, layer)
 
 
-def _packed(kind: str, columns: int) -> str:
-    for fallback in (kind, FALLBACKS.get(kind, "IQ4_NL" if kind.startswith("IQ") else "F16")):
+def _quantized(ggml_type: str, columns: int) -> str:
+    for fallback in (ggml_type, FALLBACKS.get(ggml_type, "IQ4_NL" if ggml_type.startswith("IQ") else "F16")):
         if columns % TYPES[fallback][0] == 0:
             return fallback
     return "F16"

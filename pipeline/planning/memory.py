@@ -6,9 +6,9 @@ from pipeline.config.sections import Training
 from pipeline.core.cpu import Device
 from pipeline.planning import activations, weights
 from pipeline.planning.activations import Loss, Step
-from pipeline.planning.quantized import PackedBase
+from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
-from pipeline.planning.weights import held_packed
+from pipeline.planning.weights import held_quantized
 
 CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included
@@ -49,18 +49,18 @@ LOGITS: dict[Loss, str] = {"liger": "one chunk of logits", "chunked": "one chunk
 ASSUMED = ("CUDA context", "allocator slack", "Python and libraries")
 
 
-def plan_memory(shape: Shape, train: Training, max_length: int, device: Device, loss: Loss, packed: PackedBase | None = None) -> MemoryPlan:
+def plan_memory(shape: Shape, train: Training, max_length: int, device: Device, loss: Loss, quantized: QuantizedBase | None = None) -> MemoryPlan:
     """The parts for training rows of `max_length` tokens, in packed micro batches of `train.per_device_train_batch_size`.
 
     Two moments can be the peak: the loss, and the backward of the layer that comes first there. The smaller one's own bytes
-    don't count. `packed` is what a base takes that stays in its GGUF's blocks (`train.quantization` gguf, `train.packed`).
+    don't count. `quantized` is what a base takes that stays in its GGUF's blocks (`train.quantization` gguf, `train.keep_quantized`).
     Raises `ConfigError` for targets or an optimizer that can't be planned.
     """
     tokens = max_length * train.per_device_train_batch_size
     step = Step(shape, train, device, loss, tokens)
     adapter = 4 * weights.lora_parameters(shape, train)
-    held = held_packed(train, packed)
-    table = weights.table_bytes(shape, train, packed)
+    held = held_quantized(train, quantized)
+    table = weights.table_bytes(shape, train, quantized)
     off_card = table // 2 if train.embeddings_on_cpu and device == "cuda" and not shape.tied and train.quantization != "gguf" else 0
     in_layer = activations.gradients_in_flight(step)
     if train.gradient_checkpointing:
@@ -77,7 +77,7 @@ def plan_memory(shape: Shape, train: Training, max_length: int, device: Device, 
     loss_peak = activations.loss_bytes(step) + at_loss
     in_backward = in_layer + workspace >= loss_peak
     parts = [
-        _linears(train, held, weights.linear_bytes(shape, train, packed)),
+        _linears(train, held, weights.linear_bytes(shape, train, quantized)),
         Part("embeddings and head", table - off_card, _tables(shape, train, held, off_card)),
         Part("norms and biases", weights.small_bytes(shape, train), train.bnb_4bit_compute_dtype),
         Part("LoRA", adapter, f"{adapter // 4:,} parameters, float32"),
@@ -99,19 +99,19 @@ def plan_memory(shape: Shape, train: Training, max_length: int, device: Device, 
     return MemoryPlan(tuple(parts), device, loss, tokens)
 
 
-def _linears(train: Training, held: PackedBase | None, size: int) -> Part:
+def _linears(train: Training, held: QuantizedBase | None, size: int) -> Part:
     if held:
-        return Part("packed linears", size, held.source)
+        return Part("quantized linears", size, held.source)
     if train.quantization == "nf4":
-        return Part("linears in NF4", size, "scales quantised too" if train.bnb_4bit_use_double_quant else "scales in float32")
+        return Part("linears in NF4", size, "scales quantized too" if train.bnb_4bit_use_double_quant else "scales in float32")
     return Part("linears", size, train.bnb_4bit_compute_dtype)
 
 
-def _workspace(train: Training, held: PackedBase | None, device: Device) -> str:
-    dequantised = "a block of linears dequantised" if held else "the largest linear dequantised" if train.quantization == "nf4" else ""
-    return ", ".join(filter(None, (dequantised, "cuBLAS" if device == "cuda" else ""))) or "none"
+def _workspace(train: Training, held: QuantizedBase | None, device: Device) -> str:
+    dequantized = "a block of linears dequantized" if held else "the largest linear dequantized" if train.quantization == "nf4" else ""
+    return ", ".join(filter(None, (dequantized, "cuBLAS" if device == "cuda" else ""))) or "none"
 
 
-def _tables(shape: Shape, train: Training, held: PackedBase | None, off_card: int) -> str:
+def _tables(shape: Shape, train: Training, held: QuantizedBase | None, off_card: int) -> str:
     tied = ", one table for both" if shape.tied else ""
-    return f"{'packed too' if held else train.bnb_4bit_compute_dtype}{tied}{', embeddings in main memory' if off_card else ''}"
+    return f"{'quantized too' if held else train.bnb_4bit_compute_dtype}{tied}{', embeddings in main memory' if off_card else ''}"

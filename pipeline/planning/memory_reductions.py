@@ -8,7 +8,7 @@ from pipeline.config.sections import Training
 from pipeline.core.cpu import Device
 from pipeline.planning.activations import Loss
 from pipeline.planning.memory import MemoryPlan, plan_memory
-from pipeline.planning.quantized import PackedBase
+from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 
 STEP = 64  # rows are shortened to a multiple of this
@@ -25,19 +25,19 @@ class Setup:
     max_length: int
     device: Device
     loss: Loss
-    packed: PackedBase | None = None  # of a base that stays in its GGUF's blocks
+    quantized: QuantizedBase | None = None  # of a base that stays in its GGUF's blocks
 
     def plan(self) -> MemoryPlan:
         """Its memory plan."""
-        return plan_memory(self.shape, self.train, self.max_length, self.device, self.loss, self.packed)
+        return plan_memory(self.shape, self.train, self.max_length, self.device, self.loss, self.quantized)
 
     def at(self, max_length: int, **changes: Any) -> "Setup":
         """The same with rows of `max_length` tokens and other values for keys of `train`."""
-        return Setup(self.shape, self.train.model_copy(update=changes), max_length, self.device, self.loss, self.packed)
+        return Setup(self.shape, self.train.model_copy(update=changes), max_length, self.device, self.loss, self.quantized)
 
 
 @dataclass(frozen=True)
-class Rung:
+class Reduction:
     """One change on top of those before it: the bytes it saves, the total with it, and whether that is enough."""
 
     change: str
@@ -58,24 +58,24 @@ def longest_rows(setup: Setup, room: int) -> int:
     return low
 
 
-def ladder(setup: Setup, room: int) -> list[Rung]:
+def memory_reductions(setup: Setup, room: int) -> list[Reduction]:
     """The changes that help, cheapest first, down to the first that is enough or to the end; none where the plan fits already.
 
     Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, a GGUF's linears left packed, shorter
     rows where that is enough, embeddings in main memory, else shorter rows, a smaller rank.
     """
-    rungs: list[Rung] = []
+    reductions: list[Reduction] = []
     total = setup.plan().total
     if total <= room:
-        return rungs
+        return reductions
     for change, changed in _changes(setup, room):
         after = changed.plan().total
         if after < total:
-            rungs.append(Rung(change, total - after, after, after <= room))
+            reductions.append(Reduction(change, total - after, after, after <= room))
             total = after
         if after <= room:
             break
-    return rungs
+    return reductions
 
 
 def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
@@ -88,9 +88,9 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     if not train.gradient_checkpointing:
         setup = setup.at(setup.max_length, gradient_checkpointing=True)
         yield "train.gradient_checkpointing: true", setup
-    if train.quantization == "gguf" and not train.packed:
-        setup = setup.at(setup.max_length, packed=True)
-        yield "train.packed: true", setup
+    if train.quantization == "gguf" and not train.keep_quantized:
+        setup = setup.at(setup.max_length, keep_quantized=True)
+        yield "train.keep_quantized: true", setup
     shortening = _shortened(setup, room)
     if shortening.max_length > SHORTEST:
         setup = shortening

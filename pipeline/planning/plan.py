@@ -1,4 +1,4 @@
-"""The whole plan of a run: does it fit, what would fit, disk and time. `quench plan` and the preflight check share it."""
+"""The entire plan of a run: does it fit, what would fit, disk and time. `quench plan` and the preflight check share it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,10 +9,10 @@ from pipeline.planning.card import Card, loss_on
 from pipeline.planning.disk import plan_disk
 from pipeline.planning.duration import Work, assumed_tflops, flops_per_token
 from pipeline.planning.memory import MemoryPlan
-from pipeline.planning.memory_reductions import Rung, Setup, ladder, longest_rows
-from pipeline.planning.quantized import PackedBase
+from pipeline.planning.memory_reductions import Reduction, Setup, longest_rows, memory_reductions
+from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
-from pipeline.planning.strategies import Way, ways
+from pipeline.planning.strategies import Strategy, strategies
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Plan:
     memory: MemoryPlan
     card: Card | None
     longest_row: int | None  # tokens
-    rungs: tuple[Rung, ...]
+    reductions: tuple[Reduction, ...]
     disk: dict[str, int]
     work: Work | None
     flops_per_token: float
     tflops: float | None
     tflops_assumed: bool
-    ways: tuple[Way, ...]  # to ship the level
+    strategies: tuple[Strategy, ...]  # to ship the level
     quantization: Quantization
 
     @property
@@ -45,9 +45,9 @@ class Plan:
     @property
     def remedy(self) -> str:
         """What to change where the plan doesn't fit, in half a sentence."""
-        changes = ", ".join(rung.change for rung in self.rungs)
+        changes = ", ".join(reduction.change for reduction in self.reductions)
         smaller = "a smaller level, or base" if self.quantization == "gguf" else "a smaller base"
-        if self.rungs and self.rungs[-1].enough:
+        if self.reductions and self.reductions[-1].enough:
             return f"set {changes}"
         return f"even with {changes} it would not fit, so take {smaller}" if changes else f"take {smaller}"
 
@@ -58,28 +58,29 @@ class Plan:
             "parameters": self.shape.parameters, "device": self.memory.device, "loss": self.memory.loss, "tokens_per_forward": self.memory.tokens,
             "memory": memory, "allocated_bytes": self.memory.allocated, "total_bytes": self.memory.total,
             "card": asdict(self.card) if self.card else None, "fits": self.fits, "longest_row": self.longest_row,
-            "ladder": [asdict(rung) for rung in self.rungs], "disk": self.disk, "work": asdict(self.work) if self.work else None,
+            "memory_reductions": [asdict(reduction) for reduction in self.reductions], "disk": self.disk,
+            "work": asdict(self.work) if self.work else None,
             "flops_per_token": self.flops_per_token, "tflops": self.tflops, "tflops_assumed": self.tflops_assumed, "seconds": self.seconds,
-            "quantization": self.quantization, "ways": [asdict(way) for way in self.ways],
+            "quantization": self.quantization, "strategies": [asdict(strategy) for strategy in self.strategies],
         }  # fmt: skip
 
 
 def make_plan(
     shape: Shape, train: Training, max_length: int, levels: Sequence[str], card: Card | None, work: Work | None = None, tflops: float | None = None,
-    packed: PackedBase | None = None, level: str | None = None, lora: LoraType = "F16", untuned: bool = True,
+    quantized: QuantizedBase | None = None, level: str | None = None, lora: LoraType = "F16", untuned: bool = True,
 ) -> Plan:  # fmt: skip
     """The plan of training on `card`; without one, for a GPU whose memory isn't known. `tflops` is what the card reaches.
 
-    `levels` are `quantize.levels`. Where the base is trained on as a GGUF, `packed` is what that takes, `level` what it is called and `lora` the
+    `levels` are `quantize.levels`. Where the base is trained on as a GGUF, `quantized` is what that takes, `level` what it is called and `lora` the
     adapter's type in its own. `untuned` is `convert.base`. Raises `ConfigError` for targets or an optimizer that can't be planned.
     """
     device = card.device if card else "cuda"
-    setup = Setup(shape, train, max_length, device, loss_on(device, train), packed)
+    setup = Setup(shape, train, max_length, device, loss_on(device, train), quantized)
     assumed = assumed_tflops(card.name) if card and tflops is None else None
     shipped = level or next((name for name in levels if not name.startswith(UNTUNED)), None)
     return Plan(
-        shape, setup.plan(), card, longest_rows(setup, card.memory) if card else None, tuple(ladder(setup, card.memory)) if card else (),
-        plan_disk(shape, train, levels, lora, untuned=untuned, base=packed.file + packed.made_from if packed else None), work,
+        shape, setup.plan(), card, longest_rows(setup, card.memory) if card else None, tuple(memory_reductions(setup, card.memory)) if card else (),
+        plan_disk(shape, train, levels, lora, untuned=untuned, base=quantized.file + quantized.made_from if quantized else None), work,
         flops_per_token(shape, train, max_length), tflops or assumed, assumed is not None,
-        tuple(ways(setup, shipped, lora)) if shipped else (), train.quantization,
+        tuple(strategies(setup, shipped, lora)) if shipped else (), train.quantization,
     )  # fmt: skip

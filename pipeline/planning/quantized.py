@@ -9,14 +9,14 @@ from pipeline.config.levels import LEVELS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
-from pipeline.models.experts import refuse_experts_of
+from pipeline.models.experts import check_no_experts_of
 from pipeline.planning.level_bytes import NAMES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
 
 MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"  # in models/base: what is trained on, and the one that it was made from
 LINEAR = re.compile(rf"blk\.\d+\.({'|'.join(NAMES.values())})\.weight")
 # ggml types that `pipeline.gguf.dequantize` knows, which imports torch (a test keeps them equal): bytes that a weight takes beside its packed and
-# its dequantised form while it is worked on, rounded up from the peak of a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3)
+# its dequantized form while it is worked on, rounded up from the peak of a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3)
 SCRATCH = {
     **dict.fromkeys(("F32", "F16", "BF16"), 0), **dict.fromkeys(("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_0", "Q5_1", "Q4_0", "Q4_1"), 8),
     **dict.fromkeys(("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"), 18),
@@ -28,16 +28,16 @@ LEVEL = re.compile(rf"(?<![a-z0-9])({LEVEL_NAMES}|FP16)(?![a-z0-9_])", re.IGNORE
 
 
 @dataclass(frozen=True)
-class PackedBase:
-    """Bytes of the matrices as they lie packed in a GGUF, and of the whole file; `head` is 0 where the embeddings are the head as well."""
+class QuantizedBase:
+    """Bytes of the matrices as they lie quantized in a GGUF, and of the entire file; `head` is 0 where the embeddings are the head as well."""
 
     linears: int
     embeddings: int
     head: int
     file: int
-    kinds: frozenset[str]  # ggml types of the matrices
+    ggml_types: frozenset[str]  # ggml types of the matrices
     source: str  # "as in the file", "computed for Q4_K_M"
-    made_from: int = 0  # bytes of the GGUF that it is quantised from here (`base.level`), 0 where it is fetched as it is
+    made_from: int = 0  # bytes of the GGUF that it is quantized from here (`base.level`), 0 where it is fetched as it is
 
     @property
     def tables(self) -> int:
@@ -45,38 +45,40 @@ class PackedBase:
         return self.embeddings + self.head
 
     def scratch(self, device: str, block: int) -> int:
-        """Bytes that dequantising a block of `block` weights takes beside the result, on "cpu" or "cuda" (with Triton)."""
-        each = max((0 if device == "cuda" and kind in KERNELS else SCRATCH.get(kind, 0) for kind in self.kinds), default=0)
+        """Bytes that dequantizing a block of `block` weights takes beside the result, on "cpu" or "cuda" (with Triton)."""
+        each = max((0 if device == "cuda" and ggml_type in KERNELS else SCRATCH.get(ggml_type, 0) for ggml_type in self.ggml_types), default=0)
         return min(block, AT_A_TIME[device]) * each
 
 
-def packed_file(file: Path) -> PackedBase:
+def quantized_file(file: Path) -> QuantizedBase:
     """The bytes of a GGUF, exact, from its header. Raises `DataError` where it is not whole."""
     from gguf import GGMLQuantizationType
 
     header = _header(file)
-    sizes = {name: tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items()}
+    sizes = {name: tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items()}
     linears = [name for name in sizes if LINEAR.fullmatch(name)]
     tables = [name for name in ("token_embd.weight", "output.weight") if name in sizes]
-    kinds = frozenset(GGMLQuantizationType(header.tensors[name][1]).name for name in (*linears, *tables))
-    return PackedBase(
-        sum(sizes[name] for name in linears), sizes.get("token_embd.weight", 0), sizes.get("output.weight", 0), file.stat().st_size, kinds,
+    ggml_types = frozenset(GGMLQuantizationType(header.tensors[name][1]).name for name in (*linears, *tables))
+    return QuantizedBase(
+        sum(sizes[name] for name in linears), sizes.get("token_embd.weight", 0), sizes.get("output.weight", 0), file.stat().st_size, ggml_types,
         "as in the file",
     )  # fmt: skip
 
 
-def packed_level(shape: Shape, level: str) -> PackedBase:
+def quantized_level(shape: Shape, level: str) -> QuantizedBase:
     """The bytes of `level` before there is a file: each tensor has the type that llama-quantize would give it."""
-    sizes, kinds = {"linears": 0, "token_embd": 0, "output": 0}, set()
-    for tensor, kind, size in matrices(shape, level):
+    sizes, ggml_types = {"linears": 0, "token_embd": 0, "output": 0}, set()
+    for tensor, ggml_type, size in matrices(shape, level):
         sizes[tensor if tensor in sizes else "linears"] += size
-        kinds.add(kind)
-    return PackedBase(sizes["linears"], sizes["token_embd"], sizes["output"], level_bytes(shape, level), frozenset(kinds), f"computed for {level}")
+        ggml_types.add(ggml_type)
+    return QuantizedBase(
+        sizes["linears"], sizes["token_embd"], sizes["output"], level_bytes(shape, level), frozenset(ggml_types), f"computed for {level}"
+    )
 
 
-def packed_in(base: Path, train: Training) -> PackedBase | None:
+def quantized_in(base: Path, train: Training) -> QuantizedBase | None:
     """The bytes of the GGUF in the folder `base`; None where training is not on a GGUF. Raises `DataError` where it is missing or not whole."""
-    return packed_file(base / MODEL_FILE) if train.quantization == "gguf" else None
+    return quantized_file(base / MODEL_FILE) if train.quantization == "gguf" else None
 
 
 def level_of(name: str) -> str:
@@ -91,16 +93,16 @@ def gguf_shape(file: Path) -> Shape:
     """The shape of the model in a GGUF, from its header. Raises `ConfigError` for another architecture, `DataError` for a damaged file."""
     header = _header(file)
     fields, tensors = header.fields, header.tensors
-    kind = fields.get("general.architecture")
+    ggml_type = fields.get("general.architecture")
 
-    refuse_experts_of(fields, str(file))
+    check_no_experts_of(fields, str(file))
 
     def of(key: str) -> object:
-        return fields.get(f"{kind}.{key}")
+        return fields.get(f"{ggml_type}.{key}")
 
     table = tensors.get("token_embd.weight", ((0, 0), 0))[0]
     config = {
-        "model_type": kind, "hidden_size": of("embedding_length"), "intermediate_size": of("feed_forward_length"),
+        "model_type": ggml_type, "hidden_size": of("embedding_length"), "intermediate_size": of("feed_forward_length"),
         "num_hidden_layers": of("block_count"), "num_attention_heads": of("attention.head_count"),
         "num_key_value_heads": of("attention.head_count_kv"), "head_dim": of("attention.key_length"), "vocab_size": math.prod(table[1:]),
         "tie_word_embeddings": "output.weight" not in tensors, "max_position_embeddings": of("context_length"),
@@ -113,6 +115,6 @@ def _header(file: Path) -> Header:
     try:
         return read_header(file)
     except NotGguf as error:
-        raise DataError("Q-PLANNING-002", f"{file} is not a whole GGUF file ({error}): fetch it again") from None
+        raise DataError("Q-PLANNING-002", f"{file} is not a complete GGUF file ({error}): fetch it again") from None
     except OSError as error:
         raise DataError("Q-PLANNING-002", f"{file} can't be read ({error.strerror}): run `snakemake base`") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.models.experts import refuse_experts
+from pipeline.models.experts import check_no_experts
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -31,7 +31,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of `layers` equal layers; `qk_norms` says that queries and keys are normalised (Qwen3)."""
+    """A decoder of `layers` equal layers; `qk_norms` says that queries and keys are normalized (Qwen3)."""
 
     model_type: str
     layers: int
@@ -75,7 +75,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Elements of the whole model; a tied head counts once, as in its file."""
+        """Elements of the entire model; a tied head counts once, as in its file."""
         return self.linear_weights + self.table_weights * (1 if self.tied else 2) + self.small_weights
 
 
@@ -84,7 +84,7 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
 
     Raises `ConfigError` for another architecture, `DataError` for a mixture of experts and where a number is missing or can't be.
     """
-    refuse_experts(config, where)
+    check_no_experts(config, where)
     kind = config.get("model_type")
     if kind not in KNOWN:
         raise ConfigError(

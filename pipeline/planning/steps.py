@@ -11,7 +11,7 @@ def warmup_steps(settings: Train, rows: int) -> int:
 
 
 def total_steps(settings: Train, rows: int) -> int:
-    """Optimizer steps of a whole run over `rows` training rows."""
+    """Optimizer steps of a complete run over `rows` training rows."""
     return settings.max_steps if settings.max_steps > 0 else math.ceil(steps_per_epoch(settings, rows) * settings.num_train_epochs)
 
 

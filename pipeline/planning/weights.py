@@ -4,7 +4,7 @@ from math import ceil
 
 from pipeline.config.sections import Train, Training
 from pipeline.core.errors import ConfigError
-from pipeline.planning.quantized import PackedBase
+from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 
 FLOAT = 4  # bytes of a float32
@@ -31,28 +31,28 @@ OPTIMIZERS = {
 def nf4_bytes(weights: int, double_quant: bool) -> int:
     """Bytes of a linear's `weights` in NF4: packed halves, scales, tables (QLoRA, arXiv:2305.14314; bitsandbytes `quantize_4bit`).
 
-    Two weights a byte, the odd one padded; a float32 scale per 64 weights. With double quantisation these are uint8, with a
+    Two weights a byte, the odd one padded; a float32 scale per 64 weights. With double quantization these are uint8, with a
     float32 scale per 256 of them, an offset and a table.
     """
     scales = ceil(weights / NF4_BLOCK)
-    packed = ceil(weights / 2) + NF4_CODE
-    return packed + (
+    quantized = ceil(weights / 2) + NF4_CODE
+    return quantized + (
         scales + ceil(scales / SCALE_BLOCK) * FLOAT + OFFSET + SCALE_CODE if double_quant else scales * FLOAT
     )
 
 
-def held_packed(train: Training, packed: PackedBase | None) -> PackedBase | None:
-    """`packed` where the base stays as its GGUF packs it, None where it doesn't. Raises `AssertionError` where its bytes are then missing."""
-    if train.quantization != "gguf" or not train.packed:
+def held_quantized(train: Training, quantized: QuantizedBase | None) -> QuantizedBase | None:
+    """`quantized` where the base stays as its GGUF packs it, None where it doesn't. Raises `AssertionError` where its bytes are then missing."""
+    if train.quantization != "gguf" or not train.keep_quantized:
         return None
-    if packed is None:
+    if quantized is None:
         raise AssertionError("base.quantization is gguf, and nobody has said how many bytes its GGUF has")
-    return packed
+    return quantized
 
 
-def linear_bytes(shape: Shape, train: Training, packed: PackedBase | None = None) -> int:
+def linear_bytes(shape: Shape, train: Training, quantized: QuantizedBase | None = None) -> int:
     """Bytes of all linears' weights but the head's: NF4, the GGUF's own, or dense in the compute type."""
-    if held := held_packed(train, packed):
+    if held := held_quantized(train, quantized):
         return held.linears
     if train.quantization != "nf4":
         return shape.linear_weights * ELEMENT[train.bnb_4bit_compute_dtype]
@@ -61,9 +61,9 @@ def linear_bytes(shape: Shape, train: Training, packed: PackedBase | None = None
     )
 
 
-def table_bytes(shape: Shape, train: Training, packed: PackedBase | None = None) -> int:
+def table_bytes(shape: Shape, train: Training, quantized: QuantizedBase | None = None) -> int:
     """Bytes of embedding and head, which NF4 leaves as they are and a GGUF packs too; a tied head has none of its own."""
-    if held := held_packed(train, packed):
+    if held := held_quantized(train, quantized):
         return held.tables
     return shape.table_weights * (1 if shape.tied else 2) * ELEMENT[train.bnb_4bit_compute_dtype]
 

@@ -56,7 +56,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ranked[max(0, math.ceil(len(ranked) * share / 100) - 1)]
 
 
-def summarise(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
+def summarize(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
     """The figures of a test's requests, which took `seconds` in all.
 
     A client's speed is the number of tokens after the first over the time after the first (median).
@@ -93,7 +93,7 @@ async def put_under_load(
         await asyncio.gather(
             *(_one_client(client, queue, timed, started + seconds) for _ in range(min(clients, requests)))
         )
-    return summarise(timed, clients, time.perf_counter() - started)
+    return summarize(timed, clients, time.perf_counter() - started)
 
 
 async def _one_client(

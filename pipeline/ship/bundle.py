@@ -21,7 +21,7 @@ from pipeline.core.publish import need_disk, publishing, write_text
 from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs
-from pipeline.gguf.provenance import passport
+from pipeline.gguf.provenance import provenance
 from pipeline.ship.card import claims, fill_text, serve_script, text_values
 from pipeline.ship.listing import Hostile, checksums, escaped, obeyed, plain_files, read_small
 from pipeline.ship.signature import SIGNATURE, sign
@@ -98,7 +98,7 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
     inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
     gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
     own = lora or gguf  # what was made here, and names its sources
-    found, sha256 = passport(folder / own.name), evaluation["sha256"]
+    found, sha256 = provenance(folder / own.name), evaluation["sha256"]
     values = text_values(
         inputs, shipment.advice, name=shipment.name, level=level, serve=serve, jinja=shipment.jinja, languages=shipment.languages
     ) | {
@@ -119,7 +119,7 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
         "Modelfile": fill_text("Modelfile.jinja", **values),
         SCRIPT: serve_script(gguf.name, serve, lora.name if lora else None),
         UNIT: fill_text("quench.service.jinja", **unit),
-        BILL: bill(name=shipment.title, file=own.name, sha256=evaluation["lora"]["sha256"] if lora else sha256, base=inputs.base, passport=found,
+        BILL: bill(name=shipment.title, file=own.name, sha256=evaluation["lora"]["sha256"] if lora else sha256, base=inputs.base, provenance=found,
                    datasets=shipment.datasets, versions=inputs.train.get("run", {}).get("versions", {}),
                    beside={gguf.name: sha256} if lora else None),
     }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from pipeline import __version__
-from pipeline.config.sections import ADAPTED, SOURCE, Serve
+from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, Serve
 from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.recommend import Recommendation, reference_name
 from pipeline.gate.records import Inputs
@@ -56,13 +56,13 @@ def text_values(
 ) -> dict[str, Any]:
     """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat
     template."""
-    seams = [{"name": key, **seam} for key, seam in inputs.parity["seams"].items()]
+    checks = [{"name": key, **check} for key, check in inputs.parity["checks"].items()]
     kinds = inputs.base["architecture"].get("architectures") or [inputs.base["architecture"]["model_type"]]
     return {
         "inputs": inputs, "advice": advice, "name": name, "level": level, "serve": serve, "ollama": ollama_template(jinja), "version": __version__,
         "front_matter": front_matter(inputs.base, level, languages), "reference": reference_name(inputs.evaluations),
-        "chosen": inputs.evaluations.get(level), "seams": seams, "architecture": ", ".join(kinds), "bundle": None,
-        "unmerged": level == ADAPTED, "lora": (inputs.evaluations.get(level) or {}).get("lora"), "SOURCE": SOURCE,
+        "chosen": inputs.evaluations.get(level), "checks": checks, "architecture": ", ".join(kinds), "bundle": None,
+        "unmerged": level == BASE_WITH_ADAPTER, "lora": (inputs.evaluations.get(level) or {}).get("lora"), "ORIGINAL": ORIGINAL,
     }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[s
         values |= {
             "base_model": base["model"],
             "base_model_relation": "adapter"
-            if level == ADAPTED
+            if level == BASE_WITH_ADAPTER
             else "finetune"
             if level in REFERENCES
             else "quantized",
@@ -87,23 +87,23 @@ def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[s
     ).rstrip()
 
 
-def claims(passport: Mapping[str, Any]) -> dict[str, str]:
-    """A passport as the card prints it: JSON values without characters that end the table's cell."""
+def claims(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """A provenance as the card prints it: JSON values without characters that end the table's cell."""
     return {
         key: escaped(json.dumps(value, ensure_ascii=False)).replace("`", r"\u0060").replace("|", r"\u007c")
-        for key, value in passport.items()
+        for key, value in provenance.items()
     }
 
 
 def claimed(card: str) -> dict[str, Any]:
-    """The passport that a card prints. Raises `ValueError` if a value is no JSON."""
+    """The provenance that a card prints. Raises `ValueError` if a value is no JSON."""
     return {key: json.loads(value) for key, value in CLAIM.findall(card)}
 
 
 def served_as(lora: Path) -> str:
     """What `quench serve` calls the base with this project's adapter, NAME-adapter, so that `quench chat`
     knows it."""
-    return f"{lora.stem.removesuffix('-lora')}-{ADAPTED}"
+    return f"{lora.stem.removesuffix('-lora')}-{BASE_WITH_ADAPTER}"
 
 
 def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import ADAPTED, BARE, UNTUNED
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, UNTUNED
 from pipeline.core.hashing import file_hash
 from pipeline.gate.comparison import REFERENCES, Evaluations
 from pipeline.gate.records import read_record
 from pipeline.gate.shapes import Base
-from pipeline.gguf.provenance import BASE_FILE, IMATRIX, passport
-from pipeline.ship.lineage import passport_faults
+from pipeline.gguf.provenance import BASE_FILE, IMATRIX, provenance
+from pipeline.ship.lineage import provenance_faults
 
 
 def mismatches(
@@ -30,7 +30,7 @@ def mismatches(
     """
     sixteen = next((name for name in REFERENCES if name in evaluations), None)
     if lora:
-        made_of = {ADAPTED: [gguf, lora], BARE: [gguf]}
+        made_of = {BASE_WITH_ADAPTER: [gguf, lora], BASE: [gguf]}
     else:
         name = gguf.name.removesuffix(f"-{model}.gguf")
         made_of = {
@@ -51,13 +51,13 @@ def mismatches(
     own = lora or gguf
     if not {gguf, own} <= hashes.keys():
         return
-    fields = passport(own)
+    fields = provenance(own)
     if lora:
         yield from _base_faults(gguf, hashes[gguf], lora, fields, root)
-    yield from passport_faults(fields, own.name, root, merged=not lora)
+    yield from provenance_faults(fields, own.name, root, merged=not lora)
     beside = made_of.get(sixteen or "", [own])[0]  # the 16-bit GGUF
-    if beside != own and beside in hashes and _common(fields) != _common(passport(beside)):
-        yield f"{own.name} comes from another model than {beside.name} (their passports differ): run `snakemake --force quantize`."
+    if beside != own and beside in hashes and _common(fields) != _common(provenance(beside)):
+        yield f"{own.name} comes from another model than {beside.name} (their provenance records differ): run `snakemake --force quantize`."
 
 
 def _report_faults(
@@ -102,5 +102,5 @@ def _base_faults(gguf: Path, sha256: str, lora: Path, fields: Mapping[str, Any],
 
 
 def _common(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What all levels of a model share: the passport without the importance matrix."""
+    """What all levels of a model share: the provenance without the importance matrix."""
     return {key: value for key, value in fields.items() if not key.startswith(IMATRIX)}

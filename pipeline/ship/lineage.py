@@ -2,7 +2,7 @@
 because it merely exists.
 
 Training wrote which adapter's folder (reports/train.json) and tokens (models/adapter/run.json) are its own;
-the tokens' manifest names the rows, the evaluation the held-out ones; the GGUF's passport names base,
+the tokens' manifest names the rows, the evaluation the held-out ones; the GGUF's provenance names base,
 adapter, tokens, settings, template and merge. Reads these and hashes them, writes nothing.
 """
 
@@ -21,7 +21,7 @@ from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fiel
 
 ADAPTER, BASE, MERGED, TOKENS = "models/adapter", "models/base.json", "models/merged", "data/tokens"
 ROWS = {split: f"data/final/{split}.jsonl" for split in ("train", "val", "test")}
-# the keys of a passport about the project's own records; others are about llama.cpp, the importance matrix
+# the keys of a provenance about the project's own records; others are about llama.cpp, the importance matrix
 # and the tokenizer
 OWN = tuple(f"quench.{part}." for part in ("base", "adapter", "data", "config", "template", "merge"))
 
@@ -44,7 +44,7 @@ class MergeRecord(Shape):
     """models/merged/merge.json."""
 
     adapter_sha256: Sha256
-    onto: Name
+    merge_base: Name
     method: Name
     dtype: Name
     adapters: list[Adapted]
@@ -102,8 +102,8 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
     return {f"{split} rows": sha256 for split, sha256 in found.items()}
 
 
-def passport_faults(found: Mapping[str, Any], name: str, root: Path, *, merged: bool) -> Iterator[str]:
-    """A sentence if the passport `found` of the GGUF `name` names another base, adapter, data, settings or
+def provenance_faults(found: Mapping[str, Any], name: str, root: Path, *, merged: bool) -> Iterator[str]:
+    """A sentence if the provenance `found` of the GGUF `name` names another base, adapter, data, settings or
     merge than those below `root`."""
     parts = [(BASE, lineage_fields(root / BASE)), (ADAPTER, adapter_fields(root / ADAPTER))]
     if merged:
@@ -118,7 +118,7 @@ def passport_faults(found: Mapping[str, Any], name: str, root: Path, *, merged: 
             place for place, _ in parts
         )
         keys = dict.fromkeys(key for keys in differ.values() for key in keys)
-        yield f"{name}'s passport differs from {places} ({', '.join(keys)}): run `snakemake` again."
+        yield f"{name}'s provenance differs from {places} ({', '.join(keys)}): run `snakemake` again."
 
 
 def _need(root: Path, place: str, stage: str, recorded: str | None, found: str, where: str) -> None:

@@ -19,7 +19,7 @@ LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # of `sha256sum`
 
 
 class Hostile(ValueError):
-    """The folder holds what no bundle has; the text says what, as a whole sentence."""
+    """The folder holds what no bundle has; the text says what, as a complete sentence."""
 
 
 def plain_files(folder: Path) -> dict[str, int]:

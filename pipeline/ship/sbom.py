@@ -37,7 +37,7 @@ def bill(
     file: str,
     sha256: str,
     base: Mapping[str, Any],
-    passport: Mapping[str, Any],
+    provenance: Mapping[str, Any],
     datasets: Mapping[str, str],
     versions: Mapping[str, Any],
     beside: Mapping[str, str] | None = None,
@@ -45,19 +45,19 @@ def bill(
     """The bill as JSON text.
 
     `beside` are further files that the model consists of, sha256 by name: the base's GGUF, if `file` is an
-    adapter's. `base` is models/base.json, `passport` the GGUF's own, `datasets` sha256 by name, `versions`
+    adapter's. `base` is models/base.json, `provenance` the GGUF's own, `datasets` sha256 by name, `versions`
     the training run's packages (None: not installed).
     """
     model = Component(
         name=name, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=file, version=sha256[:12], hashes=[_hash(sha256)], licenses=_license(base),
         pedigree=Pedigree(ancestors=[_base(base)]),
-        properties=[Property(name=key, value=str(value)) for key, value in passport.items()],
+        properties=[Property(name=key, value=str(value)) for key, value in provenance.items()],
         components=[Component(name=one, type=ComponentType.FILE, bom_ref=f"beside/{one}", hashes=[_hash(digest)])
                     for one, digest in sorted((beside or {}).items())],
     )  # fmt: skip
     llama = Component(
-        name="llama.cpp", type=ComponentType.APPLICATION, bom_ref=LLAMA_REF, version=str(passport.get("quench.llama_cpp.commit", "unknown")),
-        purl=PackageURL("pypi", name="llama-cpp-python", version=_text(passport.get("quench.llama_cpp.package"))),
+        name="llama.cpp", type=ComponentType.APPLICATION, bom_ref=LLAMA_REF, version=str(provenance.get("quench.llama_cpp.commit", "unknown")),
+        purl=PackageURL("pypi", name="llama-cpp-python", version=_text(provenance.get("quench.llama_cpp.package"))),
     )  # fmt: skip
     packages = [
         Component(name=package, version=version, type=ComponentType.LIBRARY, bom_ref=f"pkg:pypi/{package}@{version}",

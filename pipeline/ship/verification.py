@@ -1,4 +1,4 @@
-"""Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's passport and the card, the
+"""Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's provenance and the card, the
 bill, the evidence, the signature.
 
 Of an adapter there are two GGUFs: its own, and that of the base it was trained on. A bundle may come from
@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.file import check_gguf
-from pipeline.gguf.provenance import BASE_FILE, passport
+from pipeline.gguf.provenance import BASE_FILE, provenance
 from pipeline.ship.bundle import BILL, CARD, EVALUATION, GATE, PARITY, SCRIPT, SUMS, UNIT
 from pipeline.ship.card import claimed
 from pipeline.ship.listing import MAX_SMALL, Hostile, checksums, hash_plain, obeyed, plain_files, read_small
@@ -96,7 +96,7 @@ def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
 
 def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iterator[str]:
     """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's), by the checksums
-    and the first's passport."""
+    and the first's provenance."""
     card, (made, *beside) = read_small(folder / CARD), hashes
     gguf = beside[0] if beside else made  # the one that `evaluation.json` calls its file
     try:
@@ -133,19 +133,19 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
     files = parity.get("files")
     proven = files if isinstance(files, dict) else {}
     if parity.get("verdict") != "pass" or any(proven.get(file) != sha256 for file, sha256 in hashes.items()):
-        yield f"{PARITY} does not say that {'these files' if beside else 'this file'} passed every seam."
+        yield f"{PARITY} does not say that {'these files' if beside else 'this file'} passed every parity check."
     try:
         for file in beside:
             check_gguf(folder / file)
-        own = passport(folder / made)
+        own = provenance(folder / made)
     except DataError as error:
-        yield f"{made if not beside else ' or '.join(hashes)} is not a whole GGUF ({' '.join(error.sentence.split())[:200]})."
+        yield f"{made if not beside else ' or '.join(hashes)} is not a complete GGUF ({' '.join(error.sentence.split())[:200]})."
         return
     if beside and own.get(BASE_FILE) != hashes[gguf]:
         yield f"{made} was trained on another file than {gguf} (sha256 {str(own.get(BASE_FILE))[:12]!a}…)."
     yield from (f"{BILL} {fault}." for fault in bill_faults(bill, hashes, own))
     if differ := sorted(key for key in own.keys() | on_card.keys() if own.get(key) != on_card.get(key)):
-        yield f"{CARD} says otherwise than the passport in {made}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}."
+        yield f"{CARD} says otherwise than the provenance in {made}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}."
 
 
 def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
@@ -164,7 +164,7 @@ def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
 def bill_faults(
     bill: Mapping[str, Any], hashes: Mapping[str, str], fields: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Where a valid bill differs from the GGUFs' `hashes` (sha256 by name) and the passport of the first,
+    """Where a valid bill differs from the GGUFs' `hashes` (sha256 by name) and the provenance of the first,
     half a sentence each."""
     from pipeline.ship.sbom import BASE_REF
 
@@ -174,7 +174,7 @@ def bill_faults(
     if differ := sorted(
         key for key in listed.keys() | fields.keys() if listed.get(key) != passport_text.get(key)
     ):
-        yield f"says otherwise than the passport in {next(iter(hashes))}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}"
+        yield f"says otherwise than the provenance in {next(iter(hashes))}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}"
     parts = [
         *subject.get("components", []),
         *(part for one in components for part in one.get("components", [])),

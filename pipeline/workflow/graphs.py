@@ -68,8 +68,8 @@ def _depends_on_code(name: str, stage: Any) -> bool:
     return key_file(name) not in deps and any(dep.startswith(f"{ROOT}/") for dep in deps)
 
 
-def put_graph(root: Path, graph: Graph, *, force: bool = False, anew: bool = False) -> bool:
-    """Make `root`/dvc.yaml the graph `graph`; whether that changed it. An edited file that is this graph already stays, unless it is wanted `anew`.
+def put_graph(root: Path, graph: Graph, *, force: bool = False, again: bool = False) -> bool:
+    """Make `root`/dvc.yaml the graph `graph`; whether that changed it. An edited file that is this graph already stays, unless it is wanted `again`.
 
     Raises `ConfigError` where it is someone's edits of anything else, unless `force` is set. What is replaced is kept as dvc.yaml.edited, or under
     the next free name.
@@ -81,9 +81,9 @@ def put_graph(root: Path, graph: Graph, *, force: bool = False, anew: bool = Fal
     edited = there is not None and not is_as_written(there)
     stages = _stages(target)
     older = edited and _is_graph(stages, graph) and _names_code(stages)
-    if edited and not older and not anew and _is_graph(stages, graph):
+    if edited and not older and not again and _is_graph(stages, graph):
         return False
-    if edited and not (force or anew or older):
+    if edited and not (force or again or older):
         raise ConfigError(
             "Q-WORKFLOW-006",
             f"{target} has edits that are in neither graph: keep a copy, then add --force to replace it",

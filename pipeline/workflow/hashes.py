@@ -49,13 +49,13 @@ class Hashes:
         self._save()
         self._database.close()
 
-    def md5(self, path: Path, *, anew: bool = False) -> str | None:
-        """The md5 of one file, None where it is not there; `anew` reads it whatever is remembered."""
-        return self.md5s([path], anew=anew).get(path)
+    def md5(self, path: Path, *, again: bool = False) -> str | None:
+        """The md5 of one file, None if it is missing; `again` reads it whatever is remembered."""
+        return self.md5s([path], again=again).get(path)
 
-    def md5s(self, paths: Iterable[Path], *, anew: bool = False) -> dict[Path, str]:
+    def md5s(self, paths: Iterable[Path], *, again: bool = False) -> dict[Path, str]:
         """The md5 of each file that is there; one that can't be read has `UNREADABLE`."""
-        found = {path: None if anew else self._recall(path) for path in paths}
+        found = {path: None if again else self._recall(path) for path in paths}
         unknown = [path for path, digest in found.items() if digest is None and path.is_file()]
         size = sum(path.stat().st_size for path in unknown)
         shown = (

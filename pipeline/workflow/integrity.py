@@ -34,13 +34,13 @@ def verify_inputs(stage: str, root: Path) -> None:
     sources = [root / path for path in inputs if (root / f"{path}.dvc").is_file()]
     with Hashes(root) as hashes:
         hashes.md5s([file for source in sources for file in files_below(source)])
-        _need_good(root, [root / path for path in inputs], hashes, anew=False)
+        _need_good(root, [root / path for path in inputs], hashes, again=False)
 
 
 def verify_outputs(
-    paths: Iterable[Path], root: Path, *, anew: bool = True, params: Path | None = None
+    paths: Iterable[Path], root: Path, *, again: bool = True, params: Path | None = None
 ) -> None:
-    """Raise `DataError` where one of `paths` (files, or folders of them) is not what its stage recorded; `anew`: read also what seems unchanged.
+    """Raise `DataError` where one of `paths` (files, or folders of them) is not what its stage recorded; `again`: read also what seems unchanged.
 
     With another `params` file than the project's it is said and not refused: what was made by that is in no record.
     """
@@ -53,7 +53,7 @@ def verify_outputs(
                 root.resolve(),
                 [root.resolve() / path for path in inside if not path.startswith("..")],
                 hashes,
-                anew=anew,
+                again=again,
             )
     except DataError as error:
         if is_about(params, root):
@@ -61,18 +61,18 @@ def verify_outputs(
         print(f"Unless it was made with {params}: {error.sentence}", file=sys.stderr)
 
 
-def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, anew: bool) -> None:
+def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, again: bool) -> None:
     wanted = [one for one in recorded(root) if any(_overlap(root / one.path, path) for path in paths)]
-    changed = differing({root / one.path: one.md5 for one in wanted}, hashes, anew=anew)
+    changed = differing({root / one.path: one.md5 for one in wanted}, hashes, again=again)
     if changed or hashes.suspects:
         with open_project(root, wait=True) as repo:
             if found := faults(repo, hashes, changed):
                 raise DataError("Q-WORKFLOW-007", "; ".join(found))
 
 
-def differing(records: Mapping[Path, str], hashes: Hashes, *, anew: bool = False) -> list[Path]:
+def differing(records: Mapping[Path, str], hashes: Hashes, *, again: bool = False) -> list[Path]:
     """Which files and folders of `records` ({path: md5}) have other bytes; DVC is to hear of them, also if another process read them."""
-    digests = hashes.md5s([file for path in records for file in files_below(path)], anew=anew)
+    digests = hashes.md5s([file for path in records for file in files_below(path)], again=again)
     changed = [path for path, md5 in records.items() if path.exists() and _digest(path, digests) != md5]
     hashes.fresh |= {file: digests[file] for path in changed for file in files_below(path) if file in digests}
     return changed

@@ -52,7 +52,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
     # rules say `python`: this one, also where the virtual environment is not activated
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     try:
-        _refuse_other_settings(given)
+        _check_settings(given)
         read = read_params(root / "params.yaml")
         params = read.params
         need_graph(root, params.graph)
@@ -79,7 +79,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
     return params
 
 
-def _refuse_other_settings(given: Any) -> None:
+def _check_settings(given: Any) -> None:
     """Raise `ConfigError` where settings were given to Snakemake itself: every stage reads params.yaml, and DVC records it."""
     files, keys = (getattr(given, name, ()) for name in ("configfiles", "config"))
     if words := [*(f"--configfile {file}" for file in files), *(f"--config {key}=…" for key in keys)]:
@@ -164,7 +164,7 @@ def _tell(settled: Settled) -> None:
 
 
 def _refetch(stages: list[str], root: Path) -> None:
-    """Have DVC run again what it recorded but doesn't keep (the base's weights), then settle anew; a dry run only says so."""
+    """Have DVC run again what it recorded but doesn't keep (the base's weights), then settle again; a dry run only says so."""
     if not stages:
         return
     print(

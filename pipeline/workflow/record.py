@@ -47,10 +47,10 @@ def record(stage: str, root: Path) -> None:
         errors = [
             line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR")
         ]
-        said = " ".join(errors) or f"exit code {done.returncode}"
+        stated = " ".join(errors) or f"exit code {done.returncode}"
         raise ToolError(
             "Q-WORKFLOW-014",
-            f"DVC could not record {stage} ({said}): fix that, then run the same command again",
+            f"DVC could not record {stage} ({stated}): fix that, then run the same command again",
         )
 
 
@@ -70,15 +70,15 @@ def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Itera
             yield repo
     except LockError as error:
         raise MachineError(
-            "Q-WORKFLOW-015", f"DVC is at work in this folder ({_words(error)}): wait for it, then run again"
+            "Q-WORKFLOW-015", f"DVC is at work in this folder ({_sentence(error)}): wait for it, then run again"
         ) from error
     except (DvcException, SCMError) as error:
         raise ToolError(
-            "Q-WORKFLOW-016", f"DVC can't read this project ({_words(error)}): fix that, then run again"
+            "Q-WORKFLOW-016", f"DVC can't read this project ({_sentence(error)}): fix that, then run again"
         ) from error
     except OSError as error:  # a full disk, a folder that is not ours
         raise MachineError(
-            "Q-WORKFLOW-017", f"DVC can't work in this folder ({_words(error)}): fix that, then run again"
+            "Q-WORKFLOW-017", f"DVC can't work in this folder ({_sentence(error)}): fix that, then run again"
         ) from error
 
 
@@ -150,5 +150,5 @@ def running(stage: str, root: Path) -> Iterator[None]:
         yield
 
 
-def _words(error: Exception) -> str:
+def _sentence(error: Exception) -> str:
     return " ".join(str(error).split())

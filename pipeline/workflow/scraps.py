@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.config.strategies import FOLDER
 from pipeline.core.locks import WORK, lock_file
 from pipeline.core.publish import OLD, is_scrap, recover, remove
-from pipeline.core.units import size_in_words
+from pipeline.core.units import size_text
 
 TOPS = ("data", "models", "reports")
 USERS = {Path("data/raw"), Path("data/guard"), Path("data/evaluation")}  # nothing in there is ours
@@ -74,7 +74,7 @@ def _clear(scrap: Path, root: Path) -> str:
             remove(scrap)
     except OSError as error:
         return f"{name} can't be removed ({error.strerror}), so remove it by hand"
-    return f"{name} ({size_in_words(size)})"
+    return f"{name} ({size_text(size)})"
 
 
 def _size(path: Path) -> int:

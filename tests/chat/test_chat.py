@@ -19,12 +19,12 @@ from pipeline.chat.tokens import IGNORED, Encoded, chat_request, chats, encodabl
 from pipeline.core.errors import DataError
 
 
-def normalised(text: str) -> str:
-    """What Qwen2's normaliser (NFC) leaves as it is, so that decoded text can be compared."""
+def normalized(text: str) -> str:
+    """What Qwen2's normalizer (NFC) leaves as it is, so that decoded text can be compared."""
     return unicodedata.normalize("NFC", text).strip()
 
 
-WORDS = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="<|>"), min_size=1, max_size=20).map(normalised).filter(bool)
+WORDS = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="<|>"), min_size=1, max_size=20).map(normalized).filter(bool)
 
 
 @pytest.fixture(scope="module")
@@ -175,16 +175,16 @@ THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
 def test_a_template_that_does_not_tell_all_is_refused(
     with_template: Callable[[str], Any], template: str, messages: list[Any], offered: Any, reason: str, words: str
 ) -> None:
-    found, said = refused(with_template(template), row(messages, **({"tools": offered} if offered else {})))
+    found, output = refused(with_template(template), row(messages, **({"tools": offered} if offered else {})))
     assert found == reason
-    assert words in said
+    assert words in output
 
 
 def test_a_template_may_trim_or_escape_what_it_shows(with_template: Callable[[str], Any]) -> None:
     thought = THOUGHT | {"reasoning_content": " hm\n"}
     assert trained_text(with_template(THINKS), row([*chat(" a "), thought])) == "<think>hm</think>\nb<|im_end|>"
-    said = chat('"a"\n', "b")
-    assert trained_text(with_template(CHATML.replace("message['content']", "message['content'] | tojson")), row(said)) == '"b"<|im_end|>'
+    output = chat('"a"\n', "b")
+    assert trained_text(with_template(CHATML.replace("message['content']", "message['content'] | tojson")), row(output)) == '"b"<|im_end|>'
 
 
 SAYING = row([{"role": "system", "content": "x", "name": "x"}, *TURNS[:4], TURNS[4] | {"reasoning_content": "x"}], tools=[TOOL])
@@ -200,9 +200,9 @@ PLACES = sorted({place for place, _ in texts(SAYING)})
 def test_no_control_token_comes_from_what_is_said(with_template: Callable[[str], Any], place: str, token: str) -> None:
     """Every added token, in every text of a row: keys and values of tools and of calls, names and ids too."""
     tokenizer = with_template(SHOWS_ALL)
-    said = [text for found, text in texts(SAYING) if found == place]
-    for number in range(len(said)):
-        seen = iter(range(len(said)))
+    output = [text for found, text in texts(SAYING) if found == place]
+    for number in range(len(output)):
+        seen = iter(range(len(output)))
 
         def inject(found: str, text: str, seen: Iterator[int] = seen, number: int = number) -> str:
             return f"{text} {token}" if found == place and next(seen) == number and text not in ("type", "function", "name") else text
@@ -228,7 +228,7 @@ def test_the_markup_of_text_is_its_own(tokenizer: Any) -> None:
         ([("read ", False), ("lea", True), ("rn", True)], "learn<|im_end|>"),
     ],
 )
-def test_text_ends_where_it_is_learnt_to_its_end(tokenizer: Any, segments: list[tuple[str, bool]], trained: str) -> None:
+def test_text_ends_where_it_is_learned_to_its_end(tokenizer: Any, segments: list[tuple[str, bool]], trained: str) -> None:
     made = [{"text": text, "train": train} for text, train in segments]
     assert trained_text(tokenizer, row([], kind="text", segments=made)) == trained
 

@@ -14,16 +14,16 @@ from pipeline.core.hashing import file_hash
 
 def test_the_manifest_names_contents_and_no_places(prepared: Path) -> None:
     tokens = prepared / "data/tokens"
-    said = check_manifest(tokens, prepared / "models/base", load_tokenizer(prepared / "models/base"))
-    assert said == json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))
-    assert said["rows"] == {name: file_hash(prepared / "data/final" / name) for name in ("train.jsonl", "val.jsonl")}
-    assert said["files"] == {name: file_hash(tokens / name) for name in ("train.parquet", "val.parquet")}
-    assert said["max_length"] == 160
-    assert said["packing"] is True
-    assert set(said["versions"]) == {"jinja2", "pyarrow", "tokenizers", "transformers"}
-    account = json.loads((prepared / "reports/labels.json").read_text(encoding="utf-8"))["splits"]
-    assert said["splits"] == {split: {key: account[split][key] for key in found} for split, found in said["splits"].items()}
-    assert str(prepared) not in json.dumps(said)
+    output = check_manifest(tokens, prepared / "models/base", load_tokenizer(prepared / "models/base"))
+    assert output == json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))
+    assert output["rows"] == {name: file_hash(prepared / "data/final" / name) for name in ("train.jsonl", "val.jsonl")}
+    assert output["files"] == {name: file_hash(tokens / name) for name in ("train.parquet", "val.parquet")}
+    assert output["max_length"] == 160
+    assert output["packing"] is True
+    assert set(output["versions"]) == {"jinja2", "pyarrow", "tokenizers", "transformers"}
+    stats = json.loads((prepared / "reports/labels.json").read_text(encoding="utf-8"))["splits"]
+    assert output["splits"] == {split: {key: stats[split][key] for key in found} for split, found in output["splits"].items()}
+    assert str(prepared) not in json.dumps(output)
 
 
 def test_copies_are_the_same(prepared: Path, tmp_path: Path) -> None:

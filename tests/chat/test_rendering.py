@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, list[Any], Any, list[list[str]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_turn_is_learnt_behind_what_a_server_shows(case: str, tokenizers: dict[str, Any]) -> None:
+def test_each_turn_is_learned_behind_what_a_server_shows(case: str, tokenizers: dict[str, Any]) -> None:
     name, messages, offered, answers = CASES[case]
     tokenizer = tokenizers[name]
     ((_, encoded),) = encode(tokenizer, [{"messages": messages, "tools": offered}])

@@ -29,7 +29,7 @@ COMMANDS = (
     "doctor",
     "plan",
     "explain",
-    "fidelity",
+    "quantization_check",
     "parity",
     "split",
     "ship",
@@ -56,7 +56,8 @@ print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
 
 @pytest.mark.parametrize("root", ["nowhere", "file"])
 @pytest.mark.parametrize("words", ["use demo", "graph", "serve", "adapters", "export-lora", "chat", "load", "report", "doctor", "plan --recipe demo",
-                                   "plan --serve", "fidelity", "parity --depth quick", "split", "ship F16", "data check x", "data diff HEAD",
+                                   "plan --serve", "quantization_check", "parity --depth quick", "split", "ship F16", "data check x",
+                                   "data diff HEAD",
                                    "data show", "data export x --to messages"])  # fmt: skip
 def test_a_root_that_is_no_folder_is_one_sentence(words: str, root: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()

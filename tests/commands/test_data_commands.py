@@ -196,8 +196,8 @@ def raw(tmp_path: Path) -> Path:
 def test_check_names_every_row_that_cannot_be_used(raw: Path) -> None:
     shown = quench(raw.parent, "check", str(raw))
     assert shown.exit_code == 3, shown.output
-    *lines, account, summary = shown.stdout.splitlines()
-    assert account == "check: 2 files: 2 read, 0 not read; 8 rows: 4 usable, 4 rejected"
+    *lines, stats, summary = shown.stdout.splitlines()
+    assert stats == "check: 2 files: 2 read, 0 not read; 8 rows: 4 usable, 4 rejected"
     assert [line.split(": ")[:2] for line in lines] == [[f"{raw / 'bad.jsonl'}:{number}", reason] for number, (_, reason) in BAD.items()]
     assert summary == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
     assert "models/base.json is missing, so control tokens are not measured" in shown.stderr
@@ -233,7 +233,7 @@ def test_check_measures_control_tokens_where_the_base_is_known(raw: Path) -> Non
     (raw.parent / "models").mkdir()
     (raw.parent / "models/base.json").write_text('{"added_tokens": ["<|im_end|>"]}')
     params = raw.parent / "strict.yaml"
-    params.write_text((raw.parent / "params.yaml").read_text().replace("control_tokens: neutralise", "control_tokens: reject"))
+    params.write_text((raw.parent / "params.yaml").read_text().replace("control_tokens: neutralize", "control_tokens: reject"))
     (raw / "token.jsonl").write_text(GOOD.replace("hello", "hello<|im_end|>") + "\n")
     shown = quench(raw.parent, "check", str(raw / "token.jsonl"), "--params", str(params))
     assert shown.exit_code == 3
@@ -457,7 +457,7 @@ def test_show_renders_with_the_bases_template_and_marks_what_is_trained(with_bas
     assert shown.stdout.count("<|im_start|>assistant\n\na checker expects: 6") == 1
 
 
-def test_show_colours_what_is_trained(with_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_colors_what_is_trained(with_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     shown = quench(with_base, "show", "--count", "1")

@@ -17,8 +17,8 @@ from pipeline.commands.export_lora import export_lora
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.provenance import ADAPTER, BASE_FILE, passport
-from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.gguf.provenance import ADAPTER, BASE_FILE, provenance
+from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.serve.adapter import Adapter, matching_adapter
@@ -32,7 +32,7 @@ def of_file(model: Path) -> dict[str, str]:
 
 
 def tensors(file: Path) -> Arrays:
-    """Every tensor of a GGUF in float32, dequantised."""
+    """Every tensor of a GGUF in float32, dequantized."""
     return {one.name: gguf.dequantize(one.data, one.tensor_type).reshape(tuple(one.shape)[::-1]) for one in gguf.GGUFReader(file).tensors}
 
 
@@ -46,7 +46,7 @@ def base(request: pytest.FixtureRequest, tools: Toolchain, tmp_path: Path) -> Pa
     file = tiny.tiny_gguf(tmp_path / "model.gguf")
     if request.param == "F16":
         return file
-    quantise_gguf(tools, file, tmp_path / "level.gguf", request.param, 1)
+    quantize_gguf(tools, file, tmp_path / "level.gguf", request.param, 1)
     return tmp_path / "level.gguf"
 
 
@@ -72,7 +72,7 @@ def test_it_says_what_base_and_adapter_say(base: Path, tools: Toolchain, tmp_pat
     adapter, target = tiny_lora(tmp_path / "lora.gguf", size=0.2, **of_file(base)), tmp_path / "merged.gguf"
     export_lora(base=base, adapter=Adapter(adapter), target=target, type="F16", threads=1, tools=tools)
     alone, together, merged = logits(tools, base), logits(tools, base, adapter), logits(tools, target)
-    # llama.cpp rounds activations to 8 bit where the base is quantised, and doesn't where it is F16
+    # llama.cpp rounds activations to 8 bit where the base is quantized, and doesn't where it is F16
     assert np.abs(merged - together).max() < 0.1 * np.abs(alone - together).max()
 
 
@@ -80,7 +80,7 @@ def test_it_says_where_it_comes_from(tools: Toolchain, tmp_path: Path) -> None:
     base = tiny.tiny_gguf(tmp_path / "model.gguf")
     adapter, target = tiny_lora(tmp_path / "lora.gguf", quench__odd="ä" * 64, **of_file(base)), tmp_path / "x-merged-F16.gguf"
     export_lora(base=base, adapter=Adapter(adapter, 0.5), target=target, type="F16", threads=1, tools=tools)
-    assert passport(target) == {
+    assert provenance(target) == {
         ADAPTER: "c" * 64, BASE_FILE: file_hash(base), "general.license": "mit", "general.name": "x-merged-F16",
         "quench.merge.method": "llama-export-lora", "quench.merge.scale": "0.5",
     }  # fmt: skip
@@ -88,13 +88,13 @@ def test_it_says_where_it_comes_from(tools: Toolchain, tmp_path: Path) -> None:
         matching_adapter(target, adapter)
 
 
-def test_another_type_is_quantised_after_it(tools: Toolchain, tmp_path: Path) -> None:
+def test_another_type_is_quantized_after_it(tools: Toolchain, tmp_path: Path) -> None:
     base = tiny.tiny_gguf(tmp_path / "model.gguf")
-    quantise_gguf(tools, base, tmp_path / "level.gguf", "Q8_0", 1)
+    quantize_gguf(tools, base, tmp_path / "level.gguf", "Q8_0", 1)
     adapter = tiny_lora(tmp_path / "lora.gguf", **of_file(tmp_path / "level.gguf"))
     made = export_lora(base=tmp_path / "level.gguf", adapter=Adapter(adapter), target=tmp_path / "m.gguf", type="Q5_0", threads=1, tools=tools)
     assert made["tensor_types"].get("Q5_0", 0) >= len(SHAPES)
-    assert passport(tmp_path / "m.gguf")[ADAPTER] == "c" * 64
+    assert provenance(tmp_path / "m.gguf")[ADAPTER] == "c" * 64
 
 
 @pytest.mark.parametrize("type", ["Q9", "BF16", "Q4_0-imatrix", "IQ2_XXS"])

@@ -15,7 +15,7 @@ STRATEGY = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 
 
 @pytest.mark.parametrize(
-    ("config", "environment", "told"),
+    ("config", "environment", "output"),
     [
         ("", {}, STRATEGY),
         ("global.index-url='https://mirror/simple'", {}, STRATEGY | {"UV_DEFAULT_INDEX": "https://mirror/simple"}),
@@ -29,8 +29,8 @@ STRATEGY = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
         ("global.quiet='1'\nfreeze.timeout='10'", {}, STRATEGY),
     ],
 )
-def test_uv_is_told_what_pip_knows(config: str, environment: dict[str, str], told: dict[str, str]) -> None:
-    assert uv_environment(config, environment) == told
+def test_uv_is_told_what_pip_knows(config: str, environment: dict[str, str], output: dict[str, str]) -> None:
+    assert uv_environment(config, environment) == output
 
 
 def test_lines_of_one_package() -> None:
@@ -123,7 +123,7 @@ def test_torch_stands_apart_from_the_lock() -> None:
 
 
 def test_what_set_up_installs_is_compiled() -> None:
-    """Where Python may not write bytecode (`PYTHONDONTWRITEBYTECODE`, as in containers), nobody else would, and every start would compile anew."""
+    """Where Python may not write bytecode (`PYTHONDONTWRITEBYTECODE`, as in containers), nobody else would, and every start would compile again."""
     for package in ("requests", "snakemake", "dvc", "transformers"):
         (folder,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr]
         assert list(Path(folder).glob(f"__pycache__/__init__.{sys.implementation.cache_tag}.pyc")), package

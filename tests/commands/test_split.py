@@ -63,7 +63,7 @@ def zero_a_byte(parts: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "output"),
     [
         (zero_a_byte, r"differs from the one in whole\.gguf"),
         (lambda parts: parts.pop(), r"in whole\.gguf or in its parts, not in both"),
@@ -71,13 +71,13 @@ def zero_a_byte(parts: list[Path]) -> None:
         (lambda parts: tiny.tiny_gguf(parts[0], general__name="other"), r"general\.name in part-1\.gguf "),
     ],
 )
-def test_a_part_that_is_not_of_the_whole_is_named(fault: Callable[[list[Path]], Any], said: str, tmp_path: Path) -> None:
+def test_a_part_that_is_not_of_the_whole_is_named(fault: Callable[[list[Path]], Any], output: str, tmp_path: Path) -> None:
     whole = tiny.tiny_gguf(tmp_path / "whole.gguf", tensors={"extra.weight": np.ones((4, 32), np.float16)})
     parts = [tiny.tiny_gguf(tmp_path / "part-1.gguf"), tmp_path / "part-2.gguf"]
     extra_only(parts[1])
     prove_whole(whole, parts)
     fault(parts)
-    with pytest.raises(DataError, match=f"Q-COMMANDS-014: .*{said}"):
+    with pytest.raises(DataError, match=f"Q-COMMANDS-014: .*{output}"):
         prove_whole(whole, parts)
 
 

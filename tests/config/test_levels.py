@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from qwen2_variants import cut_models
 
-from pipeline.config.levels import LEVELS, NEEDS_IMATRIX, TYPES_TO_QUANTISE, level_problem, split_level
+from pipeline.config.levels import LEVELS, NEEDS_IMATRIX, TYPES_TO_QUANTIZE, level_problem, split_level
 from pipeline.llamacpp.tools import Toolchain, run_tool
 
 LEFT_OUT = {"F32", "F16", "BF16", "COPY", "Q3_K", "Q4_K", "Q5_K", "Q2_0"}
@@ -21,18 +21,18 @@ def test_the_levels_are_those_of_llama_quantize(tools: Toolchain) -> None:
 
 def test_llama_quantize_wants_a_matrix_for_exactly_these(tools: Toolchain) -> None:
     source = cut_models(tools) / "tiny-F16.gguf"
-    said = {level: run_tool([tools.tool("llama-quantize"), "--dry-run", source, level]) for level in LEVELS}
-    assert {level for level, words in said.items() if "will require an imatrix" in words} == NEEDS_IMATRIX
+    output = {level: run_tool([tools.tool("llama-quantize"), "--dry-run", source, level]) for level in LEVELS}
+    assert {level for level, words in output.items() if "will require an imatrix" in words} == NEEDS_IMATRIX
 
 
 def test_types_are_those_of_the_gguf_package() -> None:
     from gguf import GGMLQuantizationType
 
-    assert {kind.name for kind in GGMLQuantizationType} >= TYPES_TO_QUANTISE
+    assert {kind.name for kind in GGMLQuantizationType} >= TYPES_TO_QUANTIZE
 
 
 @pytest.mark.parametrize(
-    ("spelt", "level", "matrix", "problem"),
+    ("spelled", "level", "matrix", "problem"),
     [
         ("Q4_K_M", "Q4_K_M", False, None),
         ("q4_k_m-imatrix", "Q4_K_M", True, None),
@@ -43,7 +43,7 @@ def test_types_are_those_of_the_gguf_package() -> None:
         ("F16", "F16", False, "unknown level F16"),
     ],
 )
-def test_spelling(spelt: str, level: str, matrix: bool, problem: str | None) -> None:
-    assert split_level(spelt) == (level, matrix)
-    said = level_problem(spelt)
-    assert said is None if problem is None else said is not None and said.startswith(problem)
+def test_spelling(spelled: str, level: str, matrix: bool, problem: str | None) -> None:
+    assert split_level(spelled) == (level, matrix)
+    output = level_problem(spelled)
+    assert output is None if problem is None else output is not None and output.startswith(problem)

@@ -87,7 +87,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"quantize": {"levels": ["Q4_K_M", "base-IQ2_M-imatrix"]}}, "quantize.levels", "the importance matrix is the tuned model's"),
         ({"quantize": {"levels": ["Q4_K_M", "base-Q9_Z"]}}, "quantize.levels", "unknown level Q9_Z"),
         ({"merge": {"levels": ["Q4_K_M-imatrix"]}}, "merge.levels", "without an importance matrix"),
-        ({"merge": {"levels": ["Q8_0"]}}, "params", "names Q8_0, which quantize.levels doesn't make .*set merge.base to w16 or nf4"),
+        ({"merge": {"levels": ["Q8_0"]}}, "params", "names Q8_0, which quantize.levels doesn't make .*set merge.base to 16-bit or nf4"),
         ({"merge": {"method": "stream"}}, "merge.method", "is gone, because .*remove the line"),
         ({"convert": {"type": "BF16"}, "evaluate": {"models": ["BF16"]}}, "params", "would round the weights twice"),
         ({"convert": {"type": "BF16"}}, "params", "names base-F16, F16: it can name base-BF16, BF16"),
@@ -326,14 +326,14 @@ def test_the_default_model_has_its_file_and_another_has_none(load):
 
 
 def test_an_older_files_names_are_known_and_the_sentence_has_the_new_one(load, monkeypatch):
-    for old, new in (("train.rank", "train.r"), ("seams", "parity")):
+    for old, new in (("train.rank", "train.r"), ("proofs", "parity")):
         monkeypatch.setitem(renamed.KEYS, old, new)
-    monkeypatch.setitem(renamed.VALUES, "train.method", {"teach": "heal"})
+    monkeypatch.setitem(renamed.VALUES, "train.method", {"teach": "distill"})
     with pytest.raises(ConfigError, match=r"Q-CONFIG-004: .* 3 errors") as raised:
-        load("train:\n  rank: 8\n  method: teach\nseams:\n  rows: 4\n")
+        load("train:\n  rank: 8\n  method: teach\nproofs:\n  rows: 4\n")
     assert sorted(line.strip() for line in str(raised.value).splitlines()[1:]) == [
-        "seams: is called parity now: rename it (line 4)",
-        "train.method: 'teach' is called heal now: write that (line 3)",
+        "proofs: is called parity now: rename it (line 4)",
+        "train.method: 'teach' is called distill now: write that (line 3)",
         "train.rank: is called train.r now: rename it (line 2)",
     ]
     with pytest.raises(ConfigError, match=r"Q-CONFIG-004: .* 2 errors"):
@@ -357,13 +357,13 @@ def test_a_missing_file_and_one_that_is_not_utf8_say_what_to_do(tmp_path):
 
 
 @given(st.sampled_from(sorted(LEVELS)), st.booleans(), st.data())
-def test_a_level_may_be_spelt_in_any_case_and_is_kept_as_spelt(level, imatrix, data):
+def test_a_level_may_be_spelled_in_any_case_and_is_kept_as_spelled(level, imatrix, data):
     name = f"{level}-imatrix" if imatrix or level in NEEDS_IMATRIX else level
-    spelt = "".join(data.draw(st.sampled_from([letter.lower(), letter.upper()])) for letter in name)
+    spelled = "".join(data.draw(st.sampled_from([letter.lower(), letter.upper()])) for letter in name)
     params = Params.model_validate(
-        changed(quantize={"levels": [spelt]}, evaluate={"models": ["F16", spelt]}, imatrix={"tokens": 1000}, merge={"base": "w16"})
+        changed(quantize={"levels": [spelled]}, evaluate={"models": ["F16", spelled]}, imatrix={"tokens": 1000}, merge={"base": "16-bit"})
     )
-    assert params.quantize.levels == [spelt]
+    assert params.quantize.levels == [spelled]
 
 
 def test_loaded_params_are_frozen(load):

@@ -22,8 +22,8 @@ from pipeline.llamacpp.tools import PROJECT
         ("", False),
     ],
 )
-def test_a_processor_says_whether_it_multiplies_bfloat16(tmp_path: Path, line: str, native: bool) -> None:
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: Some Processor\n{line}\n\n")
+def test_a_cpu_says_whether_it_multiplies_bfloat16(tmp_path: Path, line: str, native: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"CPU\t: 0\nmodel name\t: Some CPU\n{line}\n\n")
     assert multiplies_bfloat16(tmp_path / "cpuinfo") is native
 
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
-from pipeline.core.metrics_log import Journal
+from pipeline.core.metrics_log import MetricsLog
 
 WRITER = """
 import sys
 from pathlib import Path
-from pipeline.core.metrics_log import Journal
-journal = Journal(Path(sys.argv[1]))
+from pipeline.core.metrics_log import MetricsLog
+metrics_log = MetricsLog(Path(sys.argv[1]))
 for step in range(1, 100_000):
-    journal.append({"kind": "step", "step": step, "loss": 1 / step})
+    metrics_log.append({"kind": "step", "step": step, "loss": 1 / step})
     print(step, flush=True)
 """
 
@@ -29,55 +29,55 @@ def test_what_was_appended_is_there_after_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "steps.jsonl"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout
-    said = [int(writer.stdout.readline()) for _ in range(20)][-1]
+    output = [int(writer.stdout.readline()) for _ in range(20)][-1]
     os.kill(writer.pid, signal.SIGKILL)
     writer.communicate()
-    steps = [row["step"] for row in Journal(path).rows()]
+    steps = [row["step"] for row in MetricsLog(path).rows()]
     assert steps == list(range(1, len(steps) + 1))
-    assert len(steps) >= said
+    assert len(steps) >= output
 
 
 numbers = st.floats() | st.integers(-(2**53), 2**53)
-journals = st.lists(st.dictionaries(st.sampled_from(["loss", "grad_norm", "seconds"]), numbers), max_size=8)
+logs = st.lists(st.dictionaries(st.sampled_from(["loss", "grad_norm", "seconds"]), numbers), max_size=8)
 
 
 @settings(deadline=None)
-@given(found=journals, cut=st.integers(0, 200))
+@given(found=logs, cut=st.integers(0, 200))
 def test_a_torn_last_line_is_dropped_and_the_next_row_is_whole(tmp_path_factory: pytest.TempPathFactory, found: list[dict], cut: int) -> None:
-    path = tmp_path_factory.mktemp("journal") / "steps.jsonl"
-    journal = Journal(path)
+    path = tmp_path_factory.mktemp("metrics_log") / "steps.jsonl"
+    metrics_log = MetricsLog(path)
     for step, row in enumerate(found, start=1):
-        journal.append(row | {"step": step, "samples": [{"answer": "NaN\u2028\n"}]})
-    whole = journal.rows()
+        metrics_log.append(row | {"step": step, "samples": [{"answer": "NaN\u2028\n"}]})
+    whole = metrics_log.rows()
     assert repr([{key: row[key] for key in row if key not in ("step", "samples")} for row in whole]) == repr(found)  # repr: NaN equals NaN
     content = path.read_bytes() if found else b""
     assert all(json.loads(line, parse_constant=pytest.fail) for line in content.split(b"\n")[:-1])  # strict JSON: no bare NaN
-    journal.close()
+    metrics_log.close()
     path.write_bytes(content[: max(0, len(content) - cut)])
     left = content[: max(0, len(content) - cut)].count(b"\n")
-    assert repr(Journal(path).rows()) == repr(whole[:left])
-    again = Journal(path)
+    assert repr(MetricsLog(path).rows()) == repr(whole[:left])
+    again = MetricsLog(path)
     again.append({"step": left + 1})
     assert repr(again.rows()) == repr([*whole[:left], {"step": left + 1}])
 
 
 def test_truncate_keeps_the_steps_up_to_the_checkpoint_and_goes_on(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "steps.jsonl")
+    metrics_log = MetricsLog(tmp_path / "steps.jsonl")
     for row in ({"kind": "step", "step": 1}, {"kind": "step", "step": 2}, {"kind": "eval", "step": 2}, {"kind": "step", "step": 3}):
-        journal.append(row)
-    journal.truncate(after_step=2)
-    journal.append({"kind": "step", "step": 3, "again": True})
-    assert [(row["kind"], row["step"]) for row in journal.rows()] == [("step", 1), ("step", 2), ("eval", 2), ("step", 3)]
-    assert journal.rows()[-1]["again"]
-    Journal(tmp_path / "none.jsonl").truncate(0)
-    assert Journal(tmp_path / "none.jsonl").rows() == []
+        metrics_log.append(row)
+    metrics_log.truncate(after_step=2)
+    metrics_log.append({"kind": "step", "step": 3, "again": True})
+    assert [(row["kind"], row["step"]) for row in metrics_log.rows()] == [("step", 1), ("step", 2), ("eval", 2), ("step", 3)]
+    assert metrics_log.rows()[-1]["again"]
+    MetricsLog(tmp_path / "none.jsonl").truncate(0)
+    assert MetricsLog(tmp_path / "none.jsonl").rows() == []
 
 
 def test_what_a_model_answers_may_hold_any_character(tmp_path: Path) -> None:
     row = {"kind": "eval", "step": 1, "samples": [{"answer": "\x00\x07\x1b[2J\u2028\ufeff"}]}
-    journal = Journal(tmp_path / "steps.jsonl")
-    journal.append(row)
-    assert journal.rows() == [row]
+    metrics_log = MetricsLog(tmp_path / "steps.jsonl")
+    metrics_log.append(row)
+    assert metrics_log.rows() == [row]
 
 
 @pytest.mark.parametrize("damage", [b"\0\0\0\n", b'{"step": 1\n', b"[1]\n", b'{"step": NaN}\n'])
@@ -85,4 +85,4 @@ def test_a_damaged_whole_line_is_not_passed_over(tmp_path: Path, damage: bytes) 
     path = tmp_path / "steps.jsonl"
     path.write_bytes(b'{"step": 1}\n' + damage + b'{"step": 3}\n')
     with pytest.raises(DataError, match=r"Q-CORE-007: line 2 of .*steps\.jsonl "):
-        Journal(path).rows()
+        MetricsLog(path).rows()

@@ -38,9 +38,9 @@ def ended(run: str | None, *, stopping: bool = False, seconds: float = 1) -> tup
 
 
 def test_a_stage_whose_run_is_gone_ends_and_says_so(gone: int) -> None:
-    code, said = ended(f"{here()}:{gone}", seconds=50)
+    code, output = ended(f"{here()}:{gone}", seconds=50)
     assert code == -signal.SIGTERM
-    assert said.startswith(f"merge: process {gone}, which ran this stage, is gone")
+    assert output.startswith(f"merge: process {gone}, which ran this stage, is gone")
 
 
 @pytest.mark.parametrize("run", [None, "another-host:1", f"{here()}:{os.getpid()}"], ids=["by hand", "another host's", "alive"])

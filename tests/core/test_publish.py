@@ -1,4 +1,4 @@
-"""Artifacts appear whole or not at all."""
+"""Artifacts appear completely or not at all."""
 
 import errno
 import json
@@ -76,7 +76,7 @@ def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_kill_between_the_two_renames_is_mended_by_the_next_run(tmp_path: Path, fails: bool) -> None:
+def test_a_kill_between_the_two_renames_is_repaired_by_the_next_run(tmp_path: Path, fails: bool) -> None:
     target = tmp_path / "artifact"
     write(tmp_path / ".artifact.old", "old", folder=True)  # moved away, the new one not yet in place
     write(tmp_path / ".artifact.writing", "torn", folder=True)

@@ -1,4 +1,4 @@
-"""A training run that dies, anywhere, goes on from its newest whole checkpoint and ends in the same bytes.
+"""A training run that dies, anywhere, goes on from its newest complete checkpoint and ends in the same bytes.
 
 SIGKILL is sent by the process to itself at a place drawn from a seed: after a micro-step of any epoch, or inside a save, at one
 of the save's own file operations or after some milliseconds. The children are forked from a server that has the libraries loaded.
@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from pipeline.core.hashing import tree_hash
-from pipeline.core.metrics_log import MEASURED, Journal
+from pipeline.core.metrics_log import MEASURED, MetricsLog
 from pipeline.stages.train.checkpoints import MARKER, checkpoints_in, defect, read_notes, step_of
 
 EPOCHS, ACCUMULATION, SAVE_STEPS, EVAL_STEPS = 3, 2, 2, 3
@@ -169,12 +169,12 @@ def micro_steps(unbroken: Path) -> int:
 
 
 def same_as(unbroken: Path, root: Path) -> None:
-    """Adapter, curves, journal, optimizer, schedule and random state are those of the unbroken run, bit for bit."""
+    """Adapter, curves, metrics log, optimizer, schedule and random state are those of the unbroken run, bit for bit."""
     assert tree_hash(root / "models/adapter") == tree_hash(unbroken / "models/adapter")
     assert (root / "reports/train.csv").read_bytes() == (unbroken / "reports/train.csv").read_bytes()
-    told = [[{key: value for key, value in row.items() if key not in MEASURED} for row in Journal(folder / "reports/train.jsonl").rows()]
+    output = [[{key: value for key, value in row.items() if key not in MEASURED} for row in MetricsLog(folder / "reports/train.jsonl").rows()]
             for folder in (root, unbroken)]  # fmt: skip
-    assert told[0] == told[1]
+    assert output[0] == output[1]
     last = [checkpoints_in(folder / "models/checkpoints")[-1] for folder in (root, unbroken)]
     assert last[0].name == last[1].name
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
@@ -262,9 +262,9 @@ def test_a_torn_checkpoint_is_set_aside(project: Path, unbroken: Path, tmp_path:
     weights = newest / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     assert run(root) == 0
-    told = (root / "out.log").read_text()
-    assert f"{newest.name} is torn (adapter_model.safetensors is not what was written)" in told
-    assert f"going on from {whole}" in told
+    output = (root / "out.log").read_text()
+    assert f"{newest.name} is torn (adapter_model.safetensors is not what was written)" in output
+    assert f"going on from {whole}" in output
     same_as(unbroken, root)
 
 
@@ -278,9 +278,9 @@ def test_a_chosen_checkpoint_is_gone_on_from(project: Path, unbroken: Path, tmp_
     assert checkpoints_in(root / "models/checkpoints") == [chosen]
     assert defect(root / "models/checkpoints/later" / newest.name) is None
     assert run(root) == 0, (root / "out.log").read_text()[-2000:]
-    told = (root / "out.log").read_text()
-    assert f"newer than {chosen.name}, so not used any more: {newest.name}; kept in" in told
-    assert told.count(f"going on from {chosen}") == 2
+    output = (root / "out.log").read_text()
+    assert f"newer than {chosen.name}, so not used any more: {newest.name}; kept in" in output
+    assert output.count(f"going on from {chosen}") == 2
     assert json.loads((root / "reports/train.json").read_text())["resumed_from"] == chosen.name
     same_as(unbroken, root)
 
@@ -292,7 +292,7 @@ def test_another_configuration_is_refused_and_nothing_is_lost(project: Path, tmp
     params = (root / "params.yaml").read_text()
     (root / "params.yaml").write_text(params.replace("lora_alpha: 8", "lora_alpha: 16"))
     assert run(root) == 2
-    assert "train.lora_alpha (8 → 16) changed: put that back to go on with it, or start anew" in (root / "out.log").read_text()
+    assert "train.lora_alpha (8 → 16) changed: put that back to go on with it, or start again" in (root / "out.log").read_text()
     template = root / "models/base/chat_template.jinja"
     (root / "params.yaml").write_text(params)
     kept = template.read_text()

@@ -73,7 +73,7 @@ def served(tools: Toolchain, params: Params, root: Path) -> Open:
     return run
 
 
-def said(server: Server, lora: list[dict[str, float]] | None = None, **more: Any) -> Tokens:
+def output(server: Server, lora: list[dict[str, float]] | None = None, **more: Any) -> Tokens:
     """The eight tokens that follow `PROMPT`, greedily."""
     body = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True} | more
     answer = server.post("/completion", body if lora is None else body | {"lora": lora})
@@ -90,59 +90,59 @@ def truth(tools: Toolchain, params: Params, root: Path) -> dict[tuple[float, flo
         lora = [(file, scale) for file, scale in ((root / "models/gguf/demo-lora.gguf", own), (root / "tone.gguf", tone)) if scale]
         model, log = model_file(params, root, "base"), root / "logs" / "truth.log"
         with serve(tools=tools, model=model, key_file=ensure_key(root), log=log, settings=params.serve, lora=lora) as running:
-            found[own, tone] = said(running)
+            found[own, tone] = output(running)
     assert len({tuple(tokens) for tokens in found.values()}) == 5
     return found
 
 
 def test_scales_of_the_command_line_and_of_a_request(served: Open, truth: dict[tuple[float, float], Tokens]) -> None:
     with served(own=1, tone=0) as server:
-        assert said(server) == truth[1, 0]
-        assert said(server, lora=[{"id": 0, "scale": 0}]) == truth[0, 0]
-        assert said(server) == truth[1, 0]  # the prompt of a request with other scales is not gone on from
-        assert said(server, lora=[{"id": 0, "scale": 0.5}]) == truth[0.5, 0]
-        assert said(server, lora=[{"id": 1, "scale": 1}]) == truth[0, 1]
-        assert said(server, lora=[{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]) == truth[1, 1]
-        assert said(server) == truth[1, 0]
+        assert output(server) == truth[1, 0]
+        assert output(server, lora=[{"id": 0, "scale": 0}]) == truth[0, 0]
+        assert output(server) == truth[1, 0]  # the prompt of a request with other scales is not gone on from
+        assert output(server, lora=[{"id": 0, "scale": 0.5}]) == truth[0.5, 0]
+        assert output(server, lora=[{"id": 1, "scale": 1}]) == truth[0, 1]
+        assert output(server, lora=[{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]) == truth[1, 1]
+        assert output(server) == truth[1, 0]
     with served(own=0) as server:
-        assert said(server) == truth[0, 0]
+        assert output(server) == truth[0, 0]
 
 
 def test_switching_one_adapter_by_the_command(served: Open, truth: dict[tuple[float, float], Tokens], params: Params, root: Path,
                                               capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     with served(own=1) as server:
-        assert [said(server, id_slot=slot) for slot in (0, 1)] == [truth[1, 0]] * 2
+        assert [output(server, id_slot=slot) for slot in (0, 1)] == [truth[1, 0]] * 2
         for words, scale, shown in (([], 1, "1"), (["demo-lora=0"], 0, "0 (off)"), (["demo-lora=0.5"], 0.5, "0.5"), (["demo-lora=1"], 1, "1")):
             command.main(params, root, words)
             assert capsys.readouterr().out == f"demo-lora  {shown}\n"
-            assert [said(server, id_slot=slot) for slot in (0, 1, 0)] == [truth[scale, 0]] * 3
+            assert [output(server, id_slot=slot) for slot in (0, 1, 0)] == [truth[scale, 0]] * 3
 
 
 def test_switching_several_leaves_the_others(served: Open, truth: dict[tuple[float, float], Tokens], params: Params, root: Path,
                                              capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     with served(own=1, tone=0) as server:
-        said(server)
+        output(server)
         command.main(params, root, ["tone=1"])
         assert capsys.readouterr().out == "demo-lora  1\ntone       1\n"
-        assert said(server) == truth[1, 1]
+        assert output(server) == truth[1, 1]
         command.main(params, root, ["demo-lora=0"])
-        assert said(server) == truth[0, 1]
+        assert output(server) == truth[0, 1]
         command.main(params, root, ["demo-lora=0.5", "tone=0"])
-        assert said(server) == truth[0.5, 0]
+        assert output(server) == truth[0.5, 0]
 
 
 @pytest.mark.parametrize("adapters", [1, 2])
 def test_without_our_guards_llama_server_goes_on_from_another_adapters_keys(
     served: Open, truth: dict[tuple[float, float], Tokens], params: Params, root: Path, monkeypatch: pytest.MonkeyPatch, adapters: int
 ) -> None:
-    """Why nothing is kept of prompts: once this fails, llama.cpp has mended it, and `cache_arguments` and `forget_prompts` can go."""
+    """Why nothing is kept of prompts: once this fails, llama.cpp has repaired it, and `cache_arguments` and `forget_prompts` can go."""
     monkeypatch.setattr(llama_server, "cache_arguments", lambda number: [])
     monkeypatch.setattr(switching, "forget_prompts", lambda client: None)
     with served(own=1) if adapters == 1 else served(own=1, tone=0) as server:
-        assert said(server) == truth[1, 0]
+        assert output(server) == truth[1, 0]
         command.main(params, root, ["demo-lora=0"])
-        assert said(server) != truth[0, 0]
-        assert said(server, cache_prompt=False) == truth[0, 0]
+        assert output(server) != truth[0, 0]
+        assert output(server, cache_prompt=False) == truth[0, 0]
 
 
 def test_the_endpoint_wants_the_key(served: Open, truth: dict[tuple[float, float], Tokens]) -> None:
@@ -150,7 +150,7 @@ def test_the_endpoint_wants_the_key(served: Open, truth: dict[tuple[float, float
         for headers in ({}, {"Authorization": "Bearer wrong"}):
             assert httpx.get(f"{server.url}/lora-adapters", headers=headers).status_code == 401
             assert httpx.post(f"{server.url}/lora-adapters", headers=headers, json=[{"id": 0, "scale": 0}]).status_code == 401
-        assert said(server) == truth[1, 0]
+        assert output(server) == truth[1, 0]
 
 
 def test_words_that_the_command_refuses(served: Open, params: Params, root: Path, truth: dict[tuple[float, float], Tokens],
@@ -162,7 +162,7 @@ def test_words_that_the_command_refuses(served: Open, params: Params, root: Path
                 command.main(params, root, [word])
         with pytest.raises(ConfigError, match="x is given two scales"):
             command.main(params, root, ["x=1", "x=2"])
-        assert said(server) == truth[1, 0]
+        assert output(server) == truth[1, 0]
     with served():
         command.main(params, root, [])
         assert "is served without an adapter" in capsys.readouterr().out
@@ -234,7 +234,7 @@ def spoil(root: Path, kind: str) -> None:
 
 FAULTS = {
     "another file": "demo-lora.gguf was trained on another file", "one bit": "demo-lora.gguf was trained on another file",
-    "base cut off": "model.gguf is not a whole GGUF", "adapter cut off": "demo-lora.gguf is not a whole GGUF",
+    "base cut off": "model.gguf is not a complete GGUF", "adapter cut off": "demo-lora.gguf is not a complete GGUF",
     "no adapter": "demo-lora.gguf is missing", "shapes": "changes blk.0.ffn_down.weight by 96×4 and 4×32, which doesn't fit 64×32",
 }  # fmt: skip
 

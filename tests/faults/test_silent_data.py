@@ -1,4 +1,4 @@
-"""Every silent failure of data and tokenisation, planted by one mutation, is caught by name: by preprocess, or by what train asks of its tokens."""
+"""Every silent failure of data and tokenization, planted by one mutation, is caught by name: by preprocess, or by what train asks of its tokens."""
 
 import json
 import shutil
@@ -79,23 +79,23 @@ def bases(smollm: Path, tools: Toolchain, tmp_path_factory: pytest.TempPathFacto
     }  # fmt: skip
 
 
-def relabelled(change: Callable[[Any, list[int], list[int]], list[int]]) -> Plant:
+def relabeled(change: Callable[[Any, list[int], list[int]], list[int]]) -> Plant:
     """An encoder whose labels are changed by (tokenizer, ids, labels) → labels."""
 
     def plant(patch: pytest.MonkeyPatch, root: Path) -> None:
-        right = chat._labelled
+        right = chat._labeled
 
         def wrong(tokenizer: Any, *rest: Any) -> Any:
             encoded = right(tokenizer, *rest)
             return chat.Encoded(encoded.ids, change(tokenizer, encoded.ids, list(encoded.labels)), encoded.part)
 
-        patch.setattr(chat, "_labelled", wrong)
+        patch.setattr(chat, "_labeled", wrong)
 
     return plant
 
 
 def masks(id_of: str) -> Plant:
-    return relabelled(lambda tokenizer, ids, labels: [IGNORED if label == getattr(tokenizer, id_of) else label for label in labels])
+    return relabeled(lambda tokenizer, ids, labels: [IGNORED if label == getattr(tokenizer, id_of) else label for label in labels])
 
 
 def first_trained(ids: list[int], labels: list[int], by: int) -> list[int]:
@@ -109,8 +109,8 @@ def swapped(ids: list[int], labels: list[int]) -> list[int]:
 
 
 def cut(patch: pytest.MonkeyPatch, root: Path) -> None:
-    right = chat._labelled
-    patch.setattr(chat, "_labelled", lambda *given: chat.Encoded((one := right(*given)).ids[:12], one.labels[:12], one.part))
+    right = chat._labeled
+    patch.setattr(chat, "_labeled", lambda *given: chat.Encoded((one := right(*given)).ids[:12], one.labels[:12], one.part))
 
 
 def loses(patch: pytest.MonkeyPatch, root: Path) -> None:
@@ -207,12 +207,12 @@ NOT_ITS = "a token that is not the assistant's is trained in row"
 PLANTED: dict[str, tuple[Plant, str]] = {
     "end of turn masked, as where pad is eos": (masks("pad_token_id"), "the end of turn (<|im_end|>) is not trained in row"),
     "end of turn masked": (masks("eos_token_id"), "the end of turn (<|im_end|>) is not trained in row"),
-    "all tokens trained": (relabelled(lambda _, ids, labels: list(ids)), NOT_ITS),
-    "mask a token too early": (relabelled(lambda _, ids, labels: first_trained(ids, labels, -1)), NOT_ITS),
-    "mask a token too late": (relabelled(lambda _, ids, labels: first_trained(ids, labels, 1)), "a token of the assistant's is not trained in row"),
-    "mask upside down": (relabelled(lambda _, ids, labels: swapped(ids, labels)), NOT_ITS),
-    "nothing trained": (relabelled(lambda _, ids, labels: [IGNORED] * len(ids)), "nothing is trained in row"),
-    "labels shifted": (relabelled(lambda _, ids, labels: [*labels[1:], IGNORED]), "the labels are shifted"),
+    "all tokens trained": (relabeled(lambda _, ids, labels: list(ids)), NOT_ITS),
+    "mask a token too early": (relabeled(lambda _, ids, labels: first_trained(ids, labels, -1)), NOT_ITS),
+    "mask a token too late": (relabeled(lambda _, ids, labels: first_trained(ids, labels, 1)), "a token of the assistant's is not trained in row"),
+    "mask upside down": (relabeled(lambda _, ids, labels: swapped(ids, labels)), NOT_ITS),
+    "nothing trained": (relabeled(lambda _, ids, labels: [IGNORED] * len(ids)), "nothing is trained in row"),
+    "labels shifted": (relabeled(lambda _, ids, labels: [*labels[1:], IGNORED]), "the labels are shifted"),
     "rows cut, so that nothing is left to train": (cut, "nothing is trained in row"),
     "a row lost": (loses, "rows got lost"),
     "rows repeated": (repeats, "rows were made up"),
@@ -241,9 +241,9 @@ def test_a_planted_failure_is_caught_by_name(failure: str, smollm: Path, tmp_pat
     with monkeypatch.context() as patch:
         plant(patch, root)
         assert main(["preprocess", "--root", str(root)]) in (2, 3)
-    said = capsys.readouterr().err
-    assert said.startswith("preprocess: ")
-    assert sentence in said
+    output = capsys.readouterr().err
+    assert output.startswith("preprocess: ")
+    assert sentence in output
     assert not (root / "data/tokens").exists()
     assert not (root / "reports/labels.json").exists()
 
@@ -267,8 +267,8 @@ def test_a_clean_run_says_nothing(run: str, bases: dict[str, Path], tmp_path: Pa
     train = json.loads((root / "reports/labels.json").read_text(encoding="utf-8"))["splits"]["train"]
     assert train["rejected"] == {}
     assert train["rows"] == train["rows_read"] == len(rows)
-    said = check_manifest(root / "data/tokens", root / "models/base", chat.load_tokenizer(root / "models/base"))
-    assert said["splits"]["train"]["rows"] == len(rows)
+    output = check_manifest(root / "data/tokens", root / "models/base", chat.load_tokenizer(root / "models/base"))
+    assert output["splits"]["train"]["rows"] == len(rows)
 
 
 STALE: dict[str, tuple[Callable[[Path], Any], str]] = {

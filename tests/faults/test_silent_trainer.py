@@ -33,9 +33,9 @@ def test_a_clean_run_raises_nothing(seed: int, root: Path, capsys: pytest.Captur
     params["train"] |= {"seed": seed, "learning_rate": 2.0e-4, "r": 8}  # the tiny project's own are outside the usual ranges
     (root / "params.yaml").write_text(yaml.safe_dump(params))
     assert main(["train", "--root", str(root)]) == 0
-    told = capsys.readouterr()
-    assert "warn" not in told.out + told.err
-    findings = json.loads((root / "reports/train.json").read_text())["health"]
+    output = capsys.readouterr()
+    assert "warn" not in output.out + output.err
+    findings = json.loads((root / "reports/train.json").read_text())["monitoring"]
     assert {finding["level"] for finding in findings} <= {"ok", "not measured"}
 
 
@@ -50,7 +50,7 @@ def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def compute_loss(self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         loss = own_tokens(self, model, inputs, num_items_in_batch)
-        self.account.add(inputs, loss.detach() * inputs["trained_tokens"] * 2)
+        self.stats.add(inputs, loss.detach() * inputs["trained_tokens"] * 2)
         return loss
 
     monkeypatch.setattr(QuenchTrainer, "compute_loss", compute_loss)
@@ -164,8 +164,8 @@ def test_planted(
 ) -> None:
     plant(monkeypatch)
     found = main(["train", "--root", str(root)])
-    told = capsys.readouterr().err
-    assert words in told, told
+    output = capsys.readouterr().err
+    assert words in output, output
     assert found == exit_code
     assert not (root / "models/adapter").exists()
 

@@ -1,6 +1,6 @@
 """Failures that training would go through in silence, each planted by one mutation of a small run and named by what watches it.
 
-The run here is the bookkeeping of one alone (order of rows, journal, resume, figures per step): what watches sees no more of a real one.
+The run here is the bookkeeping of one alone (order of rows, metrics log, resume, figures per step): what watches sees no more of a real one.
 """
 
 import math
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watched import Row, healthy_run
+from training_logs import Row, healthy_run
 
 from pipeline.config.params import load_params
-from pipeline.core.metrics_log import Journal
+from pipeline.core.metrics_log import MetricsLog
 from pipeline.stages.train.monitoring.epochs import epochs_complete
-from pipeline.stages.train.monitoring.health import Monitor
+from pipeline.stages.train.monitoring.monitor import Monitor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SETTINGS = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training
@@ -42,31 +42,31 @@ class Trainer:
         return [epoch[start : start + PER_STEP] for epoch in epochs for start in range(0, PACKED, PER_STEP)]
 
     def go(self, path: Path, checkpoint: int | None, killed_after: int = STEPS) -> Iterator[Row]:
-        """Train from `checkpoint` (None: from the start) to `killed_after`, writing the journal."""
-        journal, done = Journal(path), checkpoint or 0
+        """Train from `checkpoint` (None: from the start) to `killed_after`, writing the metrics log."""
+        metrics_log, done = MetricsLog(path), checkpoint or 0
         if checkpoint is not None and self.truncates:
-            journal.truncate(after_step=checkpoint)
+            metrics_log.truncate(after_step=checkpoint)
         plan = self.order(self.seed if checkpoint is None else self.seed_after_resume)
         plan = plan[:done] + plan[done + (self.skips if checkpoint is not None else 0) :]
         for step in range(done + 1, min(killed_after, len(plan)) + 1):
             row = FIGURES[step - 1] | {"step": step, "epoch": step * PER_STEP / PACKED, "rows": plan[step - 1]}
             row = self.mutate(row)
-            journal.append(row)
+            metrics_log.append(row)
             yield row
-        journal.close()
+        metrics_log.close()
 
 
 def found(trainer: Trainer, path: Path, checkpoint: int, killed_after: int) -> list[str]:
     """What is said of a run that was killed and resumed: the warnings and failures of its health, and the faults of its order."""
-    monitor, said = Monitor(STEPS, SETTINGS), []
+    monitor, output = Monitor(STEPS, SETTINGS), []
     for row in trainer.go(path, None, killed_after):
         monitor.see(row)
     monitor = Monitor(STEPS, SETTINGS)
-    monitor.restore(row for row in Journal(path).rows() if row["step"] <= checkpoint)
+    monitor.restore(row for row in MetricsLog(path).rows() if row["step"] <= checkpoint)
     for row in trainer.go(path, checkpoint):
-        said += monitor.see(row)
-    health = [f"{finding.verdict} {finding.name} at {finding.step}: {finding.remedy}" for finding in said]
-    return health + epochs_complete(Journal(path).rows(), PACKED)
+        output += monitor.see(row)
+    monitoring = [f"{finding.verdict} {finding.name} at {finding.step}: {finding.remedy}" for finding in output]
+    return monitoring + epochs_complete(MetricsLog(path).rows(), PACKED)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -83,9 +83,9 @@ def at(step: int, **changed: Any) -> Callable[[Row], Row]:
 
 NAN = math.nan
 FAILURES = {
-    "resume repeats rows: the journal is not cut back": (Trainer(truncates=False), "the journal, step 25, 26, 27: repeated"),
+    "resume repeats rows: the metrics log is not cut back": (Trainer(truncates=False), "the metrics log, step 25, 26, 27: repeated"),
     "resume skips rows": (Trainer(skips=1), "epoch 3, packed row"),
-    "resume shuffles anew": (Trainer(seed_after_resume=43), "repeated"),
+    "resume shuffles again": (Trainer(seed_after_resume=43), "repeated"),
     "resume starts the epoch again": (Trainer(mutate=lambda row: row | {"rows": Trainer().order(42)[row["step"] - 5]} if row["step"] >= 25 else row),
                                       "epoch 3, packed row"),
     "the labels are all masked": (Trainer(mutate=at(26, trained_tokens=0, loss=0.0)), "fail zero loss at 26: a masking or packing fault"),
@@ -100,8 +100,8 @@ FAILURES = {
 
 @pytest.mark.parametrize(("trainer", "words"), FAILURES.values(), ids=FAILURES)
 def test_each_failure_is_named(tmp_path: Path, trainer: Trainer, words: str) -> None:
-    said = found(trainer, tmp_path / "steps.jsonl", checkpoint=24, killed_after=27)
-    assert any(words in sentence for sentence in said), said
+    output = found(trainer, tmp_path / "steps.jsonl", checkpoint=24, killed_after=27)
+    assert any(words in sentence for sentence in output), output
 
 
 def test_frozen_weights_are_named_in_the_first_step(tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_frozen_weights_are_named_in_the_first_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", range(0, 200, 23))
-def test_a_torn_journal_costs_no_row(tmp_path: Path, torn: int) -> None:
+def test_a_torn_metrics_log_costs_no_row(tmp_path: Path, torn: int) -> None:
     """The kill comes in the middle of a line; the resumed run still has every row once."""
     path = tmp_path / "steps.jsonl"
     list(Trainer().go(path, None, 27))
     path.write_bytes(path.read_bytes()[: -torn - 1])
     list(Trainer().go(path, 24))
-    assert epochs_complete(Journal(path).rows(), PACKED) == []
-    assert len(Journal(path).rows()) == STEPS
+    assert epochs_complete(MetricsLog(path).rows(), PACKED) == []
+    assert len(MetricsLog(path).rows()) == STEPS

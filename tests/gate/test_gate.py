@@ -179,11 +179,11 @@ def test_scores_of_different_scorers_are_not_compared() -> None:
     assert "Q4_K_M is scored by rouge_l and F16 by None" in found.sentence
 
 
-@pytest.mark.parametrize("said", ["Q4_K_M", "base-F16", None])
-def test_a_report_that_names_another_reference_refuses(said: str | None) -> None:
-    verdict = judge(evaluation(reference=said))
+@pytest.mark.parametrize("output", ["Q4_K_M", "base-F16", None])
+def test_a_report_that_names_another_reference_refuses(output: str | None) -> None:
+    verdict = judge(evaluation(reference=output))
     assert [one.key for one in verdict.checks if one.verdict == "fail"] == ["reference"]
-    assert f"compares it with {said or 'nothing'}, not with F16" in verdict.reasons[0]
+    assert f"compares it with {output or 'nothing'}, not with F16" in verdict.reasons[0]
 
 
 def test_a_drop_on_a_few_questions_refuses_nothing() -> None:
@@ -201,27 +201,27 @@ def test_without_the_base_forgetting_is_not_measured() -> None:
     assert "evaluate.models does not name base-F16" in finding(verdict, "forgetting").sentence
 
 
-def test_rules_that_are_null_are_off_but_seams_never_are() -> None:
+def test_rules_that_are_null_are_off_but_checks_never_are() -> None:
     broken = evaluation(kld_mean=9.0, same_top=0.0)
     assert [one.key for one in judge(broken, OFF).checks] == ["parity"]
     assert judge(broken, OFF).verdict == "pass"
     failed = judge(evaluation(), OFF, failed_report())
     assert failed.verdict == "fail"
-    assert "2 of 18 seams failed" in failed.reasons[0]
+    assert "2 of 18 parity checks failed" in failed.reasons[0]
     assert "Merged → F16, weights" in failed.reasons[0]
 
 
 def test_a_level_that_parity_never_saw_is_refused() -> None:
     parity = parity_report()
-    del parity["seams"][level_key("weights", "Q4_K_M")]
+    del parity["checks"][level_key("weights", "Q4_K_M")]
     assert "Parity has not measured the weights of Q4_K_M" in judge(evaluation(), parity=parity).reasons[0]
     parity = parity_report()
-    parity["seams"][level_key("weights", "Q4_K_M")]["verdict"] = "not measured"
+    parity["checks"][level_key("weights", "Q4_K_M")]["verdict"] = "not measured"
     assert "Parity has not measured the weights of Q4_K_M" in judge(evaluation(), parity=parity).reasons[0]
     assert judge(evaluation(), parity=parity_report() | {"verdict": "unknown"}).verdict == "fail"
 
 
-def test_the_16_bit_model_is_judged_by_its_stops_its_seams_and_what_it_forgot() -> None:
+def test_the_16_bit_model_is_judged_by_its_stops_its_checks_and_what_it_forgot() -> None:
     assert judge(evaluation(), model="F16").verdict == "pass"
     endless = evaluation(kld_mean=0.0, same_top=1.0, task={"rows": 40, "score": 0.7, "stopped": 0.0})
     assert [one.key for one in judge(evaluation(), model="F16", evaluations={"F16": endless}).checks if one.verdict == "fail"] == ["stopped"]

@@ -1,4 +1,4 @@
-"""pipeline.gate: an adapter beside its base is judged by the seams, and by task and ability against the base; missing refuses."""
+"""pipeline.gate: an adapter beside its base is judged by the parity checks, and by task and ability against the base; missing refuses."""
 
 from typing import Any
 
@@ -25,12 +25,12 @@ def evaluations(**changed: Any) -> dict[str, Any]:
     return {"base": adapter_inputs.figures("base"), "adapter": adapter_inputs.figures("adapter") | changed}
 
 
-def said() -> dict[str, Any]:
+def output() -> dict[str, Any]:
     return {model: answers(adapter_inputs.LIKE[model]) for model in ("base", "adapter")}
 
 
 def judge(limits: Gate = LIMITS, parity: dict[str, Any] | None = None, found: dict[str, Any] | None = None) -> Judgment:
-    return judge_model("adapter", found or evaluations(), said(), parity or adapter_inputs.parity(), limits, 0)
+    return judge_model("adapter", found or evaluations(), output(), parity or adapter_inputs.parity(), limits, 0)
 
 
 def finding(verdict: Judgment, rule: str) -> Check:
@@ -39,7 +39,7 @@ def finding(verdict: Judgment, rule: str) -> Check:
 
 def parity_with(key: str, **changed: Any) -> dict[str, Any]:
     report = adapter_inputs.parity()
-    report["seams"][key] |= changed
+    report["checks"][key] |= changed
     return report
 
 
@@ -49,24 +49,24 @@ def test_a_good_adapter_passes_and_every_rule_says_its_figure_and_limit() -> Non
     assert [(one.key, one.verdict) for one in verdict.checks] == [
         (rule, "pass") for rule in ("parity", "kld", "same_top", "task_drop", "stopped", "forgetting")
     ]
-    assert [finding(verdict, rule).figure for rule in ("kld", "same_top")] == [0.00234, 0.9775]  # of the seam, not of `evaluate`
+    assert [finding(verdict, rule).figure for rule in ("kld", "same_top")] == [0.00234, 0.9775]  # of the parity check, not of `evaluate`
     assert "0.0023 nats (mean KL divergence) from the trained model; at most 0.01" in finding(verdict, "kld").sentence
     assert "above base" in finding(verdict, "task_drop").sentence
 
 
 @pytest.mark.parametrize("key", ["weights_file", "weights_lora", "outputs_served"])
-def test_a_seam_that_was_not_measured_refuses(key: str) -> None:
+def test_a_check_that_was_not_measured_refuses(key: str) -> None:
     verdict = judge(OFF, parity_with(key, verdict="not measured", figure=None, figures={}))
     assert verdict.verdict == "fail"
     assert verdict.reasons[0].startswith("Parity has not measured ")
     without = adapter_inputs.parity()
-    del without["seams"][key]
+    del without["checks"][key]
     assert judge(OFF, without).verdict == "fail"
 
 
-def test_a_failed_seam_refuses() -> None:
+def test_a_failed_check_refuses() -> None:
     report = parity_with("tokens_ids", verdict="fail", figure=1.0) | {"verdict": "fail"}
-    assert finding(judge(OFF, report), "parity").sentence.startswith("1 of 8 seams failed, none may: Token ids")
+    assert finding(judge(OFF, report), "parity").sentence.startswith("1 of 8 parity checks failed, none may: Token ids")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_is_worse_than_the_base_or_missing_refuses(changed: dict[str, Any],
 
 
 def test_an_adapter_worse_at_the_task_than_its_base_is_refused() -> None:
-    found, swapped = evaluations(), said()
+    found, swapped = evaluations(), output()
     swapped["adapter"], swapped["base"] = swapped["base"], swapped["adapter"]
     verdict = judge_model("adapter", found, swapped, adapter_inputs.parity(), LIMITS, 0)
     assert finding(verdict, "task_drop").verdict == "fail"
@@ -113,7 +113,7 @@ def test_an_adapter_worse_at_the_task_than_its_base_is_refused() -> None:
 
 def test_without_the_base_the_task_refuses_and_forgetting_is_not_measured() -> None:
     alone = {"adapter": adapter_inputs.figures("adapter")}
-    verdict = judge_model("adapter", alone, {"adapter": said()["adapter"]}, adapter_inputs.parity(), LIMITS, 0)
+    verdict = judge_model("adapter", alone, {"adapter": output()["adapter"]}, adapter_inputs.parity(), LIMITS, 0)
     assert finding(verdict, "task_drop").verdict == "fail"
     assert "evaluate@base" in finding(verdict, "task_drop").sentence
     assert finding(verdict, "forgetting").verdict == "not measured"
@@ -127,7 +127,7 @@ def recommended(
 ) -> Any:
     return recommend(
         found, memory_gb=memory_gb, max_task_drop=5.0, serve=adapter_inputs.params().serve, refused=refused or {},
-        answers=said() if answered is None else answered, seed=0,
+        answers=output() if answered is None else answered, seed=0,
     )  # fmt: skip
 
 
@@ -147,31 +147,31 @@ def test_what_is_refused_or_too_large_is_not_recommended() -> None:
     assert "does not fit in 0.1 GB" in large.reason
     verdicts = {"adapter": judge()}
     assert headline(adapter_inputs.parity(), large, verdicts) == "The model does not fit"
-    broken = {"adapter": Judgment("adapter", (Check("Seams", "fail", ""),))}
+    broken = {"adapter": Judgment("adapter", (Check("Parity checks", "fail", ""),))}
     assert headline(adapter_inputs.parity(), refused, broken) == "Ship nothing: the gate refuses the adapter"
 
 
-def healed(factor: float) -> dict[str, Any]:
-    """An adapter that was to heal, and left so much of the damage, a little more or less row by row."""
-    found = {model: adapter_inputs.figures(model, heal=True) for model in ("source", "base", "adapter")}
+def recovered(factor: float) -> dict[str, Any]:
+    """An adapter that was to recover, and left so much of the damage, a little more or less row by row."""
+    found = {model: adapter_inputs.figures(model, distill=True) for model in ("source", "base", "adapter")}
     rows = found["base"]["by_row"]["assistant"]
     left = rows | {"kld": [kld * factor * (1 + 0.2 * (row % 2)) for row, kld in enumerate(rows["kld"])]}
     found["adapter"] |= {"kld_mean": found["base"]["kld_mean"] * factor, "by_row": {"assistant": left, "all_tokens": left}}
     return found
 
 
-def test_an_adapter_that_heals_says_how_much_and_need_not_beat_the_base() -> None:
-    same = {model: said()["base"] for model in ("base", "adapter", "source")}
-    advice = recommended(healed(0.2), answered=same)
+def test_an_adapter_that_recovers_says_how_much_and_need_not_beat_the_base() -> None:
+    same = {model: output()["base"] for model in ("base", "adapter", "source")}
+    advice = recommended(recovered(0.2), answered=same)
     assert (advice.model, advice.below_standard, advice.warnings) == ("adapter", False, ())
-    assert "The adapter heals 80 % of the damage where the assistant speaks (mean KLD from source 0.351 before and 0.0702 after" in advice.reason
+    assert "The adapter recovers 80 % of the damage where the assistant speaks (mean KLD from source 0.351 before and 0.0702 after" in advice.reason
     assert advice.gains[0].beats is None  # as good as the base is what it is to be
-    worse = recommended(healed(1.5), answered=same)
+    worse = recommended(recovered(1.5), answered=same)
     assert worse.below_standard
     assert any("The adapter adds 50 % to the damage" in warning for warning in worse.warnings)
 
 
-def test_one_judgement_for_report_and_ship(tmp_path: Any) -> None:
+def test_one_judgment_for_report_and_ship(tmp_path: Any) -> None:
     params, root = adapter_inputs.params(), adapter_inputs.write_reports(tmp_path)
     inputs = load_inputs(root, params.evaluate.models)
     assert inputs.merge is None
@@ -187,7 +187,7 @@ def test_one_judgement_for_report_and_ship(tmp_path: Any) -> None:
 @pytest.mark.parametrize(("verdict", "passes"), [("pass", True), ("not measured", False), ("fail", False)])
 def test_where_no_task_is_scored_paritys_questions_say_whether_it_ends_its_answers(verdict: str, passes: bool) -> None:
     report = adapter_inputs.parity()
-    report["seams"]["behaviour_answers_end"] = {"title": "Answers end", "verdict": verdict, "detail": "model.gguf: 0 of 4 ended by themselves"}
+    report["checks"]["behavior_answers_end"] = {"title": "Answers end", "verdict": verdict, "detail": "model.gguf: 0 of 4 ended by themselves"}
     found = evaluations(task=None)
     found["base"]["task"] = None
     judged = judge(LIMITS, report, found)

@@ -63,12 +63,12 @@ def endless(bench: Any, tools: Toolchain) -> Path:
 
 
 def judged(bench: Any, case: str, model: Path, sixteen: Path) -> Judgment:
-    """The gate on a level's own evaluation and on parity's seam of its weights."""
+    """The gate on a level's own evaluation and on parity's parity check of its weights."""
     reference, found = bench.evaluated(f"{sixteen.stem}-itself", sixteen, sixteen), bench.evaluated(case, model, sixteen)
     params = load_params(bench.root / "params.yaml")
-    seam, _ = level_weights(sixteen, model, LEVEL, params.parity.rmse_slack, {})
+    check, _ = level_weights(sixteen, model, LEVEL, params.parity.rmse_slack, {})
     evaluations = {"F16": reference[0], LEVEL: found[0] | {"reference": "F16"}}
-    parity = {"verdict": seam.verdict, "seams": {f"weights_{LEVEL.lower()}": asdict(seam)}}
+    parity = {"verdict": check.verdict, "checks": {f"weights_{LEVEL.lower()}": asdict(check)}}
     return judge(LEVEL, evaluations, {"F16": reference[1], LEVEL: found[1]}, parity, params.report.gate, 0)
 
 
@@ -85,14 +85,14 @@ def test_zeroed_blocks_are_refused(bench: Any) -> None:
     sixteen = bench.gguf("F16")
     damaged = shutil.copyfile(bench.level(sixteen, LEVEL, "clean"), bench.folder / "zeroed.gguf")
     assert BENCHMARK["zero_blocks"](damaged, 0.01) > 10_000
-    # the eight answers known by heart survive it; the seam of the weights and the divergence over all tokens see it
+    # the eight answers known by heart survive it; the parity check of the weights and the divergence over all tokens see it
     assert {"parity", "kld"} <= refusing(judged(bench, "zeroed", damaged, sixteen))
 
 
 def test_a_model_that_never_ends_its_answers_is_refused_for_just_that(bench: Any, endless: Path) -> None:
     verdict = judged(bench, "endless", bench.level(endless, LEVEL, "endless"), endless)
-    assert refusing(verdict) == {"stopped"}  # its 16-bit model doesn't either, so likeness sees nothing
-    assert "the end of turn was not learnt" in verdict.reasons[0]
+    assert refusing(verdict) == {"stopped"}  # its 16-bit model doesn't either, so divergence sees nothing
+    assert "the end of turn was not learned" in verdict.reasons[0]
 
 
 def test_a_level_of_another_model_is_refused(bench: Any, endless: Path) -> None:

@@ -1,4 +1,4 @@
-"""Dequantised rows are gguf's and llama.cpp's, bit for bit: every type, shape and dtype, random blocks and real files."""
+"""Dequantized rows are gguf's and llama.cpp's, bit for bit: every type, shape and dtype, random blocks and real files."""
 
 import os
 import subprocess
@@ -13,12 +13,12 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pipeline.core.errors import DataError
 from pipeline.gguf import dequantize as module
-from pipeline.gguf.dequantize import FLOATS, TRAINABLE_TYPES, columns_of, dequantise, row_bytes
+from pipeline.gguf.dequantize import FLOATS, TRAINABLE_TYPES, columns_of, dequantize, row_bytes
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.tools import PROJECT, Toolchain, run_tool
 from pipeline.stages.base.stage import find_in_package
 
-EVERY = pytest.mark.parametrize("kind", TRAINABLE_TYPES, ids=lambda kind: TRAINABLE_TYPES[kind].name)
+EVERY = pytest.mark.parametrize("ggml_type", TRAINABLE_TYPES, ids=lambda ggml_type: TRAINABLE_TYPES[ggml_type].name)
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton for this platform")
 
 
@@ -28,80 +28,84 @@ def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 @EVERY
-def test_ten_thousand_random_blocks_are_ggufs(kind: int) -> None:
-    packed = random_rows(kind, 100, 100)
-    wanted = torch.from_numpy(by_gguf(packed, kind))
+def test_ten_thousand_random_blocks_are_ggufs(ggml_type: int) -> None:
+    quantized = random_rows(ggml_type, 100, 100)
+    wanted = torch.from_numpy(by_gguf(quantized, ggml_type))
     assert wanted.isfinite().all()
-    assert kind in FLOATS or (wanted != 0).float().mean() > 0.7
-    assert same_bits(dequantise(torch.from_numpy(packed), kind), wanted)
+    assert ggml_type in FLOATS or (wanted != 0).float().mean() > 0.7
+    assert same_bits(dequantize(torch.from_numpy(quantized), ggml_type), wanted)
 
 
 @EVERY
-def test_ten_thousand_random_blocks_are_llama_cpps(kind: int, tools: Toolchain) -> None:
+def test_ten_thousand_random_blocks_are_llama_cpps(ggml_type: int, tools: Toolchain) -> None:
     """To the bit, wherever it is compiled: products are exact in float32, so a fused multiply-add rounds as the two do."""
-    if kind == 0:
+    if ggml_type == 0:
         pytest.skip("float32 has no to_float")
-    packed = random_rows(kind, 100, 100, seed=1)
-    assert same_bits(dequantise(torch.from_numpy(packed), kind), torch.from_numpy(by_llama_cpp(packed, kind, tools)))
+    quantized = random_rows(ggml_type, 100, 100, seed=1)
+    assert same_bits(dequantize(torch.from_numpy(quantized), ggml_type), torch.from_numpy(by_llama_cpp(quantized, ggml_type, tools)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @EVERY
-def test_other_dtypes_are_the_float32_values_rounded_once(kind: int, dtype: torch.dtype) -> None:
-    packed = random_rows(kind, 7, 24, seed=2)
-    assert same_bits(dequantise(torch.from_numpy(packed), kind, dtype), torch.from_numpy(by_gguf(packed, kind)).to(dtype))
+def test_other_dtypes_are_the_float32_values_rounded_once(ggml_type: int, dtype: torch.dtype) -> None:
+    quantized = random_rows(ggml_type, 7, 24, seed=2)
+    assert same_bits(dequantize(torch.from_numpy(quantized), ggml_type, dtype), torch.from_numpy(by_gguf(quantized, ggml_type)).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @EVERY
-def test_rows_of_every_layout(kind: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_every_layout(ggml_type: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEP", 512)  # several steps, the last of them not full
-    packed = random_rows(kind, 13, 5, seed=3)
-    given, wanted = torch.from_numpy(packed), torch.from_numpy(by_gguf(packed, kind)).to(dtype)
-    assert same_bits(dequantise(given, kind, dtype), wanted)
-    assert same_bits(dequantise(given[6:7], kind, dtype), wanted[6:7])
-    assert dequantise(given[:0], kind, dtype).shape == (0, wanted.shape[1])
+    quantized = random_rows(ggml_type, 13, 5, seed=3)
+    given, wanted = torch.from_numpy(quantized), torch.from_numpy(by_gguf(quantized, ggml_type)).to(dtype)
+    assert same_bits(dequantize(given, ggml_type, dtype), wanted)
+    assert same_bits(dequantize(given[6:7], ggml_type, dtype), wanted[6:7])
+    assert dequantize(given[:0], ggml_type, dtype).shape == (0, wanted.shape[1])
     picked = torch.tensor([12, 0, 0, 5])
-    assert same_bits(dequantise(given.index_select(0, picked), kind, dtype), wanted[picked])
-    assert same_bits(dequantise(given[1::3], kind, dtype), wanted[1::3].contiguous())
-    assert same_bits(dequantise(torch.cat((given, given), 1)[:, : given.shape[1]], kind, dtype), wanted)
-    assert same_bits(dequantise(given.view(13, 1, -1), kind, dtype), wanted.view(13, 1, -1))
+    assert same_bits(dequantize(given.index_select(0, picked), ggml_type, dtype), wanted[picked])
+    assert same_bits(dequantize(given[1::3], ggml_type, dtype), wanted[1::3].contiguous())
+    assert same_bits(dequantize(torch.cat((given, given), 1)[:, : given.shape[1]], ggml_type, dtype), wanted)
+    assert same_bits(dequantize(given.view(13, 1, -1), ggml_type, dtype), wanted.view(13, 1, -1))
     shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), given.flatten()))[1:].view(13, -1)  # begins at an odd byte
-    assert same_bits(dequantise(shifted, kind, dtype), wanted)
+    assert same_bits(dequantize(shifted, ggml_type, dtype), wanted)
     out = torch.full_like(wanted, float("nan"))
-    assert dequantise(given, kind, dtype, out=out) is out
+    assert dequantize(given, ggml_type, dtype, out=out) is out
     assert same_bits(out, wanted)
 
 
 def test_out_must_fit() -> None:
-    packed = torch.from_numpy(random_rows(8, 4, 2))
+    quantized = torch.from_numpy(random_rows(8, 4, 2))
     for out in (torch.empty(4, 32), torch.empty(4, 64, dtype=torch.float16), torch.empty(64, 4).T):
         with pytest.raises(ValueError, match=r"contiguous \(4, 64\) of torch.float32 is needed"):
-            dequantise(packed, 8, out=out)
+            dequantize(quantized, 8, out=out)
 
 
 def test_the_types_are_ggmls() -> None:
-    for kind, (name, weights, size) in TRAINABLE_TYPES.items():
-        known = GGMLQuantizationType(kind)
+    for ggml_type, (name, weights, size) in TRAINABLE_TYPES.items():
+        known = GGMLQuantizationType(ggml_type)
         assert (known.name, GGML_QUANT_SIZES[known]) == (name, (weights, size))
-        assert (row_bytes(kind, 3 * weights), columns_of(kind, 3 * size)) == (3 * size, 3 * weights)
+        assert (row_bytes(ggml_type, 3 * weights), columns_of(ggml_type, 3 * size)) == (3 * size, 3 * weights)
     assert set(TRAINABLE_TYPES) == set(SCALES) | set(FLOATS)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(16, "IQ2_XXS"), (34, "TQ1_0"), (4, "number 4"), (999, "number 999")])
-def test_a_type_that_is_not_known_is_refused(kind: int, name: str) -> None:
-    said = f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of this model"
-    for ask in (lambda: dequantise(torch.zeros(2, 66, dtype=torch.uint8), kind), lambda: row_bytes(kind, 256), lambda: columns_of(kind, 66)):
+@pytest.mark.parametrize(("ggml_type", "name"), [(16, "IQ2_XXS"), (34, "TQ1_0"), (4, "number 4"), (999, "number 999")])
+def test_a_type_that_is_not_known_is_refused(ggml_type: int, name: str) -> None:
+    output = f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of this model"
+    for ask in (
+        lambda: dequantize(torch.zeros(2, 66, dtype=torch.uint8), ggml_type),
+        lambda: row_bytes(ggml_type, 256),
+        lambda: columns_of(ggml_type, 66),
+    ):
         with pytest.raises(DataError) as error:
             ask()
-        assert (error.value.id, error.value.sentence) == ("Q-GGUF-001", said)
+        assert (error.value.id, error.value.sentence) == ("Q-GGUF-001", output)
 
 
 def test_rows_that_are_no_whole_blocks_are_refused() -> None:
     with pytest.raises(DataError, match="Q-GGUF-002"):
         row_bytes(12, 576)
     with pytest.raises(DataError, match="Q-GGUF-002"):
-        dequantise(torch.zeros(2, 100, dtype=torch.uint8), 12)
+        dequantize(torch.zeros(2, 100, dtype=torch.uint8), 12)
 
 
 def check_file(path: Path) -> set[str]:
@@ -109,7 +113,7 @@ def check_file(path: Path) -> set[str]:
     _, tensors = gguf_tensors(path)
     for tensor in tensors.values():
         stored = tensor.stored(0, tensor.rows)
-        assert same_bits(dequantise(torch.from_numpy(stored), tensor.kind), torch.from_numpy(by_gguf(stored, tensor.kind))), tensor.name
+        assert same_bits(dequantize(torch.from_numpy(stored), tensor.ggml_type), torch.from_numpy(by_gguf(stored, tensor.ggml_type))), tensor.name
     return {tensor.type for tensor in tensors.values()}
 
 
@@ -133,21 +137,21 @@ import sys
 import torch
 sys.path[:0] = ["tests"]
 from ggml_reference import by_gguf, random_rows
-from pipeline.gguf.dequantize import KERNELS, dequantise
-from pipeline.gguf.kernels import FORMULAS, dequantise_blocks
+from pipeline.gguf.dequantize import KERNELS, dequantize
+from pipeline.gguf.kernels import FORMULAS, dequantize_blocks
 
 assert sorted(FORMULAS) == sorted(KERNELS)
-for kind in KERNELS:
+for ggml_type in KERNELS:
     for count in (1, 37):
-        rows = random_rows(kind, count, 1, seed=4)
-        wanted = torch.from_numpy(by_gguf(rows, kind))
+        rows = random_rows(ggml_type, count, 1, seed=4)
+        wanted = torch.from_numpy(by_gguf(rows, ggml_type))
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             found = torch.full_like(wanted, float("nan"), dtype=dtype)
-            dequantise_blocks(torch.from_numpy(rows), kind, found)
+            dequantize_blocks(torch.from_numpy(rows), ggml_type, found)
             exact = wanted.to(dtype)
             if dtype == torch.bfloat16:  # the interpreter cuts where a GPU rounds: test_the_compiled_kernels_round_to_the_nearest_bfloat16
                 exact = (wanted.view(torch.int32) >> 16).to(torch.int16).view(dtype)
-            assert torch.equal(found.view(torch.uint8), exact.view(torch.uint8)), (kind, count, dtype)
+            assert torch.equal(found.view(torch.uint8), exact.view(torch.uint8)), (ggml_type, count, dtype)
 print("equal")
 """
 
@@ -160,7 +164,7 @@ from triton.compiler import ASTSource
 from pipeline.gguf.kernels import FORMULAS, TILE, whole
 
 for formula, size in FORMULAS.values():
-    source = ASTSource(whole, {"packed": "*u8", "out": "*bf16", "weights": "i64"}, {"formula": formula, "size": size, "tile": TILE})
+    source = ASTSource(whole, {"quantized": "*u8", "out": "*bf16", "weights": "i64"}, {"formula": formula, "size": size, "tile": TILE})
     code = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     print(*sorted(set(re.findall(r"cvt\\.\\w+\\.bf16\\w*\\.f32", code))))
 """

@@ -1,4 +1,4 @@
-"""gguf_file: a whole file is described, a torn one refused; the fallback count is llama-quantize's own."""
+"""gguf_file: a complete file is described, a torn one refused; the fallback count is llama-quantize's own."""
 
 import re
 import subprocess
@@ -24,10 +24,10 @@ def test_a_level_is_described(finished: Path) -> None:
 def test_the_fallback_count_is_llama_quantizes(tools: Toolchain, tmp_path: Path) -> None:
     source, target = tiny_gguf(tmp_path / "small.gguf"), tmp_path / "q4.gguf"  # rows of 32 and 64: no K-quant fits
     done = subprocess.run([tools.tool("llama-quantize"), source, target, "Q4_K_M"], capture_output=True, text=True, check=True)
-    said = re.search(r"(\d+) of (\d+) tensor\(s\) required fallback", done.stdout + done.stderr)
-    assert said, done.stderr
+    output = re.search(r"(\d+) of (\d+) tensor\(s\) required fallback", done.stdout + done.stderr)
+    assert output, done.stderr
     figures = describe(target)
-    assert (figures["fallback_tensors"], figures["tensors"]) == (int(said[1]), int(said[2]))
+    assert (figures["fallback_tensors"], figures["tensors"]) == (int(output[1]), int(output[2]))
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.9])

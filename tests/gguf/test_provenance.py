@@ -1,4 +1,4 @@
-"""A GGUF's passport: standard keys for the base, no path of this machine, stable hashes, a sentence where a record is missing."""
+"""A GGUF's provenance: standard keys for the base, no path of this machine, stable hashes, a sentence where a record is missing."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import tiny
 from qwen2_variants import lineage_of, random_adapter
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.provenance import adapter_fields, folder_fields, passport
+from pipeline.gguf.provenance import adapter_fields, folder_fields, provenance
 from pipeline.llamacpp.converters import base_fields
 from pipeline.llamacpp.tools import Toolchain
 
@@ -35,7 +35,7 @@ def test_the_base_in_standard_keys(record: dict[str, str], wanted: dict[str, str
     assert "/home" not in str(fields)
 
 
-def test_no_licence_is_no_field(tools: Toolchain, tmp_path: Path) -> None:
+def test_no_license_is_no_field(tools: Toolchain, tmp_path: Path) -> None:
     assert "general.license" not in base_fields(lineage_of(tmp_path / "base.json", license=None), tools)
 
 
@@ -53,7 +53,7 @@ def test_hashes_change_with_what_they_are_of(tools: Toolchain, tmp_path: Path) -
     assert list(adapter_fields(adapter)) == ["quench.adapter.sha256"]
 
 
-MERGE = {"adapter_sha256": "ab", "base_weights_sha256": "cd", "onto": "nf4", "method": "stream", "dtype": "float16",
+MERGE = {"adapter_sha256": "ab", "base_weights_sha256": "cd", "merge_base": "nf4", "method": "stream", "dtype": "float16",
          "adapters": [{"tensor": "q_proj", "scale": 2.0, "norm_update": 0.1}]}  # fmt: skip
 
 
@@ -61,7 +61,7 @@ MERGE = {"adapter_sha256": "ab", "base_weights_sha256": "cd", "onto": "nf4", "me
     ("changed", "fields"),
     [
         ({"adapter_sha256": "12"}, {"adapter.sha256", "merge.sha256"}),
-        ({"onto": "w16"}, {"merge.onto", "merge.sha256"}),
+        ({"merge_base": "16-bit"}, {"merge.base", "merge.sha256"}),
         ({"method": "peft"}, {"merge.method", "merge.sha256"}),
         ({"dtype": "bfloat16"}, {"merge.dtype", "merge.sha256"}),
         ({"base_weights_sha256": "12"}, {"merge.sha256"}),
@@ -70,7 +70,7 @@ MERGE = {"adapter_sha256": "ab", "base_weights_sha256": "cd", "onto": "nf4", "me
         ({"adapters": [{"tensor": "q_proj", "scale": 2.0, "norm_update": 0.1000000001}]}, set()),
     ],
 )
-def test_two_merges_have_two_passports(changed: dict[str, Any], fields: set[str], tmp_path: Path) -> None:
+def test_two_merges_have_two_provenance_records(changed: dict[str, Any], fields: set[str], tmp_path: Path) -> None:
     """All but the figures, whose last digits hang on threads and libraries."""
     (tmp_path / "merge.json").write_text(json.dumps(MERGE))
     before = folder_fields(tmp_path)
@@ -90,4 +90,4 @@ def test_a_missing_record_is_a_sentence(tools: Toolchain, tmp_path: Path) -> Non
 
 
 def test_a_file_of_another_maker_says_only_what_is_standard(tmp_path: Path) -> None:
-    assert passport(tiny.tiny_gguf(tmp_path / "x.gguf")) == {"general.license": "apache-2.0", "general.name": "tiny"}
+    assert provenance(tiny.tiny_gguf(tmp_path / "x.gguf")) == {"general.license": "apache-2.0", "general.name": "tiny"}

@@ -8,7 +8,7 @@ from qwen2_variants import cut_models
 
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import check_gguf
-from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 
 
@@ -18,13 +18,13 @@ def source(tools: Toolchain) -> Path:
 
 
 def test_the_first_pattern_that_matches_wins(source: Path, tools: Toolchain, tmp_path: Path) -> None:
-    quantise_gguf(tools, source, tmp_path / "x.gguf", "Q4_K_M", 1, tensor_types={r"blk\.0\.ATTN_V": "q8_0", "attn_v": "F16"})
-    types = {name: GGMLQuantizationType(kind).name for name, (_, kind) in check_gguf(tmp_path / "x.gguf").tensors.items()}
+    quantize_gguf(tools, source, tmp_path / "x.gguf", "Q4_K_M", 1, tensor_types={r"blk\.0\.ATTN_V": "q8_0", "attn_v": "F16"})
+    types = {name: GGMLQuantizationType(ggml_type).name for name, (_, ggml_type) in check_gguf(tmp_path / "x.gguf").tensors.items()}
     assert (types["blk.0.attn_v.weight"], types["blk.1.attn_v.weight"], types["blk.0.attn_q.weight"]) == ("Q8_0", "F16", "Q4_K")
 
 
 @pytest.mark.parametrize(
-    ("types", "said"),
+    ("types", "output"),
     [
         ({"attn_w": "Q8_0"}, "Q-GGUF-012"),
         ({"attn_v": "Q9_9"}, "Q-GGUF-010"),
@@ -34,7 +34,7 @@ def test_the_first_pattern_that_matches_wins(source: Path, tools: Toolchain, tmp
         ({"attn": "Q8_0", "attn_v": "Q6_K"}, "Q-GGUF-013.*attn_v asks for Q6_K"),
     ],
 )
-def test_what_cannot_be_is_an_error_and_publishes_nothing(source: Path, types: dict[str, str], said: str, tools: Toolchain, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
-        quantise_gguf(tools, source, tmp_path / "x.gguf", "Q4_K_M", 1, tensor_types=types)
+def test_what_cannot_be_is_an_error_and_publishes_nothing(source: Path, types: dict[str, str], output: str, tools: Toolchain, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=output):
+        quantize_gguf(tools, source, tmp_path / "x.gguf", "Q4_K_M", 1, tensor_types=types)
     assert list(tmp_path.iterdir()) == []

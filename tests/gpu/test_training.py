@@ -22,10 +22,10 @@ def test_a_step_in_nf4_is_finite_and_the_embeddings_stay_where_they_are_told(on_
 
     from benchmarks.random_base import write_base
     from pipeline.models.chunked_loss import chunked_loss
-    from pipeline.models.qlora import check_adapter, load_quantised, lora_config
+    from pipeline.models.qlora import check_adapter, load_quantized, lora_config
 
     train = RECIPE.model_copy(update={"embeddings_on_cpu": on_cpu})
-    model = get_peft_model(load_quantised(write_base(tmp_path / "base", "tiny"), train), lora_config(train)).to("cuda").train()
+    model = get_peft_model(load_quantized(write_base(tmp_path / "base", "tiny"), train), lora_config(train)).to("cuda").train()
     assert check_adapter(model, train) > 0
     assert model.get_input_embeddings().weight.device.type == ("cpu" if on_cpu else "cuda")
     assert model.device.type == "cuda"
@@ -33,5 +33,5 @@ def test_a_step_in_nf4_is_finite_and_the_embeddings_stay_where_they_are_told(on_
     loss = chunked_loss(model.get_base_model(), {"input_ids": ids, "labels": ids})
     loss.backward()
     assert loss.isfinite()
-    assert finite_record(model) == {"nf4_linears_finite": 14, "packed_tensors_finite": 0, "adapter_matrices_finite": 28}
+    assert finite_record(model) == {"nf4_linears_finite": 14, "quantized_tensors_finite": 0, "adapter_matrices_finite": 28}
     assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.requires_grad)

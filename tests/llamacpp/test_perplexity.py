@@ -1,4 +1,4 @@
-"""The figures of likeness are llama-perplexity's own, on the embedded base, for three levels."""
+"""The figures of divergence are llama-perplexity's own, on the embedded base, for three levels."""
 
 import runpy
 from pathlib import Path
@@ -19,10 +19,10 @@ def test_three_levels_agree_with_llama_perplexity_within_two_per_cent(tools: Too
     wrote = BENCHMARK["written"]()
     found = {}
     for level in LEVELS:
-        model = BENCHMARK["requantised"](f16, level, tmp_path, tools)
+        model = BENCHMARK["requantized"](f16, level, tmp_path, tools)
         theirs, before = side.theirs(model), BENCHMARK["written"]()
         ours = side.ours(model, f16)
-        assert BENCHMARK["written"]() - before < 10_000, "likeness stores nothing of vocabulary × tokens"
+        assert BENCHMARK["written"]() - before < 10_000, "divergence stores nothing of vocabulary × tokens"
         assert ours["perplexity_tokens"] == 8 * 127
         apart = BENCHMARK["distances"](ours, theirs)
         assert max(apart.values()) <= 0.02, f"{level}: {apart}"

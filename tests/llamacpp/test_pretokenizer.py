@@ -126,7 +126,7 @@ def test_another_name_would_give_other_ids(other: str, small: Path, tools: Toolc
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "output"),
     [
         (lambda one: setattr(one, "pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\w+"), "isolated"),
                                                                             pre_tokenizers.ByteLevel(False, use_regex=False)])), "its patterns"),
@@ -141,13 +141,13 @@ def test_another_name_would_give_other_ids(other: str, small: Path, tools: Toolc
                                                                                   special_tokens=[("<|endoftext|>", KEPT)])), "beginning of text"),
     ],
 )  # fmt: skip
-def test_a_structure_that_llama_cpp_lacks_is_refused(change: Any, said: str, small: Path, tools: Toolchain, tmp_path: Path) -> None:
+def test_a_structure_that_llama_cpp_lacks_is_refused(change: Any, output: str, small: Path, tools: Toolchain, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(small / "tokenizer.json"))
     change(tokenizer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(DataError, match="Q-LLAMACPP-012") as caught:
         find_pre_tokenizer(tmp_path, tools)
-    assert said in str(caught.value)
+    assert output in str(caught.value)
 
 
 def test_no_byte_level_vocabulary_is_left_to_the_converter(tools: Toolchain, tmp_path: Path) -> None:

@@ -246,10 +246,10 @@ def test_evil_grammars(server: Server, name: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_evil_schemas(server: Server, name: str) -> None:
-    said = {"messages": QUESTION, "max_tokens": 4}
+    printed = {"messages": QUESTION, "max_tokens": 4}
     output = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS[name]}}
     tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMAS[name]}}
-    for body in (said | {"response_format": output}, said | {"tools": [tool], "tool_choice": "required"}):
+    for body in (printed | {"response_format": output}, printed | {"tools": [tool], "tool_choice": "required"}):
         assert server.client.post("/v1/chat/completions", json=body, timeout=60).status_code in (200, 400, 500)
 
 

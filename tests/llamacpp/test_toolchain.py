@@ -160,7 +160,7 @@ def test_another_checkout_takes_the_build_from_the_cache(home: Path, kept: Path,
         lambda kept, patch: (kept / "stamp.json").unlink(),
         lambda kept, patch: patch.setattr(cache.os, "getuid", lambda: 12345),
     ],
-    ids=["switched off", "another cache", "other flags", "another compiler", "another processor", "damaged", "half", "somebody else's"],
+    ids=["switched off", "another cache", "other flags", "another compiler", "another CPU", "damaged", "half", "somebody else's"],
 )
 def test_what_is_not_the_very_build_is_compiled(home: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[..., object]) -> None:
     change(kept, monkeypatch)
@@ -223,7 +223,7 @@ def test_a_busy_machine_costs_no_build(home: Path, fake_tools: Path, monkeypatch
         lambda home: executable(home / "build" / "bin" / "llama-server", "#!/bin/sh\nexit 127\n"),
         lambda home: (home / "build" / "bin" / "llama-server").write_bytes(b"\x7fELF of another machine"),
     ],
-    ids=["processor lacks an instruction", "a library is missing", "another architecture"],
+    ids=["CPU lacks an instruction", "a library is missing", "another architecture"],
 )
 def test_a_copied_build_that_does_not_run_here_is_made_again(home: Path, fake_tools: Path, strange: object) -> None:
     toolchain.build(home)
@@ -285,7 +285,7 @@ def test_a_compiler_that_makes_wrong_code_for_amx_is_found(tmp_path: Path, monke
     assert compiler.amx_flags(str(wrong)) == []
 
 
-@pytest.mark.skipif("amx_tile" not in compiler.instructions(), reason="this processor has no AMX")
+@pytest.mark.skipif("amx_tile" not in compiler.instructions(), reason="this CPU has no AMX")
 def test_what_checks_amx_passes_where_the_compiler_is_right(tmp_path: Path) -> None:
     plain = executable(tmp_path / "plain", '#!/bin/sh\nfor one; do shift; [ "$one" = -O3 ] || set -- "$@" "$one"; done\nexec c++ -O0 "$@"\n')
     assert compiler.compiles_amx(str(plain))

@@ -1,4 +1,4 @@
-"""code: an answer's code is found however it is fenced, and a row's tests are whole, hold for the reference and fail without an answer."""
+"""code: an answer's code is found however it is fenced, and a row's tests are complete, hold for the reference and fail without an answer."""
 
 import contextlib
 from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from test_gate import evaluation, finding, judge
-from test_parity_outputs import OTHER, said
+from test_parity_outputs import OTHER, output
 
 from pipeline.config.levels import LEVELS
 from pipeline.config.params import load_params
@@ -16,7 +16,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.gate.rules import judge as judge_model
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.metrics.level_limits import PUBLISHED_KLD, level_limit, other_top, served_limit
-from pipeline.stages.parity.hand_overs import level_seam
+from pipeline.stages.parity.hand_overs import level_check
 
 RECIPES = PROJECT / "recipes"
 AUTO = Gate(max_kld="auto", min_same_top="auto", max_task_drop=None, min_stopped=None, max_forgetting=None)
@@ -75,8 +75,8 @@ def test_the_gate_holds_each_level_to_its_own_limit_and_says_whose_it_is() -> No
 
 def test_an_adapter_on_its_file_has_the_limit_of_what_serves_it() -> None:
     def verdicts(kld: float, same_top: float) -> list[str]:
-        seam = {"title": "", "verdict": "pass", "unit": "nats", "figure": kld, "figures": {"same_top": same_top}}
-        parity = {"verdict": "pass", "seams": {"outputs_served": seam}}
+        check = {"title": "", "verdict": "pass", "unit": "nats", "figure": kld, "figures": {"same_top": same_top}}
+        parity = {"verdict": "pass", "checks": {"outputs_served": check}}
         found = judge_model("adapter", {"adapter": {"reference": "base", "lora": {}}}, {}, parity, AUTO, 0)
         return [one.verdict for one in found.checks if one.key in ("kld", "same_top")]
 
@@ -88,9 +88,9 @@ def test_an_adapter_on_its_file_has_the_limit_of_what_serves_it() -> None:
 def test_parity_holds_a_level_to_its_own_limit() -> None:
     limits: Any = SimpleNamespace(max_kld_exact=1e-3, max_kld_level="auto", max_kld_trained="auto")
     for level in ("Q8_0", "Q4_K_M"):
-        seam = level_seam("X", level, said().gguf, OTHER, said(), limits)
-        assert seam.limit == level_limit(level, None).kld
-        assert f"at {level}" in seam.sentence
+        check = level_check("X", level, output().gguf, OTHER, output(), limits)
+        assert check.limit == level_limit(level, None).kld
+        assert f"at {level}" in check.sentence
 
 
 @pytest.mark.parametrize("recipe", ["qwen2.5-7b-8gb", "qwen2.5-7b-a100", "qwen2.5-7b-gguf-8gb", "qwen2.5-0.5b"])

@@ -1,4 +1,4 @@
-"""chunked: the loss and its gradients are plain cross entropy's, whatever is trained; logits are never whole; odd heads are honoured or refused."""
+"""chunked: the loss and its gradients are plain cross entropy's, whatever is trained; logits are never whole; odd heads are honored or refused."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_loss_and_gradients_are_plain_cross_entropys(qwen: Any, trained: list[bo
         ("qwen3", {}),
     ],
 )
-def test_scaled_and_capped_logits_are_honoured(model_type: str, changes: dict[str, Any]) -> None:
+def test_scaled_and_capped_logits_are_honored(model_type: str, changes: dict[str, Any]) -> None:
     model = tiny(model_type, **changes)
     check_head(model)
     (ours, gradient), (theirs, expected) = both(model, torch.arange(24).reshape(2, 12), tokens=22)

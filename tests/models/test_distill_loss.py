@@ -1,11 +1,11 @@
-"""The loss of healing: the formula's value and gradient in float64 on a dense head, whatever the head is and by blocks of any size."""
+"""The loss of distillation: the formula's value and gradient in float64 on a dense head, whatever the head is and by blocks of any size."""
 
 from typing import Any
 
 import pytest
 import torch
 from draws import draws
-from gguf import GGMLQuantizationType as Kind
+from gguf import GGMLQuantizationType as GgmlType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_quantized_head import HIDDEN, VOCABULARY, all_trained, models
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.models import quantized_head as head
 from pipeline.models.chunked_loss import chunked_loss
-from pipeline.models.distill_loss import followed, healing_loss
+from pipeline.models.distill_loss import distill_loss, followed
 from pipeline.models.loss_parts import logit_rule
 from pipeline.stages.train.distill.cache import LOGS
 from pipeline.stages.train.distill.teacher import likeliest
@@ -51,17 +51,17 @@ def formula(model: Any, batch: dict[str, Any], sft_weight: float, positions: int
 
 
 def compare(model: Any, batch: dict[str, Any], sft_weight: float = 0.0, tolerance: float = 1e-5) -> None:
-    """`healing_loss` is the formula."""
-    value, (expected, gradient) = healing_loss(model, batch, sft_weight, 17, 13), formula(model, batch, sft_weight, 17, 13)
+    """`distill_loss` is the formula."""
+    value, (expected, gradient) = distill_loss(model, batch, sft_weight, 17, 13), formula(model, batch, sft_weight, 17, 13)
     assert value.dtype == torch.float32 and value.item() == pytest.approx(expected, rel=tolerance, abs=1e-7)
     (value * 3).backward()
     torch.testing.assert_close(model.states.grad.double() / 3, gradient, rtol=tolerance, atol=tolerance * float(gradient.abs().max()))
 
 
 @settings(max_examples=draws(25))
-@given(top_k=st.integers(1, VOCABULARY), block=st.integers(1, 100), sft_weight=st.sampled_from([0.0, 0.3]), packed=st.booleans())
-def test_value_and_gradients_are_the_formulas(top_k: int, block: int, sft_weight: float, packed: bool) -> None:
-    model = models()[0 if packed else 1]
+@given(top_k=st.integers(1, VOCABULARY), block=st.integers(1, 100), sft_weight=st.sampled_from([0.0, 0.3]), quantized=st.booleans())
+def test_value_and_gradients_are_the_formulas(top_k: int, block: int, sft_weight: float, quantized: bool) -> None:
+    model = models()[0 if quantized else 1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head, "BLOCK_HEAD", block * HIDDEN)
         patch.setattr("pipeline.models.distill_loss.BLOCK_HEAD", block * HIDDEN)
@@ -70,7 +70,7 @@ def test_value_and_gradients_are_the_formulas(top_k: int, block: int, sft_weight
 
 @pytest.mark.parametrize("config", [{"final_logit_softcapping": 3.0}, {"logits_scaling": 8.0}, {"logit_scale": 0.25, "final_logit_softcapping": 2.0}])
 @pytest.mark.parametrize("bias", [False, True])
-def test_factor_softcap_and_bias_are_honoured(config: dict[str, Any], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factor_softcap_and_bias_are_honored(config: dict[str, Any], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "BLOCK_HEAD", 10 * HIDDEN)
     model = models(bias=bias, scale=4.0, **config)[0]
     compare(model, taught(model, 8), 0.3)
@@ -84,17 +84,17 @@ def test_bfloat16_is_as_close_as_bfloat16_is() -> None:
 @pytest.mark.parametrize("top_k", [1, 8, VOCABULARY])
 @pytest.mark.parametrize("scale", [1.0, 8.0])
 def test_of_a_model_with_itself_it_is_nothing(top_k: int, scale: float) -> None:
-    model = models(Kind.Q8_0, scale=scale)[0]
+    model = models(GgmlType.Q8_0, scale=scale)[0]
     itself, other = taught(model, top_k, spread=0.0), taught(model, top_k, spread=0.5)
-    loss = healing_loss(model, itself, 0.0, 20, 1)
+    loss = distill_loss(model, itself, 0.0, 20, 1)
     loss.backward()
-    assert abs(loss.item()) < 1e-6 < 1e-3 * healing_loss(model, other, 0.0, 20, 1).item()
+    assert abs(loss.item()) < 1e-6 < 1e-3 * distill_loss(model, other, 0.0, 20, 1).item()
     assert float(model.states.grad.abs().max()) < 1e-3
 
 
 def test_more_tokens_are_truer_and_all_of_them_the_whole_divergence() -> None:
     model = models(scale=4.0)[0]
-    found = [healing_loss(model, taught(model, top_k), 0.0, 1, 1).item() for top_k in (1, 2, 8, 32, VOCABULARY)]
+    found = [distill_loss(model, taught(model, top_k), 0.0, 1, 1).item() for top_k in (1, 2, 8, 32, VOCABULARY)]
     assert 0 < found[0] < found[1] < found[2] < found[3] <= found[4] * (1 + 1e-4)
     weight = model.lm_head.rows(0, VOCABULARY).double()
     noise = torch.randn(model.states.shape, generator=torch.Generator().manual_seed(1))
@@ -108,22 +108,22 @@ def test_more_tokens_are_truer_and_all_of_them_the_whole_divergence() -> None:
 def test_its_gradient_leads_to_the_teacher() -> None:
     model = models(scale=4.0)[0]
     batch = taught(model, 16)
-    start = healing_loss(model, batch, 0.0, 20, 1).item()
+    start = distill_loss(model, batch, 0.0, 20, 1).item()
     optimizer = torch.optim.Adam([model.states], lr=0.05)
     for _ in range(100):
         optimizer.zero_grad()
-        loss = healing_loss(model, batch, 0.0, 20, 1)
+        loss = distill_loss(model, batch, 0.0, 20, 1)
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.01 * start
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_with_a_weight_of_one_it_is_the_usual_loss(packed: bool) -> None:
-    ours, theirs = (models()[0 if packed else 1] for _ in range(2))
+@pytest.mark.parametrize("quantized", [True, False])
+def test_with_a_weight_of_one_it_is_the_usual_loss(quantized: bool) -> None:
+    ours, theirs = (models()[0 if quantized else 1] for _ in range(2))
     labels = torch.where(torch.arange(24).reshape(2, 12) % 3 > 0, all_trained(), -100)
     batch = taught(ours, 8) | {"labels": labels}
-    value, expected = healing_loss(ours, batch, 1.0, 20, 5), chunked_loss(theirs, {"labels": labels}, 5)
+    value, expected = distill_loss(ours, batch, 1.0, 20, 5), chunked_loss(theirs, {"labels": labels}, 5)
     value.backward(), expected.backward()
     assert value.item() == expected.item() and torch.equal(ours.states.grad, theirs.states.grad)
 
@@ -132,7 +132,7 @@ def test_without_gradients_none_are_made() -> None:
     model = models()[0]
     batch = taught(model, 8)
     with torch.no_grad():
-        value = healing_loss(model, batch, 0.3, 17, 13)
+        value = distill_loss(model, batch, 0.3, 17, 13)
     assert value.item() == pytest.approx(formula(model, batch, 0.3, 17, 13)[0], rel=1e-5) and not value.requires_grad
 
 
@@ -145,12 +145,12 @@ def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: py
             sizes.extend(one.numel() for one in (made if isinstance(made, tuple | list) else (made,)) if isinstance(one, torch.Tensor))
             return made
 
-    model = models(Kind.F32)[0]
+    model = models(GgmlType.F32)[0]
     batch = taught(model, 4)
     for module in ("pipeline.models.quantized_head", "pipeline.models.distill_loss"):
         monkeypatch.setattr(f"{module}.BLOCK_HEAD", 20 * HIDDEN)
     with Sizes():
-        healing_loss(model, batch, 0.0, 20, 1).backward()
+        distill_loss(model, batch, 0.0, 20, 1).backward()
         likeliest(model.states.detach()[:, :-1][followed(POSITIONS)], model, 4)
     assert max(sizes) < VOCABULARY * HIDDEN and 20 * VOCABULARY not in sizes
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.models.experts import refuse_experts, refuse_experts_of
+from pipeline.models.experts import check_no_experts, check_no_experts_of
 
 MIXTURES: list[dict[str, Any]] = [
     {"model_type": "qwen2_moe", "num_experts": 60, "moe_intermediate_size": 1408},
@@ -30,15 +30,15 @@ DENSE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("config", MIXTURES, ids=str)
 def test_a_mixture_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="Q-MODELS-010"):
-        refuse_experts(config, "a/b")
+        check_no_experts(config, "a/b")
 
 
 @pytest.mark.parametrize("config", DENSE, ids=str)
 def test_a_dense_model_is_not(config: dict[str, Any]) -> None:
-    refuse_experts(config, "a/b")
+    check_no_experts(config, "a/b")
 
 
 @pytest.mark.parametrize(("fields", "refused"), [({"llama.expert_count": 8}, True), ({"llama.expert_count": 0}, False), ({}, False)])
 def test_a_gguf_says_it_in_its_header(fields: dict[str, Any], refused: bool) -> None:
     with pytest.raises(DataError, match="Q-MODELS-010") if refused else nullcontext():
-        refuse_experts_of({"general.architecture": "llama"} | fields, "x.gguf")
+        check_no_experts_of({"general.architecture": "llama"} | fields, "x.gguf")

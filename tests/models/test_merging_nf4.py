@@ -19,7 +19,7 @@ TYPES = ("float32", "bfloat16", "float16")
 
 @pytest.fixture(autouse=True)
 def _eager() -> Iterator[None]:
-    """bitsandbytes compiles a part of its CPU code anew for every shape, which takes seconds each."""
+    """bitsandbytes compiles a part of its CPU code again for every shape, which takes seconds each."""
     with torch.compiler.set_stance("force_eager"):
         yield
 

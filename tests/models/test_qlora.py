@@ -16,11 +16,11 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.qlora import (
     check_adapter,
-    check_quantised,
+    check_quantized,
     float32_cast_bytes,
     forbid_repacking,
     keep_embeddings_on_cpu,
-    load_quantised,
+    load_quantized,
     lora_config,
 )
 
@@ -41,7 +41,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapted(folder: Path, recipe: Training) -> Any:
     """The base with an adapter whose deltas are not zero."""
     torch.manual_seed(1)
-    model = get_peft_model(load_quantised(folder, recipe), lora_config(recipe))
+    model = get_peft_model(load_quantized(folder, recipe), lora_config(recipe))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.02)
@@ -67,7 +67,7 @@ def same(one: tuple[float, dict[str, torch.Tensor]], other: tuple[float, dict[st
 
 
 def test_every_targeted_linear_is_nf4_before_the_adapter(untied: Path) -> None:
-    model = load_quantised(untied, settings())
+    model = load_quantized(untied, settings())
     linears = [module for name, module in model.named_modules() if name.rpartition(".")[2] in settings().target_modules]
     assert len(linears) == 14
     assert {module.weight.quant_state.quant_type for module in linears} == {"nf4"}
@@ -75,13 +75,13 @@ def test_every_targeted_linear_is_nf4_before_the_adapter(untied: Path) -> None:
 
 
 def test_a_linear_that_is_not_nf4_is_named(untied: Path) -> None:
-    model = load_quantised(untied, settings())
+    model = load_quantized(untied, settings())
     model.model.layers[1].mlp.up_proj = torch.nn.Linear(64, 128)
     with pytest.raises(ToolError, match="Q-MODELS-024"):
-        check_quantised(model, settings())
+        check_quantized(model, settings())
     model.model.layers[0].self_attn.k_proj.weight.quant_state.quant_type = "fp4"
     with pytest.raises(ToolError, match="Q-MODELS-024"):
-        check_quantised(model, settings())
+        check_quantized(model, settings())
 
 
 def test_an_evaluation_does_not_cost_the_gradients_through_the_base(untied: Path) -> None:
@@ -95,12 +95,12 @@ def test_an_evaluation_does_not_cost_the_gradients_through_the_base(untied: Path
 
 
 def test_without_the_guard_bitsandbytes_does_repack(untied: Path) -> None:
-    """So that the guard goes when bitsandbytes mends it."""
+    """So that the guard goes when bitsandbytes repairs it."""
     from bitsandbytes.functional import has_avx512bf16
 
     if not has_avx512bf16():
         pytest.skip("this CPU has no AVX512-BF16")
-    model = load_quantised(untied, settings())
+    model = load_quantized(untied, settings())
     linear = model.model.layers[0].self_attn.q_proj
     linear.support_avx512bf16_for_cpu = True
     linear.eval()
@@ -113,7 +113,7 @@ def test_without_the_guard_bitsandbytes_does_repack(untied: Path) -> None:
 
 
 def test_nothing_is_cast_and_the_saving_is_what_peft_would_add(untied: Path) -> None:
-    model = load_quantised(untied, settings(bnb_4bit_compute_dtype="bfloat16"))
+    model = load_quantized(untied, settings(bnb_4bit_compute_dtype="bfloat16"))
     assert {p.dtype for p in model.parameters()} == {torch.uint8, torch.bfloat16}
 
     def stored() -> int:
@@ -140,18 +140,18 @@ def test_a_layer_that_was_missed_is_named(untied: Path) -> None:
     recipe = settings()
     config = lora_config(recipe)
     config.exclude_modules = r".*layers\.1\.self_attn\.q_proj"
-    model = get_peft_model(load_quantised(untied, recipe), config)
+    model = get_peft_model(load_quantized(untied, recipe), config)
     with pytest.raises(ConfigError, match="Q-MODELS-026"):
         check_adapter(model, recipe)
 
 
 def test_an_adapter_outside_the_layers_is_refused(untied: Path) -> None:
     recipe = settings(target_modules=["q_proj", "lm_head"])
-    model = get_peft_model(load_quantised(untied, recipe), lora_config(recipe))
+    model = get_peft_model(load_quantized(untied, recipe), lora_config(recipe))
     with pytest.raises(ConfigError, match="Q-MODELS-026"):
         check_adapter(model, recipe)
     sly = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "lm_head"])
-    model = get_peft_model(load_quantised(untied, settings()), sly)
+    model = get_peft_model(load_quantized(untied, settings()), sly)
     with pytest.raises(ConfigError, match="Q-MODELS-026"):
         check_adapter(model, settings(target_modules=["q_proj"]))
 
@@ -189,7 +189,7 @@ def test_only_the_rows_looked_up_are_moved(untied: Path) -> None:
 
 def test_tied_embeddings_stay(tiny_qwen2: Path) -> None:
     with pytest.raises(ConfigError, match="Q-MODELS-025"):
-        load_quantised(tiny_qwen2, settings(embeddings_on_cpu=True))
+        load_quantized(tiny_qwen2, settings(embeddings_on_cpu=True))
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])

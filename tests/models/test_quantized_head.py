@@ -1,4 +1,4 @@
-"""A packed head's loss: chunked_loss's number and gradients on the same weights dense, whatever is trained, by blocks of any size."""
+"""A quantized head's loss: chunked_loss's number and gradients on the same weights dense, whatever is trained, by blocks of any size."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from draws import draws
-from gguf import GGMLQuantizationType as Kind
+from gguf import GGMLQuantizationType as GgmlType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_quantized_linear import random_rows
@@ -15,19 +15,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.models import quantized_head as head
 from pipeline.models.chunked_loss import ChunkedLoss, chunked_loss
 from pipeline.models.loss_parts import trained_states
-from pipeline.models.quantized_head import packed_loss
-from pipeline.models.quantized_linear import PackedLinear
+from pipeline.models.quantized_head import quantized_head_loss
+from pipeline.models.quantized_linear import QuantizedLinear
 
 HIDDEN, VOCABULARY = 256, 96
 
 
-def models(kind: Kind = Kind.Q4_K, dtype: torch.dtype = torch.float32, bias: bool = False, scale: float = 1.0, **config: Any) -> tuple[Any, Any]:
-    """A model with a packed head and its twin with the same head dense; what they answer is a leaf `states` (2, 12, H) of `dtype`."""
-    packed = PackedLinear(random_rows(kind, VOCABULARY, HIDDEN), int(kind), torch.linspace(-1, 1, VOCABULARY) if bias else None, compute_dtype=dtype)
+def models(
+    ggml_type: GgmlType = GgmlType.Q4_K, dtype: torch.dtype = torch.float32, bias: bool = False, scale: float = 1.0, **config: Any
+) -> tuple[Any, Any]:
+    """A model with a quantized head and its twin with the same head dense; what they answer is a leaf `states` (2, 12, H) of `dtype`."""
+    quantized = QuantizedLinear(
+        random_rows(ggml_type, VOCABULARY, HIDDEN), int(ggml_type), torch.linspace(-1, 1, VOCABULARY) if bias else None, compute_dtype=dtype
+    )
     generator = torch.Generator().manual_seed(0)
     values = (torch.randn(2, 12, HIDDEN, generator=generator) * scale).to(dtype)
     made = []
-    for lm_head in (packed, packed.densify()):
+    for lm_head in (quantized, quantized.densify()):
         states = values.clone().requires_grad_()
         shape = SimpleNamespace(vocab_size=VOCABULARY, **config)
         made.append(SimpleNamespace(model=lambda states=states, **inputs: (states,), lm_head=lm_head, states=states, config=shape))
@@ -42,7 +46,7 @@ def plain_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
 
 def compare(ours: Any, theirs: Any, labels: torch.Tensor, tokens: Any = None, tolerance: float = 1e-5) -> None:
     """Both losses and both gradients are the same."""
-    value, expected = packed_loss(ours, {"labels": labels}, tokens), plain_loss(theirs, {"labels": labels}, tokens)
+    value, expected = quantized_head_loss(ours, {"labels": labels}, tokens), plain_loss(theirs, {"labels": labels}, tokens)
     assert value.dtype == torch.float32 and value.item() == pytest.approx(expected.item(), rel=tolerance, abs=1e-7)
     (value * 3).backward(), (expected * 3).backward()
     largest = max(float(theirs.states.grad.float().abs().max()), 1e-12)
@@ -50,7 +54,7 @@ def compare(ours: Any, theirs: Any, labels: torch.Tensor, tokens: Any = None, to
 
 
 def all_trained() -> torch.Tensor:
-    """Labels (2, 12) of different tokens over the whole vocabulary."""
+    """Labels (2, 12) of different tokens over the entire vocabulary."""
     return torch.arange(24).reshape(2, 12) * 7 % VOCABULARY
 
 
@@ -65,27 +69,27 @@ def test_value_and_gradients_are_chunked_losss(trained: list[bool], block: int, 
 
 @pytest.mark.parametrize("config", [{"final_logit_softcapping": 3.0}, {"logits_scaling": 8.0}, {"logit_scale": 0.25, "final_logit_softcapping": 2.0}])
 @pytest.mark.parametrize("bias", [False, True])
-def test_factor_softcap_and_bias_are_honoured(config: dict[str, Any], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factor_softcap_and_bias_are_honored(config: dict[str, Any], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "BLOCK_HEAD", 10 * HIDDEN)
     compare(*models(bias=bias, scale=4.0, **config), all_trained())
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q6_K, Kind.Q4_1, Kind.F16], ids=lambda kind: kind.name)
-def test_any_type_of_head(kind: Kind) -> None:
-    compare(*models(kind), all_trained())
+@pytest.mark.parametrize("ggml_type", [GgmlType.Q8_0, GgmlType.Q6_K, GgmlType.Q4_1, GgmlType.F16], ids=lambda ggml_type: ggml_type.name)
+def test_any_type_of_head(ggml_type: GgmlType) -> None:
+    compare(*models(ggml_type), all_trained())
 
 
 def test_bfloat16_is_as_close_as_bfloat16_is() -> None:
     compare(*models(dtype=torch.bfloat16), all_trained(), tolerance=1e-2)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_gradient_below_float16_waits_for_the_loss_scale_in_float32(packed: bool) -> None:
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_gradient_below_float16_waits_for_the_loss_scale_in_float32(quantized: bool) -> None:
     """Divided by the tokens of a step, before the scaler's 65,536."""
     tokens, scale = 40_000_000, 65_536.0
-    found, exact = (pair[not packed] for pair in (models(dtype=torch.float16), models(dtype=torch.float32)))
+    found, exact = (pair[not quantized] for pair in (models(dtype=torch.float16), models(dtype=torch.float32)))
     for model in (found, exact):
-        loss = packed_loss if packed else plain_loss
+        loss = quantized_head_loss if quantized else plain_loss
         (loss(model, {"labels": all_trained()}, tokens) * scale).backward()
     exact_gradient = exact.states.grad
     assert found.states.grad.dtype == torch.float16 and float(exact_gradient.abs().max()) / scale < 6e-8
@@ -101,7 +105,7 @@ def test_of_a_token_that_it_is_sure_of_the_gradient_is_not_lost_in_rounding() ->
     for model in (ours, theirs, exact):
         model.states.data.copy_(sure)
     for model in (ours, exact):
-        packed_loss(model, {"labels": labels}).backward()
+        quantized_head_loss(model, {"labels": labels}).backward()
     plain_loss(theirs, {"labels": labels}).backward()
     wanted = exact.states.grad
     off, usual = (float((model.states.grad.float() - wanted).norm() / wanted.norm()) for model in (ours, theirs))
@@ -117,21 +121,21 @@ def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: py
             sizes.extend(one.numel() for one in (made if isinstance(made, tuple | list) else (made,)) if isinstance(one, torch.Tensor))
             return made
 
-    ours, _ = models(Kind.F32)  # its packed bytes are few operations, each of a block
+    ours, _ = models(GgmlType.F32)  # its quantized bytes are few operations, each of a block
     monkeypatch.setattr(head, "BLOCK_HEAD", 4 * HIDDEN)
     with Sizes():
-        packed_loss(ours, {"labels": all_trained()}).backward()
+        quantized_head_loss(ours, {"labels": all_trained()}).backward()
     assert max(sizes) < VOCABULARY * HIDDEN and 22 * VOCABULARY not in sizes
 
 
 def test_without_gradients_none_are_made() -> None:
     ours, theirs = models()
     with torch.no_grad():
-        value, expected = packed_loss(ours, {"labels": all_trained()}), plain_loss(theirs, {"labels": all_trained()})
+        value, expected = quantized_head_loss(ours, {"labels": all_trained()}), plain_loss(theirs, {"labels": all_trained()})
     assert value.item() == pytest.approx(expected.item(), rel=1e-5) and not value.requires_grad
 
 
-def test_chunked_loss_takes_it_for_a_packed_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_loss_takes_it_for_a_quantized_head(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, _ = models()
     monkeypatch.setattr(ChunkedLoss, "apply", None)
-    assert chunked_loss(ours, {"labels": all_trained()}).item() == packed_loss(ours, {"labels": all_trained()}).item()
+    assert chunked_loss(ours, {"labels": all_trained()}).item() == quantized_head_loss(ours, {"labels": all_trained()}).item()

@@ -1,4 +1,4 @@
-"""Packed linears: answers and gradients of the dense linear with the same weights, by every type, with LoRA on top; nothing dense is kept."""
+"""Quantized linears: answers and gradients of the dense linear with the same weights, by every type, with LoRA on top; nothing dense is kept."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,49 +7,50 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Kind
+from gguf import GGMLQuantizationType as GgmlType
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.models import quantized_linear as linear
-from pipeline.models.quantized_linear import PackedEmbedding, PackedLinear
+from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
 # byte offsets of the float16 scales in a block; a type without is of floats
 SCALES = {
-    Kind.Q8_0: (0,), Kind.Q6_K: (208,), Kind.Q5_K: (0, 2), Kind.Q4_K: (0, 2), Kind.Q5_0: (0,), Kind.Q5_1: (0, 2), Kind.Q4_0: (0,),
-    Kind.Q4_1: (0, 2), Kind.F32: (), Kind.F16: (), Kind.BF16: (),
+    GgmlType.Q8_0: (0,), GgmlType.Q6_K: (208,), GgmlType.Q5_K: (0, 2), GgmlType.Q4_K: (0, 2), GgmlType.Q5_0: (0,), GgmlType.Q5_1: (0, 2),
+    GgmlType.Q4_0: (0,),
+    GgmlType.Q4_1: (0, 2), GgmlType.F32: (), GgmlType.F16: (), GgmlType.BF16: (),
 }  # fmt: skip
 INPUTS, OUTPUTS = 512, 96
-IDS = [kind.name for kind in SCALES]
+IDS = [ggml_type.name for ggml_type in SCALES]
 # relative errors allowed, of the largest value
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-def random_rows(kind: Kind, rows: int = OUTPUTS, columns: int = INPUTS) -> torch.Tensor:
+def random_rows(ggml_type: GgmlType, rows: int = OUTPUTS, columns: int = INPUTS) -> torch.Tensor:
     """Random packed rows (rows, row_bytes) of about ±0.05."""
-    random = np.random.default_rng(int(kind))
+    random = np.random.default_rng(int(ggml_type))
     values = random.normal(0, 0.05, (rows, columns)).astype(np.float32)
-    if not SCALES[kind]:
-        return torch.from_numpy(gguf.quantize(values, kind).view(np.uint8).reshape(rows, -1).copy())
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    packed = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
-    for place in SCALES[kind]:
-        packed[..., place : place + 2] = random.normal(0, 4e-4, (*packed.shape[:2], 1)).astype(np.float16).view(np.uint8)
-    return torch.from_numpy(packed.reshape(rows, -1))
+    if not SCALES[ggml_type]:
+        return torch.from_numpy(gguf.quantize(values, ggml_type).view(np.uint8).reshape(rows, -1).copy())
+    block, size = gguf.GGML_QUANT_SIZES[ggml_type]
+    quantized = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    for place in SCALES[ggml_type]:
+        quantized[..., place : place + 2] = random.normal(0, 4e-4, (*quantized.shape[:2], 1)).astype(np.float16).view(np.uint8)
+    return torch.from_numpy(quantized.reshape(rows, -1))
 
 
-def reference(packed: torch.Tensor, kind: Kind) -> torch.Tensor:
+def reference(quantized: torch.Tensor, ggml_type: GgmlType) -> torch.Tensor:
     """The same rows as float32, by the package gguf."""
-    return torch.from_numpy(np.ascontiguousarray(gguf.dequantize(packed.numpy(), kind).astype(np.float32)))
+    return torch.from_numpy(np.ascontiguousarray(gguf.dequantize(quantized.numpy(), ggml_type).astype(np.float32)))
 
 
-def both(kind: Kind, dtype: torch.dtype, bias: bool = True) -> tuple[PackedLinear, torch.nn.Linear]:
+def both(ggml_type: GgmlType, dtype: torch.dtype, bias: bool = True) -> tuple[QuantizedLinear, torch.nn.Linear]:
     """A packed linear that computes in `dtype`, and a dense one in float32 with the same weights."""
-    packed = random_rows(kind)
+    quantized = random_rows(ggml_type)
     plain = torch.nn.Linear(INPUTS, OUTPUTS, bias)
-    plain.weight = torch.nn.Parameter(reference(packed, kind), requires_grad=False)
-    return PackedLinear(packed, int(kind), plain.bias if bias else None, compute_dtype=dtype), plain
+    plain.weight = torch.nn.Parameter(reference(quantized, ggml_type), requires_grad=False)
+    return QuantizedLinear(quantized, int(ggml_type), plain.bias if bias else None, compute_dtype=dtype), plain
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -67,67 +68,67 @@ def run(module: Callable[..., torch.Tensor], x: torch.Tensor) -> tuple[torch.Ten
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-@pytest.mark.parametrize("kind", list(SCALES), ids=IDS)
-def test_answers_and_gradients_are_the_dense_linears(kind: Kind, dtype: torch.dtype) -> None:
-    packed, plain = both(kind, dtype)
+@pytest.mark.parametrize("ggml_type", list(SCALES), ids=IDS)
+def test_answers_and_gradients_are_the_dense_linears(ggml_type: GgmlType, dtype: torch.dtype) -> None:
+    quantized, plain = both(ggml_type, dtype)
     for shape in ((INPUTS,), (1, INPUTS), (3, 7, INPUTS), (2, 1, 5, INPUTS)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-        (ours, gradient), (theirs, expected) = run(packed, x), run(plain, x.float())
+        (ours, gradient), (theirs, expected) = run(quantized, x), run(plain, x.float())
         assert ours.dtype == gradient.dtype == dtype and ours.shape == theirs.shape
         assert error(ours, theirs) <= TOLERANCE[dtype] and error(gradient, expected) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q6_K, Kind.F16], ids=lambda kind: kind.name)
-def test_blocks_change_nothing(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed, _ = both(kind, torch.float32)
+@pytest.mark.parametrize("ggml_type", [GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.F16], ids=lambda ggml_type: ggml_type.name)
+def test_blocks_change_nothing(ggml_type: GgmlType, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantized, _ = both(ggml_type, torch.float32)
     x = torch.randn(5, INPUTS)
-    whole = run(packed, x)
+    whole = run(quantized, x)
     monkeypatch.setattr(linear, "BLOCK_WEIGHTS", 7 * INPUTS)  # 96 rows: thirteen blocks of 7 and one of 5
-    pieces = run(packed, x)
-    assert torch.equal(packed.rows(0, OUTPUTS), reference(packed.weight, kind))
+    pieces = run(quantized, x)
+    assert torch.equal(quantized.rows(0, OUTPUTS), reference(quantized.weight, ggml_type))
     for ours, theirs in zip(pieces, whole, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_an_empty_batch_is_an_empty_answer() -> None:
-    packed, plain = both(Kind.Q4_K, torch.float32)
-    ours, gradient = run(packed, torch.zeros(2, 0, INPUTS))
+    quantized, plain = both(GgmlType.Q4_K, torch.float32)
+    ours, gradient = run(quantized, torch.zeros(2, 0, INPUTS))
     assert ours.shape == plain(torch.zeros(2, 0, INPUTS)).shape and gradient.shape == (2, 0, INPUTS)
 
 
 def test_it_answers_in_the_inputs_type_under_autocast_too() -> None:
-    packed, plain = both(Kind.Q5_K, torch.bfloat16)
+    quantized, plain = both(GgmlType.Q5_K, torch.bfloat16)
     x = torch.randn(4, INPUTS)
-    ours, gradient = run(packed, x)
+    ours, gradient = run(quantized, x)
     with torch.autocast("cpu", torch.bfloat16):
-        cast, _ = run(packed, x)
+        cast, _ = run(quantized, x)
     assert ours.dtype == gradient.dtype == cast.dtype == torch.float32 and torch.equal(ours, cast)
     assert error(ours, plain(x)) <= 1e-2
 
 
 def test_checkpointing_gives_the_same_gradients() -> None:
-    packed, _ = both(Kind.Q4_K, torch.float32)
+    quantized, _ = both(GgmlType.Q4_K, torch.float32)
     x = torch.randn(4, INPUTS)
-    plain = run(packed, x)
-    again = run(lambda given: checkpoint(packed, given, use_reentrant=False), x)
+    plain = run(quantized, x)
+    again = run(lambda given: checkpoint(quantized, given, use_reentrant=False), x)
     assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
 
 
 def test_nothing_dense_is_kept_for_the_backward() -> None:
-    packed, _ = both(Kind.Q4_K, torch.float32)
+    quantized, _ = both(GgmlType.Q4_K, torch.float32)
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        packed(torch.randn(4, INPUTS, requires_grad=True))
-    assert kept and all(tensor.dtype == torch.uint8 and tensor.data_ptr() == packed.weight.data_ptr() for tensor in kept)
+        quantized(torch.randn(4, INPUTS, requires_grad=True))
+    assert kept and all(tensor.dtype == torch.uint8 and tensor.data_ptr() == quantized.weight.data_ptr() for tensor in kept)
 
 
 def test_a_bias_that_trains_gets_its_gradient() -> None:
-    packed, plain = both(Kind.Q8_0, torch.float32)
-    assert packed.bias is not None and plain.bias is not None
-    packed.bias.requires_grad_(True)
+    quantized, plain = both(GgmlType.Q8_0, torch.float32)
+    assert quantized.bias is not None and plain.bias is not None
+    quantized.bias.requires_grad_(True)
     x = torch.randn(6, INPUTS)
-    run(packed, x), run(plain, x)
-    torch.testing.assert_close(packed.bias.grad, plain.bias.grad)
+    run(quantized, x), run(plain, x)
+    torch.testing.assert_close(quantized.bias.grad, plain.bias.grad)
 
 
 # --- with LoRA ----------------------------------------------------------------------------------------------------------
@@ -145,12 +146,12 @@ class Pair(torch.nn.Module):
         return self.second(self.first(x).relu())  # type: ignore[no-any-return]
 
 
-def adapted(kind: Kind, packed: bool, dtype: torch.dtype = torch.float32) -> Any:
+def adapted(ggml_type: GgmlType, quantized: bool, dtype: torch.dtype = torch.float32) -> Any:
     """A `Pair` with a random LoRA on both linears, packed or dense with the same weights."""
-    up, down = random_rows(kind, 256, INPUTS), random_rows(kind, INPUTS, 256)
+    up, down = random_rows(ggml_type, 256, INPUTS), random_rows(ggml_type, INPUTS, 256)
     bias = torch.linspace(-1, 1, 256)
-    pair = Pair(PackedLinear(up, int(kind), bias, compute_dtype=dtype), PackedLinear(down, int(kind), compute_dtype=dtype))
-    if not packed:
+    pair = Pair(QuantizedLinear(up, int(ggml_type), bias, compute_dtype=dtype), QuantizedLinear(down, int(ggml_type), compute_dtype=dtype))
+    if not quantized:
         pair.first, pair.second = pair.first.densify(), pair.second.densify()
     torch.manual_seed(0)
     model = get_peft_model(pair, LoraConfig(r=4, lora_alpha=8, target_modules=["first", "second"], lora_dropout=0.0))
@@ -160,32 +161,32 @@ def adapted(kind: Kind, packed: bool, dtype: torch.dtype = torch.float32) -> Any
     return model
 
 
-@pytest.mark.parametrize("kind", list(SCALES), ids=IDS)
-def test_lora_learns_what_it_learns_on_the_dense_linear(kind: Kind) -> None:
+@pytest.mark.parametrize("ggml_type", list(SCALES), ids=IDS)
+def test_lora_learns_what_it_learns_on_the_dense_linear(ggml_type: GgmlType) -> None:
     x = torch.randn(3, 5, INPUTS)
-    ours, theirs = adapted(kind, packed=True), adapted(kind, packed=False)
+    ours, theirs = adapted(ggml_type, quantized=True), adapted(ggml_type, quantized=False)
     for one, other in zip(run(ours, x), run(theirs, x), strict=True):
         assert error(one, other) <= 1e-5
     others = dict(theirs.named_parameters())
-    learnt = [(name, weight) for name, weight in ours.named_parameters() if weight.requires_grad]
-    assert len(learnt) == 4 and all("lora_" in name for name, _ in learnt)
-    for name, weight in learnt:
+    learned = [(name, weight) for name, weight in ours.named_parameters() if weight.requires_grad]
+    assert len(learned) == 4 and all("lora_" in name for name, _ in learned)
+    for name, weight in learned:
         assert weight.dtype == torch.float32 and float(weight.grad.abs().max()) > 0
         assert error(weight.grad, others[name].grad) <= 1e-5
 
 
 def test_the_adapter_stays_float32_on_a_bfloat16_base() -> None:
-    model = adapted(Kind.Q4_K, packed=True, dtype=torch.bfloat16)
+    model = adapted(GgmlType.Q4_K, quantized=True, dtype=torch.bfloat16)
     assert {weight.dtype for name, weight in model.named_parameters() if "lora_" in name} == {torch.float32}
     assert all(isinstance(module, LoraLayer) for module in (model.base_model.model.first, model.base_model.model.second))
     assert model(torch.randn(2, INPUTS, dtype=torch.bfloat16)).dtype == torch.bfloat16
-    model.to(torch.float16)  # a change of type is none of the packed bytes'
+    model.to(torch.float16)  # a change of type is none of the quantized bytes'
     assert model.base_model.model.first.base_layer.weight.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("safe", [False, True])
 def test_merging_into_bytes_is_refused(safe: bool) -> None:
-    model = adapted(Kind.Q8_0, packed=True)
+    model = adapted(GgmlType.Q8_0, quantized=True)
     before = model.base_model.model.first.base_layer.weight.clone()
     with pytest.raises(RuntimeError):
         model.merge_adapter(safe_merge=safe)
@@ -197,21 +198,21 @@ def test_merging_into_bytes_is_refused(safe: bool) -> None:
 # --- the embedding, and dense once and for all ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", list(SCALES), ids=IDS)
-def test_an_embedding_dequantises_the_rows_it_looks_up(kind: Kind) -> None:
-    packed = random_rows(kind)
+@pytest.mark.parametrize("ggml_type", list(SCALES), ids=IDS)
+def test_an_embedding_dequantizes_the_rows_it_looks_up(ggml_type: GgmlType) -> None:
+    quantized = random_rows(ggml_type)
     ids = torch.tensor([[0, 95, 3], [3, 3, 17]])
-    found = PackedEmbedding(packed, int(kind), compute_dtype=torch.bfloat16)(ids)
-    assert torch.equal(found, reference(packed, kind)[ids].to(torch.bfloat16))
-    assert PackedEmbedding(packed, int(kind), compute_dtype=torch.float32)(ids[:, :0]).shape == (2, 0, INPUTS)
+    found = QuantizedEmbedding(quantized, int(ggml_type), compute_dtype=torch.bfloat16)(ids)
+    assert torch.equal(found, reference(quantized, ggml_type)[ids].to(torch.bfloat16))
+    assert QuantizedEmbedding(quantized, int(ggml_type), compute_dtype=torch.float32)(ids[:, :0]).shape == (2, 0, INPUTS)
 
 
 def test_dense_once_and_for_all_is_a_plain_linear_with_the_same_answers() -> None:
-    packed, plain = both(Kind.Q6_K, torch.float32)
-    made = packed.densify()
+    quantized, plain = both(GgmlType.Q6_K, torch.float32)
+    made = quantized.densify()
     assert type(made) is torch.nn.Linear and torch.equal(made.weight, plain.weight) and not made.weight.requires_grad
     torch.testing.assert_close(made(torch.ones(2, INPUTS)), plain(torch.ones(2, INPUTS)))
-    assert packed.rows(0, 2).data_ptr() == packed.rows(3, 5).data_ptr() != made.weight.data_ptr()  # what passes by is in one place, this is not
-    table = PackedEmbedding(random_rows(Kind.Q4_0), int(Kind.Q4_0), compute_dtype=torch.float32)
+    assert quantized.rows(0, 2).data_ptr() == quantized.rows(3, 5).data_ptr() != made.weight.data_ptr()  # what passes by is in one place, this is not
+    table = QuantizedEmbedding(random_rows(GgmlType.Q4_0), int(GgmlType.Q4_0), compute_dtype=torch.float32)
     ids = torch.arange(OUTPUTS)
     assert type(table.densify()) is torch.nn.Embedding and torch.equal(table.densify()(ids), table(ids))

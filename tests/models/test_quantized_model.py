@@ -21,12 +21,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.llamacpp.converters import quantise_gguf, to_gguf
+from pipeline.llamacpp.converters import quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.models.chunked_loss import check_head, chunked_loss
 from pipeline.models.qlora import check_adapter, lora_config
-from pipeline.models.quantized_linear import PackedEmbedding, PackedLinear
-from pipeline.models.quantized_model import in_order, load_packed
+from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
+from pipeline.models.quantized_model import in_order, load_gguf
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
 
 LEVELS = ("F16", "Q8_0", "Q4_K_M")
@@ -62,7 +62,7 @@ def levels(request: pytest.FixtureRequest, tools: Toolchain, tmp_path_factory: p
         if level == "F16":
             to_gguf(tools, source, folder / "model.gguf", "F16", name, "qwen2")
         else:
-            quantise_gguf(tools, made["F16"] / "model.gguf", folder / "model.gguf", level, 1)
+            quantize_gguf(tools, made["F16"] / "model.gguf", folder / "model.gguf", level, 1)
     return made
 
 
@@ -79,8 +79,8 @@ def base(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
-    """`load_packed` on the CPU."""
-    return load_packed(folder, compute_dtype=dtype, device="cpu", **more)
+    """`load_gguf` on the CPU."""
+    return load_gguf(folder, compute_dtype=dtype, device="cpu", **more)
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -122,21 +122,21 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
     model = load(levels[level], torch.bfloat16)
     assert not model.config.use_cache and not model.training and not any(weight.requires_grad for weight in model.parameters())
     matrices = {tensor for tensor in gguf_tensors(levels[level] / "model.gguf")[1].values() if len(tensor.shape) == 2}
-    packed = [module.weight for module in model.modules() if isinstance(module, PackedLinear | PackedEmbedding)]
-    assert tensor_bytes(packed) == sum(tensor.rows * tensor.row_bytes for tensor in matrices)
+    quantized = [module.weight for module in model.modules() if isinstance(module, QuantizedLinear | QuantizedEmbedding)]
+    assert tensor_bytes(quantized) == sum(tensor.rows * tensor.row_bytes for tensor in matrices)
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
     assert {weight.dtype for weight in vectors} == {torch.bfloat16}
-    assert tensor_bytes(frozen_tensors(model)) == tensor_bytes([*packed, *vectors, *model.buffers()])
+    assert tensor_bytes(frozen_tensors(model)) == tensor_bytes([*quantized, *vectors, *model.buffers()])
     if model.config.tie_word_embeddings:
         assert model.lm_head.weight is model.get_input_embeddings().weight
-    kinds = {module.kind for module in model.modules() if isinstance(module, PackedLinear)}
-    assert kinds == {"F16": {1}, "Q8_0": {8}, "Q4_K_M": {12, 14}}[level]  # ggml's numbers: Q4_K and Q6_K in the last
+    ggml_types = {module.ggml_type for module in model.modules() if isinstance(module, QuantizedLinear)}
+    assert ggml_types == {"F16": {1}, "Q8_0": {8}, "Q4_K_M": {12, 14}}[level]  # ggml's numbers: Q4_K and Q6_K in the last
 
 
 def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(levels: dict[str, Path], tiny_params: dict[str, Any]) -> None:
     train = settings(tiny_params)
     labels = torch.where(torch.arange(IDS.numel()).reshape(IDS.shape) % 3 > 0, IDS, -100)
-    learnt = []
+    learned = []
     for dense in (False, True):
         torch.manual_seed(0)
         model = get_peft_model(load(levels["Q4_K_M"], dense=dense), lora_config(train))
@@ -148,8 +148,8 @@ def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(levels: dict
         model.enable_input_require_grads()
         loss = chunked_loss(model.train().get_base_model(), {"input_ids": IDS, "labels": labels})
         loss.backward()
-        learnt.append((loss.item(), {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}))
-    (ours, gradients), (theirs, expected) = learnt
+        learned.append((loss.item(), {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}))
+    (ours, gradients), (theirs, expected) = learned
     assert ours == pytest.approx(theirs, rel=1e-5) and gradients.keys() == expected.keys() and len(gradients) == 2 * 7 * 2
     for name, gradient in gradients.items():
         assert float((gradient - expected[name]).abs().max()) <= 1e-4 * float(expected[name].abs().max()), name

@@ -27,7 +27,7 @@ def test_the_least_is_palest_the_largest_is_full_and_zero_and_gaps_have_marks_of
         "layer 0, q_proj": "heat-1", "layer 1, q_proj": f"heat-{STEPS}", "layer 2, q_proj": "heat-zero", "layer 3, q_proj": "heat-open",
     }  # fmt: skip
     text = Page(drawing).text
-    for words in ("layer 1, q_proj: 0.0800", "layer 2, q_proj: 0.0000, nothing learnt", "layer 3, q_proj: not measured"):
+    for words in ("layer 1, q_proj: 0.0800", "layer 2, q_proj: 0.0000, nothing learned", "layer 3, q_proj: not measured"):
         assert words in text
     assert "4 layers, 0.0000 to 0.0800; means by module: q_proj 0.0300." in text
 

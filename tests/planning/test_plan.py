@@ -63,7 +63,7 @@ def test_the_disk_is_what_the_stages_need_and_dvcs_copies_are_a_line_of_their_ow
 
 def test_the_ways_to_ship_are_told_with_the_one_that_is_set(tmp_path: Path) -> None:
     words = " ".join(plan(*EIGHT, "--root", tmp_path).stdout.split())
-    assert "train unquantised, merge, make Q4_K_M 15.23 50.38 4.68 15.97" in words
+    assert "train unquantized, merge, make Q4_K_M 15.23 50.38 4.68 15.97" in words
     assert "* train on NF4, merge, make Q4_K_M 15.23 50.38 4.68 6.82" in words
     assert "train on NF4, put the adapter on Q4_K_M 19.91 19.99 4.68 + 0.08 6.82" in words
     assert "train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words and "* train on Q4_K_M itself" not in words
@@ -84,17 +84,17 @@ def test_training_on_a_gguf_is_planned_before_it_is_here(tmp_path: Path) -> None
     shown = plan(*on_a_gguf(tmp_path), "--vram", "6")
     assert shown.exit_code == 0, shown.stderr
     words = " ".join(shown.stdout.split())
-    assert "packed linears 3.653 computed for Q4_K_M" in words and "embeddings and head 0.702 packed too" in words
+    assert "quantized linears 3.653 computed for Q4_K_M" in words and "embeddings and head 0.702 quantized too" in words
     assert "* train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words
     assert "Disk: 1.24 GB (checkpoints 0.97, adapter 0.18, LoRA GGUF 0.08)" in words
     found = json.loads(plan(*on_a_gguf(tmp_path), "--vram", "6", "--json").stdout)
-    assert found["quantization"] == "gguf" and [way["quantization"] for way in found["ways"]] == ["none", "nf4", "nf4", "gguf"]
-    assert found["ways"][3]["training"] == found["total_bytes"]
+    assert found["quantization"] == "gguf" and [strategy["quantization"] for strategy in found["strategies"]] == ["none", "nf4", "nf4", "gguf"]
+    assert found["strategies"][3]["training"] == found["total_bytes"]
 
 
 def test_dense_linears_that_do_not_fit_are_left_packed(tmp_path: Path) -> None:
-    shown = plan(*on_a_gguf(tmp_path, packed=False), "--vram", "6")
-    assert shown.exit_code == 6 and "does not fit a card of 6 GB: set train.packed: true" in shown.stderr
+    shown = plan(*on_a_gguf(tmp_path, quantized=False), "--vram", "6")
+    assert shown.exit_code == 6 and "does not fit a card of 6 GB: set train.keep_quantized: true" in shown.stderr
 
 
 def test_what_does_not_fit_is_exit_6_with_what_to_change(tmp_path: Path) -> None:
@@ -113,12 +113,12 @@ def test_json_holds_every_part_in_bytes(tmp_path: Path) -> None:
     found = json.loads(plan(*EIGHT, "--json", "--tflops", "20", "--root", tmp_path).stdout)
     assert sum(part["bytes"] for part in found["memory"].values() if part["at_peak"]) == found["total_bytes"]
     assert found["fits"] and found["card"]["memory"] == 8 << 30 and not found["tflops_assumed"]
-    assert found["work"] is None and found["seconds"] is None  # not measured: nothing is tokenised here
+    assert found["work"] is None and found["seconds"] is None  # not measured: nothing is tokenized here
 
 
 def test_time_comes_from_tokens_and_tflops(tmp_path: Path) -> None:
     (tmp_path / "data" / "tokens").mkdir(parents=True)
-    (tmp_path / "data" / "tokens" / "manifest.json").write_text(json.dumps({"splits": {"train": {"packed_rows": 100, "tokens": 100_000}}}))
+    (tmp_path / "data" / "tokens" / "manifest.json").write_text(json.dumps({"splits": {"train": {"quantized_rows": 100, "tokens": 100_000}}}))
     found = json.loads(plan(*EIGHT, "--json", "--tflops", "20", "--root", tmp_path).stdout)
     assert found["seconds"] == pytest.approx(300_000 * found["flops_per_token"] / 20e12)
     assert " for 300,000 tokens in 39 steps at 471 tokens/s" in " ".join(plan(*EIGHT, "--tflops", "20", "--root", tmp_path).stdout.split())

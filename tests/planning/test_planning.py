@@ -20,7 +20,7 @@ from pipeline.planning.activations import Step
 from pipeline.planning.disk import BASE, CACHE, own_bytes, plan_disk
 from pipeline.planning.duration import assumed_tflops, flops_per_token, run_of, work_in
 from pipeline.planning.memory import plan_memory
-from pipeline.planning.memory_reductions import Setup, ladder, longest_rows
+from pipeline.planning.memory_reductions import Setup, longest_rows, memory_reductions
 from pipeline.planning.published import PUBLISHED, published_shape
 from pipeline.planning.shape import Shape, load_shape, read_shape
 
@@ -120,8 +120,8 @@ def test_autocast_keeps_what_the_plan_for_a_gpu_says(bases: dict[str, Path], mon
     train = settings(lora_dropout=0.0, bnb_4bit_compute_dtype="bfloat16")
     model = adapted(bases["llama"], train).train()
     # PEFT asks for a GPU's; undone before autocast ends, which would else put back what it was told, for good
-    with torch.autocast("cpu", torch.bfloat16), monkeypatch.context() as told:
-        told.setattr(torch, "is_autocast_enabled", lambda *device: True)
+    with torch.autocast("cpu", torch.bfloat16), monkeypatch.context() as output:
+        output.setattr(torch, "is_autocast_enabled", lambda *device: True)
         found = kept_bytes(model, lambda: hidden_states(model, TOKENS))
     step = Step(load_shape(bases["llama"] / "config.json"), train, "cuda", "chunked", TOKENS)
     copies_of_unused = 3 * 4 * 96 * 2  # the first layer's input needs no gradient, so three A's 16-bit copies aren't kept for one
@@ -246,24 +246,26 @@ def test_the_longest_rows_fit_and_one_token_more_does_not(room: int, batch: int,
 
 
 @given(room=st.integers(4 * GIB, 40 * GIB), batch=st.integers(1, 8), checkpointing=st.booleans(), length=st.integers(64, 8192))
-def test_the_ladder_says_the_truth(room: int, batch: int, checkpointing: bool, length: int) -> None:
+def test_the_memory_reductions_says_the_truth(room: int, batch: int, checkpointing: bool, length: int) -> None:
     train = RECIPE.training.model_copy(update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing})
     setup = Setup(QWEN_7B, train, length, "cuda", "liger")
-    rungs, total = ladder(setup, room), setup.plan().total
-    assert total > room or not rungs
-    for number, rung in enumerate(rungs):
-        assert rung.saves > 0 and rung.total == total - rung.saves
-        assert rung.enough == (rung.total <= room) and (not rung.enough or number == len(rungs) - 1)
-        total = rung.total
+    reductions, total = memory_reductions(setup, room), setup.plan().total
+    assert total > room or not reductions
+    for number, reduction in enumerate(reductions):
+        assert reduction.saves > 0 and reduction.total == total - reduction.saves
+        assert reduction.enough == (reduction.total <= room) and (not reduction.enough or number == len(reductions) - 1)
+        total = reduction.total
 
 
-def test_the_ladder_goes_from_the_cheapest_change_on() -> None:
+def test_the_memory_reductions_goes_from_the_cheapest_change_on() -> None:
     train = RECIPE.training.model_copy(update={"per_device_train_batch_size": 2, "gradient_checkpointing": False})
-    keys = [rung.change.partition(":")[0] for rung in ladder(Setup(QWEN_7B, train, 4096, "cuda", "liger"), 5 * GIB)]
+    keys = [reduction.change.partition(":")[0] for reduction in memory_reductions(Setup(QWEN_7B, train, 4096, "cuda", "liger"), 5 * GIB)]
     assert keys == [
         "train.per_device_train_batch_size", "train.gradient_checkpointing", "train.embeddings_on_cpu", "preprocess.max_length", "train.r",
     ]  # fmt: skip
-    assert [rung.change for rung in ladder(Setup(QWEN_7B, RECIPE.training, 4096, "cuda", "liger"), 8 * GIB)] == ["preprocess.max_length: 3392"]
+    assert [reduction.change for reduction in memory_reductions(Setup(QWEN_7B, RECIPE.training, 4096, "cuda", "liger"), 8 * GIB)] == [
+        "preprocess.max_length: 3392"
+    ]
 
 
 # --- disk and time --------------------------------------------------------------------------------------------------------
@@ -299,7 +301,7 @@ def test_steps_and_tokens_of_a_run() -> None:
 def test_work_is_read_from_what_preprocess_wrote(tmp_path: Path, name: str) -> None:
     assert work_in(tmp_path, RECIPE.training) is None
     (tmp_path / name).parent.mkdir(parents=True)
-    (tmp_path / name).write_text(json.dumps({"splits": {"train": {"packed_rows": 80, "tokens": 80_000}}}))
+    (tmp_path / name).write_text(json.dumps({"splits": {"train": {"quantized_rows": 80, "tokens": 80_000}}}))
     assert work_in(tmp_path, RECIPE.training) == run_of(RECIPE.training, 80, 80_000)
     (tmp_path / name).write_text("{}")
     with pytest.raises(DataError, match="Q-PLANNING-004"):

@@ -16,30 +16,30 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import read_header, tensor_bytes
-from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.planning import activations
-from pipeline.planning import quantized as packed
+from pipeline.planning import quantized as quantized
 from pipeline.planning.activations import Step
-from pipeline.planning.base import find_packed, find_shape
+from pipeline.planning.base import find_quantized, find_shape
 from pipeline.planning.disk import BASE, CACHE, plan_disk
 from pipeline.planning.memory import plan_memory
-from pipeline.planning.memory_reductions import Setup, ladder, longest_rows
+from pipeline.planning.memory_reductions import Setup, longest_rows, memory_reductions
 from pipeline.planning.plan import make_plan
 from pipeline.planning.published import published_shape
-from pipeline.planning.quantized import PackedBase, gguf_shape, level_of, packed_file, packed_level
+from pipeline.planning.quantized import QuantizedBase, gguf_shape, level_of, quantized_file, quantized_level
 from pipeline.planning.shape import load_shape
 
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
 QWEN_7B = published_shape("Qwen/Qwen2.5-7B-Instruct")
 assert QWEN_7B
-TRAIN = RECIPE.training.model_copy(update={"quantization": "gguf", "packed": True})
+TRAIN = RECIPE.training.model_copy(update={"quantization": "gguf", "keep_quantized": True})
 TOKENS = 48
 
 
 def settings(**changed: Any) -> Training:
     """The demo's training on a GGUF, with changes."""
-    given_here = {"r": 4, "quantization": "gguf", "packed": True, **changed}
+    given_here = {"r": 4, "quantization": "gguf", "keep_quantized": True, **changed}
     return load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update=given_here)
 
 
@@ -49,7 +49,7 @@ def base(request: pytest.FixtureRequest, tools: Toolchain, tmp_path_factory: pyt
     tied, level = request.param
     folder = tmp_path_factory.mktemp(level)
     shape = shaped(256, 512, tied=tied, kv_heads=2)
-    quantise_gguf(tools, written(folder / "f16.gguf", shape), folder / "model.gguf", level, 1)
+    quantize_gguf(tools, written(folder / "f16.gguf", shape), folder / "model.gguf", level, 1)
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
               "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": shape.layers, "vocab_size": shape.vocabulary,
               "tie_word_embeddings": tied, "max_position_embeddings": 256, "rms_norm_eps": 1e-5}  # fmt: skip
@@ -63,8 +63,13 @@ def base(request: pytest.FixtureRequest, tools: Toolchain, tmp_path_factory: pyt
 def test_a_level_before_it_is_made_is_the_file_that_is_made(base: tuple[Path, str]) -> None:
     folder, level = base
     shape = load_shape(folder / "config.json")
-    found, computed = packed_file(folder / "model.gguf"), packed_level(shape, level)
-    assert (found.linears, found.embeddings, found.head, found.kinds) == (computed.linears, computed.embeddings, computed.head, computed.kinds)
+    found, computed = quantized_file(folder / "model.gguf"), quantized_level(shape, level)
+    assert (found.linears, found.embeddings, found.head, found.ggml_types) == (
+        computed.linears,
+        computed.embeddings,
+        computed.head,
+        computed.ggml_types,
+    )
     assert found.file == (folder / "model.gguf").stat().st_size
     assert (found.head == 0) == shape.tied
 
@@ -73,7 +78,7 @@ def test_a_ggufs_shape_is_that_of_its_config(base: tuple[Path, str]) -> None:
     assert gguf_shape(base[0] / "model.gguf") == load_shape(base[0] / "config.json")
 
 
-@pytest.mark.parametrize("changed", [{}, {"packed": False}, {"bnb_4bit_compute_dtype": "float32", "target_modules": ["q_proj", "down_proj"]}])
+@pytest.mark.parametrize("changed", [{}, {"keep_quantized": False}, {"bnb_4bit_compute_dtype": "float32", "target_modules": ["q_proj", "down_proj"]}])
 def test_tensors_after_a_step_are_the_plan_to_the_byte(base: tuple[Path, str], changed: dict[str, Any]) -> None:
     import torch
 
@@ -82,7 +87,7 @@ def test_tensors_after_a_step_are_the_plan_to_the_byte(base: tuple[Path, str], c
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
     hidden_states(model, TOKENS).float().sum().backward()
     optimizer.step()
-    assert measured(model, optimizer) == planned(load_shape(folder / "config.json"), train, packed_file(folder / "model.gguf"))
+    assert measured(model, optimizer) == planned(load_shape(folder / "config.json"), train, quantized_file(folder / "model.gguf"))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -104,21 +109,21 @@ def test_figures_are_those_of_the_code_that_trains() -> None:
     from pipeline.models import quantized_linear as linear
 
     assert (activations.BLOCK_WEIGHTS, activations.BLOCK_HEAD) == (linear.BLOCK_WEIGHTS, head.BLOCK_HEAD)
-    assert set(packed.SCRATCH) == {layout.name for layout in TRAINABLE_TYPES.values()}
-    assert set(packed.KERNELS) == {TRAINABLE_TYPES[kind].name for kind in KERNELS}
+    assert set(quantized.SCRATCH) == {layout.name for layout in TRAINABLE_TYPES.values()}
+    assert set(quantized.KERNELS) == {TRAINABLE_TYPES[ggml_type].name for ggml_type in KERNELS}
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------------
 
 
 def test_qwen_7b_on_q4_k_m_by_hand() -> None:
-    base = packed_level(QWEN_7B, "Q4_K_M")
+    base = quantized_level(QWEN_7B, "Q4_K_M")
     assert base.embeddings == 152_064 * 3584 // 256 * 144  # Q4_K
     assert base.head == 152_064 * 3584 // 256 * 210  # Q6_K
-    assert base.kinds == {"Q4_K", "Q6_K"}
+    assert base.ggml_types == {"Q4_K", "Q6_K"}
     plan = plan_memory(QWEN_7B, TRAIN, 1024, "cuda", "liger", base)
     parts = {part.name: part.bytes for part in plan.parts}
-    assert parts["packed linears"] + parts["embeddings and head"] == pytest.approx(4_683_073_536, rel=0.002)  # of the published file
+    assert parts["quantized linears"] + parts["embeddings and head"] == pytest.approx(4_683_073_536, rel=0.002)  # of the published file
     block = 32 * 2**20 // 18_944 * 18_944  # down_proj: whole rows in at most 32 Mi weights
     assert parts["workspace"] == 8_519_680 + max(block, 32 * 2**20 // 3584 * 3584) * 2  # Triton's kernels take nothing beside
     states = 1024 * 3584
@@ -129,50 +134,50 @@ def test_qwen_7b_on_q4_k_m_by_hand() -> None:
     assert plan.total < nf4.total
 
 
-def test_rare_types_and_a_cpu_take_room_to_dequantise() -> None:
-    common, rare = (PackedBase(1, 1, 1, 1, frozenset(kinds), "") for kinds in (("Q4_K", "Q6_K"), ("Q4_K", "IQ4_XS")))
+def test_rare_types_and_a_cpu_take_room_to_dequantize() -> None:
+    common, rare = (QuantizedBase(1, 1, 1, 1, frozenset(ggml_types), "") for ggml_types in (("Q4_K", "Q6_K"), ("Q4_K", "IQ4_XS")))
     assert common.scratch("cuda", 1 << 25) == 0
     assert rare.scratch("cuda", 1 << 25) == 18 << 24
     assert common.scratch("cpu", 1 << 25) == 8 << 20
     assert common.scratch("cpu", 1000) == 8000
-    assert PackedBase(1, 1, 0, 1, frozenset({"F16"}), "").scratch("cpu", 1000) == 0
+    assert QuantizedBase(1, 1, 0, 1, frozenset({"F16"}), "").scratch("cpu", 1000) == 0
 
 
 def test_dense_is_what_16_bit_takes() -> None:
-    base = packed_level(QWEN_7B, "Q4_K_M")
+    base = quantized_level(QWEN_7B, "Q4_K_M")
     dense, sixteen = (
         plan_memory(QWEN_7B, TRAIN.model_copy(update=changed), 1024, "cuda", "liger", base)
-        for changed in ({"packed": False}, {"quantization": "none"})
+        for changed in ({"keep_quantized": False}, {"quantization": "none"})
     )
     assert dense == sixteen and dense.total > 2 * QWEN_7B.parameters
 
 
-def test_packed_bytes_have_to_be_known() -> None:
+def test_quantized_bytes_have_to_be_known() -> None:
     with pytest.raises(AssertionError, match="nobody has said how many bytes"):
         plan_memory(QWEN_7B, TRAIN, 1024, "cuda", "liger")
 
 
 @given(room=st.integers(4 << 30, 40 << 30), batch=st.integers(1, 8), checkpointing=st.booleans(), stays=st.booleans(), length=st.integers(64, 8192))
-def test_the_longest_rows_fit_and_the_ladder_says_the_truth(room: int, batch: int, checkpointing: bool, stays: bool, length: int) -> None:
-    train = TRAIN.model_copy(update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing, "packed": stays})
-    setup = Setup(QWEN_7B, train, length, "cuda", "liger", packed_level(QWEN_7B, "Q4_K_M"))
-    longest, rungs, total = longest_rows(setup, room), ladder(setup, room), setup.plan().total
+def test_the_longest_rows_fit_and_the_memory_reductions_says_the_truth(room: int, batch: int, checkpointing: bool, stays: bool, length: int) -> None:
+    train = TRAIN.model_copy(update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing, "quantized": stays})
+    setup = Setup(QWEN_7B, train, length, "cuda", "liger", quantized_level(QWEN_7B, "Q4_K_M"))
+    longest, reductions, total = longest_rows(setup, room), memory_reductions(setup, room), setup.plan().total
     assert longest == 0 or setup.at(longest).plan().total <= room
     assert longest == QWEN_7B.positions or setup.at(longest + 1).plan().total > room
-    assert total > room or not rungs
-    for rung in rungs:
-        assert rung.saves > 0 and rung.total == total - rung.saves and rung.enough == (rung.total <= room)
-        assert "embeddings_on_cpu" not in rung.change  # they are not moved where they come from a GGUF
-        total = rung.total
+    assert total > room or not reductions
+    for reduction in reductions:
+        assert reduction.saves > 0 and reduction.total == total - reduction.saves and reduction.enough == (reduction.total <= room)
+        assert "embeddings_on_cpu" not in reduction.change  # they are not moved where they come from a GGUF
+        total = reduction.total
 
 
-def test_the_ladder_packs_again_and_shortens() -> None:
-    setup = Setup(QWEN_7B, TRAIN.model_copy(update={"packed": False}), 4096, "cuda", "liger", packed_level(QWEN_7B, "Q4_K_M"))
-    assert [rung.change for rung in ladder(setup, 12 << 30)] == ["train.packed: true"]
-    keys = [rung.change.partition(":")[0] for rung in ladder(setup, 5 << 30)]
-    assert keys == ["train.packed", "preprocess.max_length", "train.r"]
+def test_the_memory_reductions_packs_again_and_shortens() -> None:
+    setup = Setup(QWEN_7B, TRAIN.model_copy(update={"keep_quantized": False}), 4096, "cuda", "liger", quantized_level(QWEN_7B, "Q4_K_M"))
+    assert [reduction.change for reduction in memory_reductions(setup, 12 << 30)] == ["train.keep_quantized: true"]
+    keys = [reduction.change.partition(":")[0] for reduction in memory_reductions(setup, 5 << 30)]
+    assert keys == ["train.keep_quantized", "preprocess.max_length", "train.r"]
     assert make_plan(
-        QWEN_7B, TRAIN, 1024, [], None, packed=packed_level(QWEN_7B, "Q4_K_M"), level="Q4_K_M"
+        QWEN_7B, TRAIN, 1024, [], None, quantized=quantized_level(QWEN_7B, "Q4_K_M"), level="Q4_K_M"
     ).remedy == "take a smaller level, or base"  # fmt: skip
 
 
@@ -226,10 +231,10 @@ def test_the_users_own_file_is_read_before_stage_base_has_run(base: tuple[Path, 
     params = of(tmp_path, model="mine.gguf")
     shape = find_shape(params, tmp_path)
     assert shape == load_shape(base[0] / "config.json")
-    assert find_packed(params, shape, tmp_path) == packed_file(file)
+    assert find_quantized(params, shape, tmp_path) == quantized_file(file)
     params = of(tmp_path, model="mine.gguf", level="Q4_0")
-    found = find_packed(params, shape, tmp_path)
-    assert found and found.made_from == file.stat().st_size and found.linears == packed_level(shape, "Q4_0").linears
+    found = find_quantized(params, shape, tmp_path)
+    assert found and found.made_from == file.stat().st_size and found.linears == quantized_level(shape, "Q4_0").linears
     file.write_bytes(b"GGUF")
     with pytest.raises(DataError, match="Q-PLANNING-002"):
         find_shape(params, tmp_path)
@@ -243,9 +248,9 @@ def test_what_stage_base_made_is_read(base: tuple[Path, str], tmp_path: Path) ->
         (folder / name).write_bytes((base[0] / name).read_bytes())
     (tmp_path / "models" / "base.json").write_text(json.dumps({"model": "mine.gguf", "revision": None}))
     shape = find_shape(params, tmp_path)
-    assert find_packed(params, shape, tmp_path) == packed_file(folder / "model.gguf")
+    assert find_quantized(params, shape, tmp_path) == quantized_file(folder / "model.gguf")
     (folder / "source.gguf").write_bytes(b"x" * 77)
-    found = find_packed(params, shape, tmp_path)
+    found = find_quantized(params, shape, tmp_path)
     assert found and found.made_from == 77
     (tmp_path / "models" / "base.json").write_text(json.dumps({"model": "mine.gguf", "revision": None, "level": "Q8_0"}))
     with pytest.raises(ConfigError, match="Q-PLANNING-001"):
@@ -255,19 +260,19 @@ def test_what_stage_base_made_is_read(base: tuple[Path, str], tmp_path: Path) ->
 def test_before_a_download_the_names_level_counts(tmp_path: Path) -> None:
     hub = {"source": "hub", "model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "revision": "a" * 40}
     params = of(tmp_path, **hub, file="qwen2.5-7b-instruct-q5_k_m.gguf")
-    assert find_packed(params, find_shape(params, tmp_path), tmp_path) == packed_level(QWEN_7B, "Q5_K_M")
+    assert find_quantized(params, find_shape(params, tmp_path), tmp_path) == quantized_level(QWEN_7B, "Q5_K_M")
     params = of(tmp_path, **hub, file="qwen2.5-7b-instruct-fp16.gguf", level="Q4_K_M")
-    found = find_packed(params, find_shape(params, tmp_path), tmp_path)
+    found = find_quantized(params, find_shape(params, tmp_path), tmp_path)
     assert found and found.made_from == pytest.approx(2 * QWEN_7B.parameters, rel=0.001) and found.source == "computed for Q4_K_M"
     params = of(tmp_path, **hub, file="model.gguf")
     with pytest.raises(ConfigError, match="Q-PLANNING-001"):
-        find_packed(params, QWEN_7B, tmp_path)
-    assert find_packed(RECIPE, QWEN_7B, tmp_path) is None
+        find_quantized(params, QWEN_7B, tmp_path)
+    assert find_quantized(RECIPE, QWEN_7B, tmp_path) is None
 
 
 def test_every_tensor_of_a_file_is_planned(base: tuple[Path, str]) -> None:
-    header, found = read_header(base[0] / "model.gguf"), packed_file(base[0] / "model.gguf")
-    matrices = sum(tensor_bytes(name, shape, kind) for name, (shape, kind) in header.tensors.items() if len(shape) > 1)
+    header, found = read_header(base[0] / "model.gguf"), quantized_file(base[0] / "model.gguf")
+    matrices = sum(tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items() if len(shape) > 1)
     assert matrices == found.linears + found.tables
 
 

@@ -43,7 +43,7 @@ def level(weights: int = 1000, per_token: int | None = 2, *, room: int | None = 
 def test_weights_cache_and_buffers_are_summed() -> None:
     assert ServingMemory(1000, 200).total == 1320  # a tenth on top
     assert ServingMemory(1000, 200, peak=1250).total == 1250
-    assert ServingMemory(1000, 200, peak=900).total == 1200  # a peak below what must be there was not of the whole model
+    assert ServingMemory(1000, 200, peak=900).total == 1200  # a peak below what must be there was not of the entire model
     assert ServingMemory(1000, None).total == 1100
     assert ServingMemory(1000, 200, peak=1250, prompt_cache=500).total == 1750  # the peak is that of a first conversation
 

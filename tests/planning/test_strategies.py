@@ -1,4 +1,4 @@
-"""Download, disk, what is shipped and memory of each way to ship a level, against sums by hand."""
+"""Download, disk, what is shipped and memory of each strategy a level, against sums by hand."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.memory_reductions import Setup
 from pipeline.planning.published import published_shape
-from pipeline.planning.quantized import PackedBase, packed_level
-from pipeline.planning.strategies import Way, lora_bytes, merged_disk, sixteen_bytes, ways
+from pipeline.planning.quantized import QuantizedBase, quantized_level
+from pipeline.planning.strategies import Strategy, lora_bytes, merged_disk, sixteen_bytes, strategies
 
 TRAIN = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 QWEN_7B = published_shape("Qwen/Qwen2.5-7B-Instruct")
@@ -18,10 +18,10 @@ assert QWEN_7B
 Q4_K_M = 4_683_073_536  # bytes of the published file
 
 
-def table(level: str = "Q4_K_M", packed: PackedBase | None = None, **changed: Any) -> list[Way]:
-    """The ways of Qwen2.5-7B on a GPU, rows of 1,024 tokens."""
+def table(level: str = "Q4_K_M", quantized: QuantizedBase | None = None, **changed: Any) -> list[Strategy]:
+    """The strategies of Qwen2.5-7B on a GPU, rows of 1,024 tokens."""
     assert QWEN_7B
-    return ways(Setup(QWEN_7B, TRAIN.model_copy(update=changed), 1024, "cuda", "liger", packed), level)
+    return strategies(Setup(QWEN_7B, TRAIN.model_copy(update=changed), 1024, "cuda", "liger", quantized), level)
 
 
 def test_qwen_7b_by_hand() -> None:
@@ -29,7 +29,7 @@ def test_qwen_7b_by_hand() -> None:
     assert (sixteen_bytes(QWEN_7B), lora_bytes(QWEN_7B, TRAIN, "F16"), lora_bytes(QWEN_7B, TRAIN, "F32")) == (sixteen, lora, 2 * lora)
     f16 = sixteen + 2 * QWEN_7B.small_weights + 36 * 152_064  # norms and biases stay in float32; 36 bytes of header a token
     assert merged_disk(QWEN_7B, Q4_K_M) == 2 * sixteen + f16 + Q4_K_M
-    level = packed_level(QWEN_7B, "Q4_K_M").file
+    level = quantized_level(QWEN_7B, "Q4_K_M").file
     assert level == pytest.approx(Q4_K_M, rel=0.001)
     merged_16, merged_nf4, on_nf4, on_level = table()
     assert (merged_16.download, merged_nf4.download, on_nf4.download, on_level.download) == (sixteen, sixteen, sixteen + level, level)
@@ -40,28 +40,28 @@ def test_qwen_7b_by_hand() -> None:
 
 def test_as_it_is_told() -> None:
     merged_16, _, _, on_level = table()
-    assert [round(way.download / 1e9, 1) for way in (merged_16, on_level)] == [15.2, 4.7]
-    assert [round(way.on_disk / 1e9, 1) for way in (merged_16, on_level)] == [50.4, 4.8]  # 15.2 + 15.2 + 15.2 + 4.7, and 4.7 + 0.08
+    assert [round(strategy.download / 1e9, 1) for strategy in (merged_16, on_level)] == [15.2, 4.7]
+    assert [round(strategy.on_disk / 1e9, 1) for strategy in (merged_16, on_level)] == [50.4, 4.8]  # 15.2 + 15.2 + 15.2 + 4.7, and 4.7 + 0.08
 
 
 def test_memory_is_the_plans_own() -> None:
     def total(quantization: str) -> int:
         assert QWEN_7B
-        base = packed_level(QWEN_7B, "Q4_K_M")
+        base = quantized_level(QWEN_7B, "Q4_K_M")
         return plan_memory(QWEN_7B, TRAIN.model_copy(update={"quantization": quantization}), 1024, "cuda", "liger", base).total
 
-    assert [way.training for way in table()] == [total("none"), total("nf4"), total("nf4"), total("gguf")]
+    assert [strategy.training for strategy in table()] == [total("none"), total("nf4"), total("nf4"), total("gguf")]
     assert table() == table(quantization="gguf")  # whichever is set
 
 
 def test_a_file_that_is_there_is_taken_and_what_it_was_made_from() -> None:
-    base = PackedBase(3_000_000_000, 400_000_000, 500_000_000, 4_000_000_000, frozenset({"Q4_K"}), "as in the file")
-    assert table(packed=base)[3].download == 4_000_000_000
-    finer = PackedBase(*(3_000_000_000, 400_000_000, 500_000_000, 4_000_000_000), frozenset({"Q4_K"}), "as in the file", 8_000_000_000)
-    way = table(packed=finer)[3]
-    assert (way.download, way.on_disk) == (8_000_000_000, 12_000_000_000 + 2 * 40_370_176)
+    base = QuantizedBase(3_000_000_000, 400_000_000, 500_000_000, 4_000_000_000, frozenset({"Q4_K"}), "as in the file")
+    assert table(quantized=base)[3].download == 4_000_000_000
+    finer = QuantizedBase(*(3_000_000_000, 400_000_000, 500_000_000, 4_000_000_000), frozenset({"Q4_K"}), "as in the file", 8_000_000_000)
+    strategy = table(quantized=finer)[3]
+    assert (strategy.download, strategy.on_disk) == (8_000_000_000, 12_000_000_000 + 2 * 40_370_176)
 
 
 def test_types_that_cant_be_trained_on_are_said() -> None:
-    assert [way.training is None for way in table("IQ3_S")] == [False, False, False, True]
+    assert [strategy.training is None for strategy in table("IQ3_S")] == [False, False, False, True]
     assert table("IQ4_XS")[3].training

@@ -1,4 +1,6 @@
-"""Which adapters may be served on which model, by their GGUFs' passports and shapes; how they are said; `quench serve --lora` with the real one."""
+"""Which adapters may be served on which model, by their GGUFs' provenance records and shapes; how they are said; `quench serve --lora` with the real
+one.
+"""
 
 import os
 import subprocess
@@ -38,7 +40,7 @@ def test_the_adapter_of_the_base(base: Path, tmp_path: Path) -> None:
 
 
 def test_the_adapter_of_the_very_file(tmp_path: Path) -> None:
-    """The file is its publisher's, with no passport of ours in it; and its hash decides, not the base's."""
+    """The file is its publisher's, with no provenance of ours in it; and its hash decides, not the base's."""
     model, other = tiny.tiny_gguf(tmp_path / "model.gguf"), tiny.tiny_gguf(tmp_path / "other.gguf", **OF_BASE, general__name="other")
     adapter = tiny_lora(tmp_path / "lora.gguf", **OF_BASE, **of_file(model))
     assert matching_adapter(model, adapter) == adapter
@@ -155,7 +157,7 @@ def test_paths_on_the_command_line() -> None:
 
 
 def test_the_command_serves_the_adapter_on_the_base(finished: Path, tmp_path: Path) -> None:
-    """The tiny model has learnt nothing, so its answer is cut off, after few tokens: exit 5 says that it was served and asked."""
+    """The tiny model has learned nothing, so its answer is cut off, after few tokens: exit 5 says that it was served and asked."""
     values = yaml.safe_load((finished / "params.yaml").read_text(encoding="utf-8"))
     values["serve"]["n_predict"] = 8
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")

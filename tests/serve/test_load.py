@@ -17,7 +17,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.errors import GateError, ToolError
 from pipeline.llamacpp.server import Server, free_port, write_key
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.serve.load import Load, Timed, percentile, put_under_load, summarise
+from pipeline.serve.load import Load, Timed, percentile, put_under_load, summarize
 
 KEY = "a-key-of-a-test-of-load"
 PROMPT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True}
@@ -33,7 +33,7 @@ def test_percentile_is_the_nearest_rank(values: list[float], share: int) -> None
 
 def test_summary() -> None:
     timed = [Timed(0.1, 1.1, 11), Timed(0.3, 2.3, 11), Timed(None, 5.0, 0, "HTTP 400: no"), Timed(0.2, 0.2, 1)]
-    found = summarise(timed, 2, 4.0)
+    found = summarize(timed, 2, 4.0)
     assert (found.requests, found.answered, found.errors, found.tokens, found.tokens_per_second) == (4, 3, {"HTTP 400: no": 1}, 23, 5.75)
     assert found.first_token == {"p50": 0.2, "p90": 0.3, "p99": 0.3}
     assert found.whole == {"p50": 1.1, "p90": 2.3, "p99": 2.3}
@@ -41,7 +41,7 @@ def test_summary() -> None:
 
 
 def test_nothing_answered_is_not_measured() -> None:
-    found = summarise([Timed(None, 1.0, 0, "x")], 1, 1.0)
+    found = summarize([Timed(None, 1.0, 0, "x")], 1, 1.0)
     assert (found.first_token, found.whole, found.tokens_per_second_each, found.answered) == (None, None, None, 0)
 
 

@@ -68,7 +68,7 @@ def test_a_first_start_that_fails_is_told_as_it_is() -> None:
 def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen(["/bin/true"])
     starts: Iterator[str] = iter(["up", "taken", "up", "taken"])
-    told: list[str] = []
+    lines: list[str] = []
 
     @contextmanager
     def start() -> Iterator[Server]:
@@ -79,13 +79,13 @@ def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: 
 
     monkeypatch.setattr("pipeline.serve.restarts.time.sleep", lambda seconds: None)
     with pytest.raises(ToolError, match=r"^Q-SERVE-004: port 1 of 127.0.0.1 is in use, more than 3 times within an hour[^\n]*\n\(the log is gone\)$"):
-        keep_serving(start, 3, lambda _: None, told.append)
-    assert [line.partition(":")[0] for line in told] == [
+        keep_serving(start, 3, lambda _: None, lines.append)
+    assert [line.partition(":")[0] for line in lines] == [
         "llama-server ended by itself with exit status 0", "port 1 of 127.0.0.1 is in use", "llama-server answers again",
         "llama-server ended by itself with exit status 0",
     ]  # fmt: skip
     with pytest.raises(MachineError):  # at the very first start
-        keep_serving(lambda: _taken(), 3, lambda _: None, told.append)
+        keep_serving(lambda: _taken(), 3, lambda _: None, lines.append)
 
 
 @contextmanager
@@ -156,8 +156,8 @@ def test_kill_9_restarts_it_until_it_is_too_often(tmp_path: Path) -> None:
         lines_until(process, "-d '")
         key = (tmp_path / ".quench" / "api-key").read_text().strip()
         os.kill(server_of(process.pid), signal.SIGKILL)
-        said = lines_until(process, "answers again")
-        assert said.startswith("llama-server was ended by SIGKILL: starting it again in 1 s (restart 1 of at most 1 within an hour)\n")
+        output = lines_until(process, "answers again")
+        assert output.startswith("llama-server was ended by SIGKILL: starting it again in 1 s (restart 1 of at most 1 within an hour)\n")
         answer = httpx.post(
             f"http://127.0.0.1:{settings['port']}/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
             headers={"Authorization": f"Bearer {key}"}, trust_env=False,

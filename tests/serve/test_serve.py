@@ -158,18 +158,18 @@ def test_an_empty_answer_fails_the_smoke_test() -> None:
 
 
 def test_chat_streams_keeps_the_conversation_and_shows_the_speed(server: Server, root: Path) -> None:
-    told: list[str] = []
+    recorded: list[str] = []
     lines = iter(["", "say it", "/what", "again", "/new", "/quit"])
     with connect(server.url, ensure_key(root).read_text().strip()) as client:
         assert chatting.served_model(client) == "demo-Q4_K_M"
-        chatting.converse(client, lambda: next(lines), told.append)
-    text = "".join(told)
+        chatting.converse(client, lambda: next(lines), recorded.append)
+    text = "".join(recorded)
     assert text.count("he\n[2 tokens, ") == 2
     assert chatting.HELP in text and "a new conversation" in text
 
 
 def test_chat_says_that_the_context_is_full_and_goes_on(server: Server, root: Path) -> None:
-    told: list[str] = []
+    recorded: list[str] = []
     lines = iter(["word " * 200, "say it"])
 
     def ask() -> str:
@@ -179,9 +179,9 @@ def test_chat_says_that_the_context_is_full_and_goes_on(server: Server, root: Pa
             raise EOFError from None
 
     with connect(server.url, ensure_key(root).read_text().strip()) as client:
-        chatting.converse(client, ask, told.append)
-    assert "exceeds the available context size" in "".join(told)
-    assert "".join(told).count("he\n[2 tokens, ") == 1
+        chatting.converse(client, ask, recorded.append)
+    assert "exceeds the available context size" in "".join(recorded)
+    assert "".join(recorded).count("he\n[2 tokens, ") == 1
 
 
 def test_chat_without_a_server_says_how_to_start_it(params: Params, tmp_path: Path) -> None:
@@ -295,26 +295,26 @@ def test_streamed_lines(line: str, piece: Piece) -> None:
 
 @pytest.mark.parametrize("line", [b"data: no JSON\n\n", b'data: {"error": "bo\\u001bom"}\n\n'])
 def test_chat_goes_on_after_a_foreign_answer(line: bytes) -> None:
-    told: list[str] = []
+    recorded: list[str] = []
     lines = iter(["hi", "/quit"])
     with foreign((401, b""), (200, line)) as (url, _), connect(url, "secret") as client:
-        chatting.converse(client, lambda: next(lines), told.append)
-    assert "the server broke off" in "".join(told)
-    assert "\x1b" not in "".join(told)
+        chatting.converse(client, lambda: next(lines), recorded.append)
+    assert "the server broke off" in "".join(recorded)
+    assert "\x1b" not in "".join(recorded)
 
 
 def test_ctrl_c_at_the_prompt_keeps_the_conversation_and_twice_ends_it() -> None:
-    told: list[str] = []
-    said: Iterator[str | None] = iter([None, "/what", None, None, "/quit"])
+    recorded: list[str] = []
+    stated: Iterator[str | None] = iter([None, "/what", None, None, "/quit"])
 
     def ask() -> str:
-        if (line := next(said)) is None:
+        if (line := next(stated)) is None:
             raise KeyboardInterrupt
         return line
 
-    chatting.converse(httpx.Client(), ask, told.append)
-    assert next(said) == "/quit"
-    assert told[0].startswith("\n") and chatting.HELP in told[1]
+    chatting.converse(httpx.Client(), ask, recorded.append)
+    assert next(stated) == "/quit"
+    assert recorded[0].startswith("\n") and chatting.HELP in recorded[1]
 
 
 @pytest.mark.parametrize(
@@ -472,13 +472,13 @@ def test_the_command_smoke(root: Path, model: str, code: int, words: str) -> Non
 
 
 def test_lines_that_go_on() -> None:
-    def said(*lines: str) -> str:
+    def stated(*lines: str) -> str:
         rest = iter(lines)
         return chatting.whole(lambda: next(rest))
 
-    assert said("one") == "one"
-    assert said("one\\", "two\\", "three", "four") == "one\ntwo\nthree"
-    assert said('"""', "a\\", "", "b", '"""', "c") == "a\\\n\nb"
+    assert stated("one") == "one"
+    assert stated("one\\", "two\\", "three", "four") == "one\ntwo\nthree"
+    assert stated('"""', "a\\", "", "b", '"""', "c") == "a\\\n\nb"
 
 
 def test_reasoning_is_dimmed_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,22 +490,22 @@ def test_reasoning_is_dimmed_and_not_remembered(monkeypatch: pytest.MonkeyPatch)
         yield from pieces
 
     monkeypatch.setattr(chatting, "stream", answer)
-    told: list[str] = []
+    recorded: list[str] = []
     lines = iter(["a", "b", "/quit"])
-    chatting.converse(httpx.Client(), lambda: next(lines), told.append)
-    assert "".join(told) == "\033[2mhm\033[0m\nyes\n[3 tokens, 2.0 tokens/s]\n" * 2
+    chatting.converse(httpx.Client(), lambda: next(lines), recorded.append)
+    assert "".join(recorded) == "\033[2mhm\033[0m\nyes\n[3 tokens, 2.0 tokens/s]\n" * 2
     assert [message["content"] for message in asked[1]] == ["a", "yes", "b"]
 
 
 def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: Params, root: Path) -> None:
     """The model never stops by itself and there is one slot: the next answer comes only once the broken-off one is gone."""
-    told: list[str] = []
+    recorded: list[str] = []
     lines = iter(["say it", "/quit"])
 
     def tell(text: str) -> None:
-        told.append(text)
-        if told.count("he") == 3 and "!" not in told:
-            told.append("!")
+        recorded.append(text)
+        if recorded.count("he") == 3 and "!" not in recorded:
+            recorded.append("!")
             raise KeyboardInterrupt
 
     endless = {"messages": QUESTION, "max_tokens": 100_000, "stream": True, "stream_options": {"include_usage": True}}
@@ -517,7 +517,7 @@ def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: P
         send = client.stream
         patch.setattr(client, "stream", lambda method, path, json: send(method, path, json=endless))
         chatting.converse(client, lambda: next(lines), tell)
-        assert " (broken off)" in told
+        assert " (broken off)" in recorded
         assert running.client.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 2}, timeout=20).status_code == 200
 
 

@@ -23,7 +23,7 @@ from pipeline.cli import app
 from pipeline.commands import ship as command
 from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.provenance import passport
+from pipeline.gguf.provenance import provenance
 from pipeline.llamacpp.server_process import STACK_BYTES, environment
 from pipeline.ship import signature
 from pipeline.ship.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS, UNIT
@@ -97,7 +97,7 @@ def test_the_card_is_one_that_hugging_face_reads(bundle: Path) -> None:
     assert found["pipeline_tag"] == "text-generation"
     assert "gguf" in found["tags"]
     assert "base_model" not in found  # a package is no address on the hub
-    assert claimed(body) == passport(bundle / GGUF)
+    assert claimed(body) == provenance(bundle / GGUF)
     assert f"| {GGUF} | `{file_hash(bundle / GGUF)}` |" in body
     assert "| Divergence | pass | Q4_K_M's mean KL divergence from F16 is 0.0184 nats; at most 0.5 are allowed. |" in body
     assert "(this file)" in body
@@ -251,7 +251,7 @@ def other_adapter(root: Path) -> None:
 
 
 def other_merge(root: Path) -> None:
-    shipping.change(root / "models/merged/merge.json", onto="w16")
+    shipping.change(root / "models/merged/merge.json", merge_base="16-bit")
 
 
 def other_model(root: Path) -> None:
@@ -291,17 +291,17 @@ def no_reference(root: Path) -> None:
         (other_base, ["reports/eval/base-F16.json is about another file than demo-base-F16.gguf"]),
         (no_reference, ["demo-F16.gguf is missing, so nothing says"]),
         (stale_level, ["reports/eval/Q4_K_M.json is about another file", "reports/parity.json is about another file"]),
-        (other_adapter, ["passport differs from models/adapter (quench.adapter.sha256)"]),
-        (other_merge, ["quench.merge.onto"]),
-        (other_model, ["passport differs", "comes from another model than demo-F16.gguf"]),
+        (other_adapter, ["provenance differs from models/adapter (quench.adapter.sha256)"]),
+        (other_merge, ["quench.merge.base"]),
+        (other_model, ["provenance differs", "comes from another model than demo-F16.gguf"]),
         (old_parity, ["reports/parity.json does not say which files it measured"]),
     ],
 )
 def test_reports_about_other_files_are_refused(project: Path, capsys: pytest.CaptureFixture[str], change: Any, words: list[str]) -> None:
     change(project)
     assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 5
-    said = capsys.readouterr().err
-    assert all(one in said for one in words), said
+    printed = capsys.readouterr().err
+    assert all(one in printed for one in words), printed
 
 
 def test_levels_that_can_not_be_shipped_are_named(project: Path) -> None:
@@ -465,11 +465,11 @@ def test_checksums_that_are_none_are_refused(bundle: Path, text: str) -> None:
 def test_lies_with_true_checksums_are_found(bundle: Path) -> None:
     card = (bundle / CARD).read_text(encoding="utf-8")
     forged = {
-        CARD: (card.replace('quench.adapter.sha256` | `"', 'quench.adapter.sha256` | `"00'), "says otherwise than the passport in " + GGUF),
+        CARD: (card.replace('quench.adapter.sha256` | `"', 'quench.adapter.sha256` | `"00'), "says otherwise than the provenance in " + GGUF),
         BILL: ((bundle / BILL).read_text().replace(file_hash(bundle / GGUF), "0" * 64), "sbom.cdx.json is about another file"),
         EVALUATION: ((bundle / EVALUATION).read_text().replace(file_hash(bundle / GGUF), "0" * 64), "evaluation.json is about another file"),
         "evidence/gate.json": ('{"verdict": "fail", "model": "Q4_K_M"}', "does not say that this level passed the gate"),
-        "evidence/parity.json": ('{"verdict": "fail"}', "does not say that this file passed every seam"),
+        "evidence/parity.json": ('{"verdict": "fail"}', "does not say that this file passed every parity check"),
     }
     gate = json.loads((bundle / "evidence/gate.json").read_text())
     gate["findings"][0]["verdict"] = "fail"
@@ -496,9 +496,9 @@ def test_texts_that_hide_what_stands_there_are_refused(bundle: Path, name: str) 
     for hidden in OBEYED:
         (bundle / name).write_text(text.replace("e", f"e{hidden}", 1), encoding="utf-8")
         sum_again(bundle)
-        said = refused(bundle)
-        assert name in said
-        assert f"U+{ord(hidden[0]):04X}" in said
+        printed = refused(bundle)
+        assert name in printed
+        assert f"U+{ord(hidden[0]):04X}" in printed
     (bundle / name).write_text(text.replace("\n", "\n\t", 1) if name == CARD else text, encoding="utf-8")
     sum_again(bundle)
     assert bundle_faults(bundle) == []
@@ -526,7 +526,7 @@ NONSENSE: dict[str, Callable[[str], str]] = {
     "no base": changed_bill(lambda bill: bill.update(components=[one for one in bill["components"] if one["bom-ref"] != "base-model"])),
     "no rows": changed_bill(lambda bill: bill.update(components=[one for one in bill["components"] if one["type"] != "data"])),
     "no properties": changed_bill(lambda bill: bill["metadata"]["component"].pop("properties")),
-    "another passport": changed_bill(lambda bill: bill["metadata"]["component"]["properties"][0].update(value="lie")),
+    "another provenance": changed_bill(lambda bill: bill["metadata"]["component"]["properties"][0].update(value="lie")),
     "another file": changed_bill(lambda bill: bill["metadata"]["component"].update(
         components=[{"type": "file", "name": GGUF, "hashes": [{"alg": "SHA-256", "content": "0" * 64}]}])),
     "only the hash": changed_bill(lambda bill: [bill.pop(key) for key in list(bill) if key != "metadata"]),

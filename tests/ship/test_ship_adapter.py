@@ -18,7 +18,7 @@ from tiny_lora import tiny_lora
 from pipeline.commands import ship as command
 from pipeline.core.errors import ConfigError
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.provenance import BASE_FILE, adapter_fields, passport
+from pipeline.gguf.provenance import BASE_FILE, adapter_fields, provenance
 from pipeline.ship.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS
 from pipeline.ship.card import claimed
 from pipeline.ship.verification import bundle_faults
@@ -53,7 +53,7 @@ def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path) -> N
     modelfile = (bundle / "Modelfile").read_text().splitlines()
     assert {"FROM ./model.gguf", "ADAPTER ./demo-lora.gguf"} <= set(modelfile)
     card, bill = (bundle / CARD).read_text(encoding="utf-8"), (bundle / BILL).read_text(encoding="utf-8")
-    assert claimed(card) == passport(bundle / LORA)
+    assert claimed(card) == provenance(bundle / LORA)
     assert claimed(card)[BASE_FILE] == file_hash(bundle / BASE)
     for name in (BASE, LORA):
         assert f"| {name} | `{file_hash(bundle / name)}` |" in card
@@ -93,15 +93,15 @@ def test_the_real_server_finds_both_files(bundle: Path, tmp_path: Path, tools: A
     (place / SCRIPT).write_text(script)
     environment = {"PATH": os.environ["PATH"], "LLAMA_SERVER": str(tools.tool("llama-server")), "STATE_DIRECTORY": str(tmp_path / "state")}
     with subprocess.Popen([place / SCRIPT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
-        said = ""
+        output = ""
         try:
             for line in server.stdout or ():
-                said += line
+                output += line
                 if "listening" in line or "error" in line.lower():
                     break
         finally:
             server.kill()
-    assert "listening" in said, said[-2000:]
+    assert "listening" in output, output[-2000:]
 
 
 def stale_base(root: Path) -> None:
@@ -145,7 +145,7 @@ def no_lora(root: Path) -> None:
         (stale_base, "reports/eval/adapter.json is about another file than model.gguf"),
         (stale_base, "models/base.json names another model.gguf"),
         (stale_base, "demo-lora.gguf was made for another file than model.gguf"),
-        (other_adapter, "demo-lora.gguf's passport differs from models/adapter (quench.adapter.sha256)"),
+        (other_adapter, "demo-lora.gguf's provenance differs from models/adapter (quench.adapter.sha256)"),
         (other_lora, "demo-lora.gguf was made for another file than model.gguf: run `snakemake --force lora`."),
         (other_answers, "reports/eval/base.answers.jsonl are not the answers"),
         (not_proven, "reports/parity.json is about another file than model.gguf and demo-lora.gguf"),
@@ -190,7 +190,7 @@ def third(folder: Path) -> None:
     shutil.copy(folder / LORA, folder / "second-lora.gguf")
 
 
-def forged_all_but_the_passport(folder: Path) -> None:
+def forged_all_but_the_provenance(folder: Path) -> None:
     """Another base, with every text changed to speak of it: the adapter's own GGUF still names the one it was trained on."""
     before = file_hash(folder / BASE)
     size = (folder / BASE).stat().st_size
@@ -207,7 +207,7 @@ def forged_all_but_the_passport(folder: Path) -> None:
     [
         (another_base, "evidence/evaluation.json is about another file than model.gguf"),
         (another_base, "sbom.cdx.json is about another file than model.gguf"),
-        (forged_all_but_the_passport, "demo-lora.gguf was trained on another file than model.gguf"),
+        (forged_all_but_the_provenance, "demo-lora.gguf was trained on another file than model.gguf"),
         (without_lora, "is about another file"),
         (third, "There are 3 GGUFs where one belongs, or an adapter's and its base's."),
     ],

@@ -46,7 +46,7 @@ class Made(NamedTuple):
 
 
 def merged(root: Path) -> Made:
-    records = [*COMMON, "models/merged/merge.json", "reports/merge.json", "reports/ways.json"]
+    records = [*COMMON, "models/merged/merge.json", "reports/merge.json", "reports/strategies.json"]
     return Made(shipping.write_project(root), shipping.params(), "Q4_K_M", [*records, *(f"reports/eval/{model}.json" for model in shipping.MODELS)])
 
 
@@ -65,15 +65,15 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def shipped(made: Made) -> int:
     """The exit code; a QuenchError must be one line. Anything else that is raised is the failure looked for."""
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):
             code = command.main(made.params, made.root, made.level, None, None)
     except QuenchError as error:
-        said.write(str(error))
+        output.write(str(error))
         code = error.exit_code
-    assert code == 0 or said.getvalue().strip()
-    assert "\x1b" not in said.getvalue()
+    assert code == 0 or output.getvalue().strip()
+    assert "\x1b" not in output.getvalue()
     assert bool(list(made.root.glob("models/bundle/*"))) == (code == 0)
     shutil.rmtree(made.root / "models/bundle", ignore_errors=True)
     return code
@@ -127,7 +127,7 @@ def put(value: Any, place: tuple[Any, ...], new: Any) -> None:
 @settings(max_examples=draws(30), derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_damaged_value_is_a_traceback(made: Made, data: st.DataObject) -> None:
-    """A value of another kind anywhere in a record that the judgement is made from."""
+    """A value of another kind anywhere in a record that the judgment is made from."""
     record = data.draw(st.sampled_from([*COMMON, f"reports/eval/{made.level}.json"]))
     value = json.loads((made.root / record).read_text(encoding="utf-8"))
     put(value, data.draw(st.sampled_from(list(paths(value)))), data.draw(st.sampled_from([GONE, *WRONG])))
@@ -200,8 +200,8 @@ def test_a_changed_parity_report_is_refused_by_the_record_that_dvc_keeps(tmp_pat
     record_with_dvc(made, {"parity": ["reports/parity.json", "reports/parity.html"]})
     assert shipped(made) == 0
     value = json.loads(report.read_text())
-    seam = next(iter(value["seams"].values()))
-    seam["detail"] = "all was compared"
+    check = next(iter(value["checks"].values()))
+    check["detail"] = "all was compared"
     report.write_text(json.dumps(value))
     assert shipped(made) == 3
 

@@ -1,6 +1,6 @@
 """Snakemake and DVC know the same graph, and each takes over where the other stopped.
 
-The graphs are the project's own; the behaviours are shown on a toy project (`tests/toy`) whose runner, Snakefile and
+The graphs are the project's own; the behaviors are shown on a toy project (`tests/toy`) whose runner, Snakefile and
 settings use the real `record`, `settle` and `prepare`.
 """
 
@@ -377,14 +377,14 @@ def _git(root: Path, *arguments: str) -> None:
 
 
 def test_after_snakemake_dvc_has_nothing_to_do(toy: Toy) -> None:
-    """Behaviours 1 and 10."""
+    """Behaviors 1 and 10."""
     assert sorted(toy.ran()) == sorted(ALL)
     assert toy.repro() == []
     toy.agree()
 
 
 def test_after_dvc_snakemake_has_nothing_to_do(fresh_toy: Path, built_toy: Path, tmp_path: Path) -> None:
-    """Behaviour 2; both tools make the same bytes."""
+    """Behavior 2; both tools make the same bytes."""
     shutil.copytree(fresh_toy, tmp_path / "toy")
     toy = Toy(tmp_path / "toy")
     assert sorted(toy.repro()) == sorted(ALL)
@@ -393,7 +393,7 @@ def test_after_dvc_snakemake_has_nothing_to_do(fresh_toy: Path, built_toy: Path,
 
 
 def test_pulled_clone_with_any_dates_has_nothing_to_do(clone: Toy) -> None:
-    """Behaviour 3. The base's weights are not kept by DVC: nobody fetches them before a stage needs them."""
+    """Behavior 3. The base's weights are not kept by DVC: nobody fetches them before a stage needs them."""
     clone._repo(lambda repo: repo.pull())
     dice = random.Random(3)  # noqa: S311
     for path in clone.root.rglob("*"):
@@ -406,7 +406,7 @@ def test_pulled_clone_with_any_dates_has_nothing_to_do(clone: Toy) -> None:
 
 
 def test_clone_without_artifacts_is_told_of_the_pull(clone: Toy, built_toy: Path) -> None:
-    """Behaviour 11; no raw data at all is said first."""
+    """Behavior 11; no raw data at all is said first."""
     done = clone.snakemake("-n")
     assert done.returncode == 3
     assert "Q-WORKFLOW-013" in done.stderr and "`dvc pull`" in done.stderr
@@ -416,7 +416,7 @@ def test_clone_without_artifacts_is_told_of_the_pull(clone: Toy, built_toy: Path
 
 
 def test_base_fetched_again_runs_only_what_is_stale(clone: Toy) -> None:
-    """A pulled clone lacks the base's weights; a change that needs them must not train anew."""
+    """A pulled clone lacks the base's weights; a change that needs them must not train again."""
     clone._repo(lambda repo: repo.pull())
     clone.change("  dtype: float16", "  dtype: bfloat16")
     done = clone.snakemake("models/demo-F16.gguf")
@@ -425,7 +425,7 @@ def test_base_fetched_again_runs_only_what_is_stale(clone: Toy) -> None:
 
 
 def test_changed_parameter_and_back(toy: Toy, tmp_path: Path) -> None:
-    """Behaviours 4 and 6."""
+    """Behaviors 4 and 6."""
     follows = ["merge", "quantize", "quantize", "report"]
     before = toy.bytes()
     other = Toy(tmp_path / "other")
@@ -446,7 +446,7 @@ def test_changed_parameter_and_back(toy: Toy, tmp_path: Path) -> None:
 
 
 def test_edited_code_runs_or_is_accepted(toy: Toy) -> None:
-    """Behaviour 5."""
+    """Behavior 5."""
     follows = ["merge", "quantize", "quantize", "report", "train"]
     (toy.root / "train.txt").write_text("code of train, with a comment\n")
     assert toy.plan() == follows
@@ -460,7 +460,7 @@ def test_edited_code_runs_or_is_accepted(toy: Toy) -> None:
 
 
 def test_lost_outputs_come_back_alone(toy: Toy) -> None:
-    """Behaviour 7, by either tool."""
+    """Behavior 7, by either tool."""
     before = toy.bytes()
     shutil.rmtree(toy.root / "models/adapter")
     (toy.root / "models/demo-Q4_K_M.gguf").unlink()
@@ -477,7 +477,7 @@ def test_lost_outputs_come_back_alone(toy: Toy) -> None:
 
 
 def test_touched_input_means_nothing(toy: Toy) -> None:
-    """Behaviour 8, a date in the future included; settling twice writes nothing."""
+    """Behavior 8, a date in the future included; settling twice writes nothing."""
     for name in ("data/raw", "data/raw/a.jsonl", "train.txt", "params.yaml"):
         os.utime(toy.root / name)
     os.utime(toy.root / "curate.txt", (2**31, 2**31))
@@ -503,7 +503,7 @@ def test_changed_raw_data_is_recorded(toy: Toy) -> None:
 )
 @pytest.mark.usefixtures("whole_processes")
 def test_killed_run_is_finished_by_the_other_tool(clone: Toy, built_toy: Path, victim: list[str], finisher: list[str]) -> None:
-    """Behaviours 9 and 11: a clone without artifacts is built, killed with -9 at random moments; no unlocking by hand."""
+    """Behaviors 9 and 11: a clone without artifacts is built, killed with -9 at random moments; no unlocking by hand."""
     shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
     with (clone.root / "output").open("w") as output:
         for stages in (1, 2):
@@ -591,7 +591,7 @@ def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -
 @pytest.mark.parametrize("starts", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("whole_processes")
 def test_many_starts_at_once(toy: Toy, starts: int) -> None:
-    """Behaviour 12: one works, the others name it and leave with 6."""
+    """Behavior 12: one works, the others name it and leave with 6."""
     toy.change("max_task_drop: 5.0", "max_task_drop: 4.0")
     (toy.root / "hold").touch()
     logs = [(toy.root / f"output-{number}").open("w+") for number in range(starts)]
@@ -635,7 +635,7 @@ def test_a_new_raw_file_retrains_only_if_its_rows_are_new(toy: Toy, rows: str, r
 @pytest.mark.slow
 @pytest.mark.parametrize(("lost", "rerun"), [("everything", ["curate", "train", "merge"]), ("adapter", ["curate", "train"])])
 def test_what_the_cache_has_lost_is_built(toy: Toy, lost: str, rerun: list[str]) -> None:
-    """All of the cache, as an over-eager `dvc gc` leaves it, or the adapter's files alone: built anew it is the same, so others are spared."""
+    """All of the cache, as an over-eager `dvc gc` leaves it, or the adapter's files alone: built again it is the same, so others are spared."""
     cache = toy.root / ".dvc/cache/files/md5"
     if lost == "adapter":
         for path in (toy.root / "models/adapter").rglob("*.txt"):
@@ -698,7 +698,7 @@ def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 @pytest.mark.usefixtures("whole_processes")
 def test_killed_while_outputs_come_back(toy: Toy) -> None:
-    """Half an adapter is no adapter; the next start brings the whole one, and sweeps up what a copy left beside outputs."""
+    """Half an adapter is no adapter; the next start brings the entire one, and sweeps up what a copy left beside outputs."""
     adapter = toy.root / "models/adapter"
     for number in range(2000):  # enough to be met half copied
         (adapter / str(number)).write_text(str(number))
@@ -725,7 +725,7 @@ def test_killed_while_outputs_come_back(toy: Toy) -> None:
 # ---- bytes that changed behind their date (more in tests/workflow/test_integrity.py)
 
 
-def test_damage_is_planned_around_and_healed(toy: Toy) -> None:
+def test_damage_is_planned_around_and_recovered(toy: Toy) -> None:
     """A file that changed behind its date comes back from the cache; one whose copy there is damaged too is made again; nothing else runs."""
     assert toy.plan() == []
     before = toy.bytes()

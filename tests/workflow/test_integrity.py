@@ -1,4 +1,4 @@
-"""Bytes that differ from the record: every flipped bit is found before it is used or by `quench verify`, and the remedies heal.
+"""Bytes that differ from the record: every flipped bit is found before it is used or by `quench verify`, and the remedies recover.
 
 On the real graph for DVC with small random files in the place of models.
 """
@@ -132,7 +132,7 @@ def test_sixty_random_flips_are_all_found(project: Path, capsys: pytest.CaptureF
     assert len(damaged) == 60 and len(broken) > 20
 
     with pytest.raises(DataError) as refused:
-        verify_outputs([project], project, anew=False)
+        verify_outputs([project], project, again=False)
     assert all(f"{one.path} " in str(refused.value) for one in broken)
     with pytest.raises(DataError, match=r"data/raw/file changed on disk though its date did not"):
         settle(project)
@@ -141,13 +141,13 @@ def test_sixty_random_flips_are_all_found(project: Path, capsys: pytest.CaptureF
 
     capsys.readouterr()
     assert verify(project) == DataError.exit_code
-    said = capsys.readouterr().err
-    assert all(str(one.path) in said for one in broken)
+    output = capsys.readouterr().err
+    assert all(str(one.path) in output for one in broken)
     for file in objects:
         assert file.exists() == (file not in damaged)
 
 
-def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_heals(
+def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_recovers(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Through the real runner; DVC, which goes by dates, would not notice the flip."""
@@ -160,8 +160,8 @@ def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_heals(
     assert dvc(project, "checkout", "--force", F16) == 0
     assert (project / F16).read_bytes() != whole  # DVC alone does nothing
     assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == DataError.exit_code
-    said = capsys.readouterr().err
-    assert f"{F16} changed on disk since convert wrote it" in said and f"`dvc checkout --force {F16}`" in said
+    output = capsys.readouterr().err
+    assert f"{F16} changed on disk since convert wrote it" in output and f"`dvc checkout --force {F16}`" in output
     assert settle(project).stale >= {"convert", "quantize@Q4_K_M"}  # the other remedy: `snakemake` runs it
     assert ran == []
     assert dvc(project, "checkout", "--force", F16) == 0
@@ -214,7 +214,7 @@ def test_a_damaged_object_of_the_cache_is_never_restored(project: Path, monkeypa
     assert not any((project / path).exists() for path in victims)
 
 
-def test_a_good_file_mends_the_cache(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_good_file_repairs_the_cache(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rotten = in_cache(project, F16)
     whole = rotten.read_bytes()
     flip(rotten, random.Random(0))  # noqa: S311
@@ -288,7 +288,7 @@ def test_what_is_handed_out_is_always_read(project: Path, monkeypatch: pytest.Mo
     flip(level, random.Random(0))  # noqa: S311
     believed = {project / one.path: one.md5 for one in recorded(project)}
     monkeypatch.setattr(Hashes, "_recall", lambda self, path: believed.get(path))
-    verify_outputs([level], project, anew=False)
+    verify_outputs([level], project, again=False)
     params = load_params(project / "params.yaml")
     with pytest.raises(DataError, match=r"tiny-Q4_K_M.gguf changed on disk since quantize@Q4_K_M wrote it"):
         serve.main(params, project, "Q4_K_M", 0) if hand_out == "serve" else ship.main(params, project, "Q4_K_M", None, None)
@@ -362,7 +362,7 @@ def test_somebodys_own_stage_does_not_switch_the_checks_off(project: Path, own: 
 @pytest.mark.parametrize(
     "spoil", [lambda text: text[: text.index("outs:") + 3], lambda text: "<<<<<<< HEAD\n" + text, lambda text: "stages:\n", lambda text: "[]"]
 )
-def test_a_damaged_lock_file_is_a_sentence_and_snakemake_mends_it(
+def test_a_damaged_lock_file_is_a_sentence_and_snakemake_repairs_it(
     project: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[str], str]
 ) -> None:
     lock = project / "dvc.lock"
@@ -445,7 +445,7 @@ def refused(root: Path) -> bool:
 
 @pytest.mark.parametrize("find", [verify, refused])
 @pytest.mark.parametrize("kind", ["symlink", "hardlink"])
-def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_heals_it(project: Path, kind: str, find: Callable[[Path], object]) -> None:
+def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_recovers_it(project: Path, kind: str, find: Callable[[Path], object]) -> None:
     assert dvc(project, "config", "cache.type", kind) == dvc(project, "checkout", "--relink") == 0
     assert settle(project).stale == set()
     folder_file = next(file for file in files_below(project / "models/adapter") if file.name == "c.bin")

@@ -7,7 +7,7 @@ import pytest
 from pipeline.workflow.scraps import working
 
 SCRAPS = [
-    "models/.merging/w16/half", "models/.parity/x", "data/.curating/x", "models/gguf/.demo-F16.gguf.writing", "models/checkpoints/.writing/half",
+    "models/.merging/16-bit/half", "models/.parity/x", "data/.curating/x", "models/gguf/.demo-F16.gguf.writing", "models/checkpoints/.writing/half",
     "models/checkpoints/.checkpoint-2.writing/half", "models/gguf/.demo.merging/x", "reports/eval/.F16.json.writing", "models/base/.deep.writing",
 ]  # fmt: skip
 KEPT = [
@@ -29,8 +29,8 @@ def test_scraps_are_swept_and_named_and_nothing_else(tmp_path: Path, capsys: pyt
         write(tmp_path, SCRAPS[:1])
     assert (tmp_path / SCRAPS[0]).exists()  # made since: its owner removes it
     assert [name for name in KEPT if not (tmp_path / name).exists()] == []
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("swept what a killed run left: ") and "models/.merging (1.0 kB)" in told and told.count("(1.0 kB)") == len(SCRAPS)
+    (output,) = capsys.readouterr().err.splitlines()
+    assert output.startswith("swept what a killed run left: ") and "models/.merging (1.0 kB)" in output and output.count("(1.0 kB)") == len(SCRAPS)
 
 
 def test_nothing_is_swept_while_another_may_be_writing_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

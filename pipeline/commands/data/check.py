@@ -15,7 +15,7 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.special_files import printable
-from pipeline.core.wording import one_line, plural, training_words
+from pipeline.core.wording import one_line, plural, training_sentences
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.curate.reading.containers import files_below
 
@@ -82,7 +82,7 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
             place = entry["file"] if entry["line"] is None else f"{entry['file']}:{entry['line']}"
             print(f"{place}: {entry['reason']}: {one_line(entry['detail'], 300)}")
     out = sys.stderr if as_json else sys.stdout  # what a machine reads stays clean
-    for sentence in _account(found):
+    for sentence in _stats(found):
         print(f"check: {sentence}", file=out)
     if not reasons:
         print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
@@ -93,10 +93,10 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
     return 3
 
 
-def _account(found: Counter[str]) -> list[str]:
+def _stats(found: Counter[str]) -> list[str]:
     """What was read, in which every file and row is counted once, and what training doesn't do with it."""
     rejected = found["lines"] - found["usable"]
     rows = f"{plural(found['lines'], 'row')}: {found['usable']:,} usable, {rejected:,} rejected"
     files = f"{plural(found['files'], 'file')}: {found['files'] - found['unread']:,} read, {found['unread']:,} not read"
     files += f", {found['empty']:,} without a row" if found["empty"] else ""
-    return [f"{files}; {rows}", *training_words({kind: found[kind] for kind in get_args(Kind) if kind not in TRAINED}, found["scored"])]
+    return [f"{files}; {rows}", *training_sentences({kind: found[kind] for kind in get_args(Kind) if kind not in TRAINED}, found["scored"])]

@@ -75,7 +75,7 @@ def compare(before: Version, after: Version) -> Difference:
     return found
 
 
-def told(before: Version, after: Version, found: Difference) -> Iterable[str]:
+def summary(before: Version, after: Version, found: Difference) -> Iterable[str]:
     """The difference as lines of text."""
     yield f"data/final from {before.name} to {after.name}"
     parts = [
@@ -84,11 +84,11 @@ def told(before: Version, after: Version, found: Difference) -> Iterable[str]:
         (len(found.changed), "changed"),
         (len(found.moved), "moved between splits"),
     ]
-    said = ", ".join(f"{number:,} {what}" for number, what in parts if number)
-    yield f"rows: {said}, {found.same:,} the same" if said else f"no row differs ({plural(found.same, 'row')})"
+    stated = ", ".join(f"{number:,} {what}" for number, what in parts if number)
+    yield f"rows: {stated}, {found.same:,} the same" if stated else f"no row differs ({plural(found.same, 'row')})"
     yield from _table("split", {split: found.splits.get(split, (0, 0)) for split in SPLITS})
     yield from _table("domain", _differing(found.domains))
-    reasons = _beside(*(Counter(version.account().get("rejected") or {}) for version in (before, after)))
+    reasons = _beside(*(Counter(version.stats().get("rejected") or {}) for version in (before, after)))
     yield from _table("rejected", _differing(reasons))
     leaked = sum(place.split != "test" and split == "test" for place, split in found.moved)
     if leaked:
@@ -120,7 +120,7 @@ def main(root: Path, first: str, second: str | None, rows: int) -> None:
     before = revision(root, first)
     after = revision(root, second) if second else workspace(root)
     found = compare(before, after)
-    for line in told(before, after, found):
+    for line in summary(before, after, found):
         print(line)
     for line in examples(before, after, found, rows) if rows else ():
         print(line)

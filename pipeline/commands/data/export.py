@@ -33,14 +33,14 @@ def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str
     left: list[tuple[str, BadRow]] = []
     say = writer(format)
 
-    def said() -> Iterator[Row]:
+    def rendered() -> Iterator[Row]:
         for row in read_rows(source):
             try:
                 yield say(row)
             except BadRow as why:
                 left.append((str(row["source"]), why))
 
-    return write_rows(target, said()), left
+    return write_rows(target, rendered()), left
 
 
 def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force: bool) -> int:

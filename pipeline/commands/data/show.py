@@ -19,7 +19,7 @@ from pipeline.core.jsonl import read_rows
 from pipeline.core.wording import one_line, plain, plural
 
 TRAINED, MASKED = "bold green", "dim"
-BRACKETS = "⟦⟧"  # around trained text if there are no colours
+BRACKETS = "⟦⟧"  # around trained text if there are no colors
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ def main(root: Path, split: str, wanted: str | None, count: int) -> None:
         return
     tokenizer = _tokenizer(root)
     console = Console(highlight=False, soft_wrap=True)
-    colours = console.color_system is not None and not console.no_color
-    console.print(Text.assemble("what is trained: ", *_styled([("green text", True)] if colours else [("text in brackets", True)], colours)))
+    colors = console.color_system is not None and not console.no_color
+    console.print(Text.assemble("what is trained: ", *_styled([("green text", True)] if colors else [("text in brackets", True)], colors)))
     for number, row in (first, *rows):
         about = (f"row {number} of {split}", row["id"], row["source"], row["kind"], row.get("domain", ""))
         console.print()
         console.rule(Text(" · ".join(one_line(str(word)) for word in about if word)), align="left", style="dim")
         for view in views(row, tokenizer):
-            said = ": ".join(filter(None, (view.title, view.note)))
-            if said:
-                console.print(Text(said, style="italic"))
-            console.print(Text.assemble(*_styled(view.pieces, colours)))
+            heading = ": ".join(filter(None, (view.title, view.note)))
+            if heading:
+                console.print(Text(heading, style="italic"))
+            console.print(Text.assemble(*_styled(view.pieces, colors)))
         if "answer" in row:
             console.print(Text(f"a checker expects: {plain(row['answer'])}", style="italic"))
 
@@ -174,9 +174,9 @@ def _parted(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[str, 
     yield text[at:], False
 
 
-def _styled(pieces: Iterable[tuple[str, bool]], colours: bool) -> Iterator[tuple[str, str]]:
+def _styled(pieces: Iterable[tuple[str, bool]], colors: bool) -> Iterator[tuple[str, str]]:
     """Pieces for Rich: colored, or in brackets."""
     for text, trained in pieces:
         shown = plain(text)
         if shown:
-            yield (f"{BRACKETS[0]}{shown}{BRACKETS[1]}" if trained and not colours else shown), TRAINED if trained else MASKED
+            yield (f"{BRACKETS[0]}{shown}{BRACKETS[1]}" if trained and not colors else shown), TRAINED if trained else MASKED

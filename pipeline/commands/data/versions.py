@@ -38,14 +38,14 @@ class Version:
                             "Q-CORE-006", f"{FINAL}/{split}.jsonl of {self.name} is no JSONL at line {number}: run stage curate again"
                         ) from None
 
-    def account(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """`reports/data.json`, {} if this version has none."""
         try:
             with self.open("reports/data.json") as file:
-                account: dict[str, Any] = orjson.loads(file.read())
+                stats: dict[str, Any] = orjson.loads(file.read())
         except (DataError, ValueError):
             return {}
-        return account
+        return stats
 
 
 def workspace(root: Path) -> Version:

@@ -1,4 +1,4 @@
-"""Commands that show or measure whether the model and the files are good: report, fidelity, parity, verify."""
+"""Commands that show or measure whether the model and the files are good: report, quantization check, parity, verify."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,8 +25,8 @@ def report(
         typer.launch(str(page))
 
 
-@app.command(epilog="example: quench fidelity --prompts 8")
-def fidelity(
+@app.command(epilog="example: quench quantization-check --prompts 8")
+def quantization_check(
     prompts: Annotated[
         int, typer.Option("--prompts", metavar="N", min=1, help="Held-out rows whose logits are compared.")
     ] = 8,
@@ -43,7 +43,7 @@ def fidelity(
     root: Root = Path(),
 ) -> None:
     """Compare the NF4 model that is trained with its 16-bit base, by checks with limits; exit 5 if one fails."""
-    from pipeline.commands.fidelity.command import main
+    from pipeline.commands.quantization_check.command import main
 
     with working(root):
         main(load(params, root), root, prompts, as_json=as_json, adapters=adapters or [])
@@ -59,7 +59,7 @@ def parity(
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Show what the seams said last, or measure them again; exit 5 if one failed."""
+    """Show what the parity checks said last, or measure them again; exit 5 if one failed."""
     from pipeline.commands.parity import main, measure
     from pipeline.core.locks import inputs_below
 

@@ -134,10 +134,10 @@ class Curate(Section):
     max_line_bytes: Annotated[int, Field(ge=1024, le=1 << 28)] = key(
         4194304, "longest line (or record) that is read, in bytes"
     )
-    normalise: bool = key(True, "bring text into Unicode's composed form (NFC)")
-    turns: Literal["mend", "reject"] = key(
-        "mend",
-        "turns out of order: mend (join neighbours of one side, drop what follows the last answer) | reject",
+    normalize: bool = key(True, "bring text into Unicode's composed form (NFC)")
+    turns: Literal["repair", "reject"] = key(
+        "repair",
+        "turns out of order: repair (join neighbors of one side, drop what follows the last answer) | reject",
     )
     refusals: Literal["reject", "keep"] = key(
         "reject",
@@ -154,9 +154,9 @@ class Curate(Section):
     garbage: bool = key(
         False, "reject what looks like garbage: endless repetition, hardly a letter, broken encoding"
     )
-    control_tokens: Literal["neutralise", "reject"] = key(
-        "neutralise",
-        "the base's control tokens inside text: neutralise (break them up with a space) | reject",
+    control_tokens: Literal["neutralize", "reject"] = key(
+        "neutralize",
+        "the base's control tokens inside text: neutralize (break them up with a space) | reject",
     )
     secrets: Literal["redact", "reject", "keep"] = key(
         "redact", "keys, tokens and passwords: redact | reject (the row) | keep"

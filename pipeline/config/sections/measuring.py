@@ -32,11 +32,11 @@ TaskName = Annotated[str, fits("[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,199}", TASK_NAME)
 class Compare(Section):
     seeds: Annotated[list[Seed], Field(max_length=100)] = key(
         [],
-        "seeds with which each way to ship is trained, to see which is best on your data, e.g. [42, 43, "
+        "seeds with which each strategy is trained, to see which is best on your data, e.g. [42, 43, "
         "44]; []: not measured (a seed takes 1 + levels times the training)",
     )
-    levels: PlainLevels = key(["Q4_K_M"], "levels at which the ways are compared, in llama.cpp's names")
-    rows: Count = key(200, "held-out rows that each way answers")
+    levels: PlainLevels = key(["Q4_K_M"], "levels at which the strategies are compared, in llama.cpp's names")
+    rows: Count = key(200, "held-out rows that each strategy answers")
 
     @field_validator("seeds")
     @classmethod
@@ -56,7 +56,7 @@ class Parity(Section):
         200, "conversations compared as text and as token ids, training's against llama-server's"
     )
     strings: Count = key(100000, "strings tokenized by training's tokenizer and by the GGUF's vocabulary")
-    rows: Count = key(4, "held-out rows whose logits are compared along the whole chain")
+    rows: Count = key(4, "held-out rows whose logits are compared along the entire chain")
     prompts: Count = key(4, "held-out prompts that each GGUF is asked in llama-server")
     max_kld_exact: Divergence = key(
         1.0e-3, "largest mean KL divergence, in nats, where nothing may be lost (merged model to F16 GGUF)"
@@ -97,7 +97,7 @@ class Judge(Section):
 class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1, max_length=100)] = key(
         ["base-F16", "F16", "Q4_K_M", "Q5_K_M"],
-        "models to measure: F16, base-F16 (the untuned base) and the levels above, spelt as there; with "
+        "models to measure: F16, base-F16 (the untuned base) and the levels above, spelled as there; with "
         "base.quantization gguf: adapter (the GGUF with its adapter), base (the GGUF alone) and, if "
         "base.level is set, source (what it was made from)",
     )

@@ -24,9 +24,9 @@ class Merge(Section):
         "float16",
         "16-bit type of the merged weights: float16 (what an F16 GGUF holds, bit for bit) | bfloat16",
     )
-    base: Literal["w16", "nf4", "auto"] = key(
+    base: Literal["16-bit", "nf4", "auto"] = key(
         "auto",
-        "weights the adapter is added to: w16 (the base's 16 bit) | nf4 (the base as training saw it) | "
+        "weights the adapter is added to: 16-bit (the base's 16 bit) | nf4 (the base as training saw it) | "
         "auto (measures both)",
     )
     levels: PlainLevels = key(

@@ -33,11 +33,11 @@ class Gate(Section):
         "all; auto: what goes with that divergence",
     )
     max_task_drop: Points | None = key(
-        10.0, "points (of 100) below F16 (gguf: below the base alone), the whole 95 % interval above this"
+        10.0, "points (of 100) below F16 (gguf: below the base alone), the entire 95 % interval above this"
     )
     min_stopped: Fraction | None = key(0.9, "share of answers that end by themselves below this, 0 to 1")
     max_forgetting: Points | None = key(
-        10.0, "points (of 100) of general ability below the untuned base, the whole 95 % interval above this"
+        10.0, "points (of 100) of general ability below the untuned base, the entire 95 % interval above this"
     )
 
 

@@ -14,18 +14,18 @@ Optimizer = Literal[
 
 
 class Train(Section):
-    method: Literal["sft", "heal"] = key(
+    method: Literal["sft", "distill"] = key(
         "sft",
-        "sft (what the assistant says is learned) | heal (a level learns to answer like the file it was "
+        "sft (what the assistant says is learned) | distill (a level learns to answer like the file it was "
         "made from; needs base.level)",
     )
-    heal_top_k: Annotated[int, Field(ge=1, le=1 << 20)] = key(
+    distill_top_k: Annotated[int, Field(ge=1, le=1 << 20)] = key(
         64,
-        "heal only: tokens per position whose probability by the original is kept; more are truer and "
+        "distill only: tokens per position whose probability by the original is kept; more are truer and "
         "take more disk (6 bytes each)",
     )
-    heal_sft_weight: Fraction = key(
-        0.0, "heal only: share of the usual loss on what the assistant says, 0 (only heal) to 1"
+    distill_sft_weight: Fraction = key(
+        0.0, "distill only: share of the usual loss on what the assistant says, 0 (only distill) to 1"
     )
     bnb_4bit_use_double_quant: bool = key(True, "quantize NF4's scales too: saves 0.37 bit per parameter")
     bnb_4bit_compute_dtype: ComputeDtype | Literal["auto"] = key(
@@ -34,9 +34,9 @@ class Train(Section):
         "CPUs with AVX512-BF16, AMX or ARM's BF16; float32 on others, which are ten times slower in "
         "bfloat16) | bfloat16 | float16 | float32",
     )
-    packed: bool = key(
+    keep_quantized: bool = key(
         True,
-        "base.quantization gguf: keep the linears packed and dequantize them at every use (little "
+        "base.quantization gguf: keep the linears quantized and dequantize them at every use (little "
         "memory); false: once, in the memory of what they are multiplied in",
     )
     r: Annotated[int, Field(ge=1, le=4096)] = key(16, "LoRA rank: 8 to 64")

@@ -53,7 +53,7 @@ Format = Literal[
 ]
 UNTUNED = "base-"  # what the names of the untuned base's models begin with
 # models of the graph without a merge: the base's GGUF alone, the same with the adapter's GGUF on it, and the file that base.level was made from
-BARE, ADAPTED, SOURCE = "base", "adapter", "source"
+BASE, BASE_WITH_ADAPTER, ORIGINAL = "base", "adapter", "source"
 Graph = Literal["merged", "adapter"]
 NAME_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"  # of a path, not hidden
 INSIDE = rf"(?=.{{1,400}}\Z){NAME_PART}(/{NAME_PART})*"
@@ -135,7 +135,7 @@ def group_of(field: FieldInfo) -> type[Section] | None:
 
 
 def _check_levels(levels: list[str]) -> list[str]:
-    # kept as spelt: DVC and Snakemake make file names from the same text
+    # kept as spelled: DVC and Snakemake make file names from the same text
     if problems := [problem for level in levels if (problem := level_problem(level))]:
         raise ValueError("; ".join(problems))
     if len({level.upper() for level in levels}) < len(levels):

@@ -54,7 +54,7 @@ class Adapter:
         return int(_by_pattern(self.config.get("rank_pattern"), key, self.config["r"]))
 
     def scale(self, key: str) -> float:
-        """α ÷ r, with rank-stabilised LoRA α ÷ √r (arXiv:2312.03732)."""
+        """α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
         rank = self.rank(key)
         alpha = float(_by_pattern(self.config.get("alpha_pattern"), key, self.config["lora_alpha"]))
         return alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)

@@ -22,7 +22,7 @@ class Assumption:
     The last one's error is in units of that type.
     """
 
-    said: str
+    description: str
     nf4: Nf4 | None
     times: int = 1
     through: str | None = None

@@ -1,7 +1,7 @@
 """NF4 in plain torch, with bitsandbytes' bytes: blocks of weights by their largest absolute value, their scales in 8 bit if wished.
 
 NF4: QLoRA, arXiv:2305.14314, section 3 and appendix E; the 8-bit type of the scales: arXiv:2110.02861. Rounding follows bitsandbytes on the
-CPU, so that a merge meets the very weights that training saw. One thing is not followed: with AVX-512, bitsandbytes 0.50.2 dequantises matrices
+CPU, so that a merge meets the very weights that training saw. One thing is not followed: with AVX-512, bitsandbytes 0.50.2 dequantizes matrices
 whose columns are a multiple of 16 and not of 64 with scales of other blocks; training's preflight refuses such a base on a CPU. Everything but
 the scales works on any run of whole blocks.
 """
@@ -24,7 +24,7 @@ VALUES = (
 
 @dataclass(frozen=True)
 class Nf4:
-    """How training quantised: numbers a block, whether scales are quantised too, and the type it computed in (torch's name)."""
+    """How training quantized: numbers a block, whether scales are quantized too, and the type it computed in (torch's name)."""
 
     compute_dtype: str
     double_quant: bool
@@ -32,7 +32,7 @@ class Nf4:
 
     @property
     def dtype(self) -> Any:
-        """The compute type as a torch type: weights are rounded to it before they are quantised and after."""
+        """The compute type as a torch type: weights are rounded to it before they are quantized and after."""
         import torch
 
         return getattr(torch, self.compute_dtype)
@@ -40,7 +40,7 @@ class Nf4:
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales of all blocks as they are used (float32); where they are quantised, also the codes (uint8), their scales and the offset."""
+    """Scales of all blocks as they are used (float32); where they are quantized, also the codes (uint8), their scales and the offset."""
 
     used: Any
     codes: Any = None
@@ -60,19 +60,19 @@ def block_maxima(values: Any, block: int) -> Any:
 
 
 def scales(maxima: Any, double_quant: bool) -> Scales:
-    """Scales from all blocks' maxima of a tensor; with double quantisation the mean is taken off and the rest rounded to 8 bit by blocks of 256."""
+    """Scales from all blocks' maxima of a tensor; with double quantization the mean is taken off and the rest rounded to 8 bit by blocks of 256."""
     if not double_quant:
         return Scales(maxima)
     import torch
 
     offset = maxima.mean()
-    centred = maxima - offset
-    padded = torch.nn.functional.pad(centred, (0, -len(centred) % NESTED_BLOCK)).view(-1, NESTED_BLOCK)
+    centered = maxima - offset
+    padded = torch.nn.functional.pad(centered, (0, -len(centered) % NESTED_BLOCK)).view(-1, NESTED_BLOCK)
     nested = padded.abs().amax(dim=1)
     share = torch.where(nested[:, None] > 0, padded * (1.0 / nested[:, None]), -1.0).clamp(-1, 1)
     codes = _grid()[((share + 1) * 0.5 * GRID + 0.5).int()]
-    used = (dynamic_values()[codes] * nested[:, None]).view(-1)[: len(centred)] + offset
-    return Scales(used, codes.view(-1)[: len(centred)].to(torch.uint8), nested, offset)
+    used = (dynamic_values()[codes] * nested[:, None]).view(-1)[: len(centered)] + offset
+    return Scales(used, codes.view(-1)[: len(centered)].to(torch.uint8), nested, offset)
 
 
 def codes(values: Any, maxima: Any, block: int) -> Any:
@@ -115,7 +115,7 @@ def tensor_scales(blocks: Iterable[Any], nf4: Nf4) -> tuple[Any, Scales]:
 
 
 def round_trip(values: Any, maxima: Any, used: Any, nf4: Nf4) -> Any:
-    """What training saw in place of a flat run of whole blocks: rounded to the compute type, quantised, dequantised."""
+    """What training saw in place of a flat run of whole blocks: rounded to the compute type, quantized, dequantized."""
     return values_of(codes(values.to(nf4.dtype), maxima, nf4.block), used, nf4.block, nf4.dtype)
 
 

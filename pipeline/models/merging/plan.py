@@ -15,13 +15,13 @@ EXPERT_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_pr
 
 @dataclass(frozen=True)
 class Job:
-    """One tensor of the merged model: numbers of `source`, through NF4 where `quantised`, plus `update`; `file` is its shard's name."""
+    """One tensor of the merged model: numbers of `source`, through NF4 where `quantized`, plus `update`; `file` is its shard's name."""
 
     name: str
     source: Entry
     file: str
     update: Update | None = None
-    quantised: bool = False
+    quantized: bool = False
 
 
 @dataclass
@@ -42,11 +42,11 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
             source = base[model.embedding]
         if source is not None:
             changed[name] = Job(
-                name, source, base[name].file.name if name in base else "", update, nf4 and name in model.quantised and name not in changed
+                name, source, base[name].file.name if name in base else "", update, nf4 and name in model.quantized and name not in changed
             )
     config = _settle_tied(base, changed, model)
     _check(base, changed, updates, model, adapter)
-    jobs = [changed.pop(name, Job(name, entry, entry.file.name, None, nf4 and name in model.quantised)) for name, entry in base.items()]
+    jobs = [changed.pop(name, Job(name, entry, entry.file.name, None, nf4 and name in model.quantized)) for name, entry in base.items()]
     jobs += [replace(job, file=jobs[-1].file) for job in changed.values()]
     return Plan(jobs, config | _resized(jobs, base, model))
 
@@ -186,10 +186,10 @@ def _shape(updates: dict[str, Update], adapter: Adapter, name: str) -> tuple[int
 def _resized(jobs: list[Job], base: dict[str, Entry], model: Structure) -> dict[str, Any]:
     rows = {job.name: job.source.shape[0] for job in jobs if job.name in (model.embedding, model.head)}
     if len(set(rows.values())) > 1:
-        said = " and ".join(f"{name} {count}" for name, count in rows.items())
+        counts = " and ".join(f"{name} {count}" for name, count in rows.items())
         raise DataError(
             "Q-MODELS-019",
-            f"the merged model would have {said} rows: save both in the adapter (modules_to_save), or "
+            f"the merged model would have {counts} rows: save both in the adapter (modules_to_save), or "
             "neither",
         )
     count = rows[model.embedding]

@@ -1,4 +1,4 @@
-"""What a merge must know from elsewhere and leaves behind: how training quantised, which weights it saw, settings and tokenizer."""
+"""What a merge must know from elsewhere and leaves behind: how training quantized, which weights it saw, settings and tokenizer."""
 
 import shutil
 from pathlib import Path
@@ -24,7 +24,7 @@ def read_run(adapter: Path) -> dict[str, Any]:
 
 
 def trained_nf4(run: dict[str, Any]) -> Nf4 | None:
-    """How training quantised the base, None if it did not or where nobody knows."""
+    """How training quantized the base, None if it did not or where nobody knows."""
     settings = run.get("settings", {})
     if settings.get("quantization") != "nf4":
         return None
@@ -35,9 +35,9 @@ def need_nf4(adapter: Path, nf4: Nf4 | None) -> Nf4:
     """`nf4`, or a `DataError` that says why there is none."""
     if nf4:
         return nf4
-    reason = "was trained on 16-bit weights" if read_run(adapter) else "has no run.json that says how its base was quantised"
+    reason = "was trained on 16-bit weights" if read_run(adapter) else "has no run.json that says how its base was quantized"
     raise DataError(
-        "Q-MODELS-020", f"{adapter} {reason}, so it can't be merged into NF4: set merge.base to w16"
+        "Q-MODELS-020", f"{adapter} {reason}, so it can't be merged into NF4: set merge.base to 16-bit"
     )
 
 

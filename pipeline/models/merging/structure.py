@@ -1,4 +1,4 @@
-"""What transformers builds from a base's config: names and shapes of its weights, which of them bitsandbytes quantises, which are one table."""
+"""What transformers builds from a base's config: names and shapes of its weights, which of them bitsandbytes quantizes, which are one table."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ class Structure:
     """A model without its numbers; weights go by transformers' names, in the order in which modules declare them."""
 
     shapes: dict[str, tuple[int, ...]]
-    quantised: frozenset[str]  # weights that are in 4 bit while training with base.quantization nf4
+    quantized: frozenset[str]  # weights that are in 4 bit while training with base.quantization nf4
     transposed: frozenset[str]  # weights stored (in, out)
     embedding: str
     head: str
@@ -55,7 +55,7 @@ def structure(base: Path) -> Structure:
     embedding, head = (f"{owners[id(module)]}.weight" for module in (model.get_input_embeddings(), model.get_output_embeddings()))
     return Structure(
         shapes={name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)},
-        quantised=frozenset(f"{name}.weight" for name in linears),
+        quantized=frozenset(f"{name}.weight" for name in linears),
         transposed=frozenset(conv1d | stored_in_out),
         embedding=embedding,
         head=head,

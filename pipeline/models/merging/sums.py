@@ -10,14 +10,14 @@ from pipeline.models.merging.plan import Job
 from pipeline.models.merging.rounding import check_finite
 from pipeline.models.merging.updates import column_factors
 
-BLOCK = 1 << 18  # numbers a block: its float64 sums take 2 MB, which stay in the processor's cache
+BLOCK = 1 << 18  # numbers a block: its float64 sums take 2 MB, which stay in the CPU's cache
 
 
 class Rows:
     """The float64 rows of a job's tensor before rounding; what they start from, with or without NF4, and the update apart."""
 
     def __init__(self, job: Job, nf4: Nf4 | None) -> None:
-        self.job, self.nf4 = job, nf4 if job.quantised else None
+        self.job, self.nf4 = job, nf4 if job.quantized else None
         self.maxima: Any = None
         self.used: Any = None
         self.factors: Any = None

@@ -1,5 +1,5 @@
 "use strict";
-// The page is whole without this: a table that sorts, a browser of all answers, and details that open for printing.
+// The page is complete without this: a table that sorts, a browser of all answers, and details that open for printing.
 
 for (const table of document.querySelectorAll("table[data-sortable]")) {
   const body = table.tBodies[0];

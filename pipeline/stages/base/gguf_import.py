@@ -1,4 +1,4 @@
-"""A GGUF file as a Hugging Face folder: header checked, weights dequantised to 16 bit, tokenizer proven against llama.cpp's."""
+"""A GGUF file as a Hugging Face folder: header checked, weights dequantized to 16 bit, tokenizer proven against llama.cpp's."""
 
 import io
 import json
@@ -69,7 +69,7 @@ def _unreadable(file: Path, header: Header, error: Exception) -> DataError:
 
 
 def load_gguf(file: Path, header: Header) -> Any:
-    """The model, dequantised to 16 bit. Raises `DataError` if transformers can't, or leaves out or makes up a tensor."""
+    """The model, dequantized to 16 bit. Raises `DataError` if transformers can't, or leaves out or makes up a tensor."""
     import torch
     from gguf import GGMLQuantizationType
     from transformers import AutoModelForCausalLM, GgufConfig
@@ -110,7 +110,7 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
             raise DataError(
                 "Q-BASE-004",
                 f"{file}: {name} has values that {weights.dtype} can't hold: take the bfloat16 or a "
-                "quantised file of this model",
+                "quantized file of this model",
             )
 
 

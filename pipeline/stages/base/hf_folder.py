@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
-from pipeline.models.experts import refuse_experts
+from pipeline.models.experts import check_no_experts
 
 # everything a model needs and nothing that runs: no pickles, no Python
 KEPT = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -35,7 +35,7 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 def choose_files(names: list[str], source: str) -> list[str]:
     """The files to take out of a model's top folder, in order.
 
-    Raises `DataError` unless they are a whole model with safetensors weights, a config and a fast tokenizer.
+    Raises `DataError` unless they are a complete model with safetensors weights, a config and a fast tokenizer.
     """
     kept = sorted(name for name in names if "/" not in name and matches(name, KEPT) and not matches(name, (DOUBLED,)))
     if not any(name.endswith(".safetensors") for name in kept):
@@ -87,7 +87,7 @@ def check_config(config: dict[str, Any], source: str) -> None:
     """Raise `DataError` unless transformers itself knows this model, it is a dense one and its weights are plain."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    refuse_experts(config, source)
+    check_no_experts(config, source)
     kind = config.get("model_type")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         code = " and would run its author's code (auto_map), which Quench never does" if "auto_map" in config else ""
@@ -98,7 +98,7 @@ def check_config(config: dict[str, Any], source: str) -> None:
         )
     if "quantization_config" in config:
         method = config["quantization_config"].get("quant_method", "unknown")
-        raise DataError("Q-BASE-011", f"{source} is quantised already ({method}): choose the 16-bit original")
+        raise DataError("Q-BASE-011", f"{source} is quantized already ({method}): choose the 16-bit original")
 
 
 def examine(folder: Path) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def examine(folder: Path) -> dict[str, Any]:
             "tokenizer is another model's",
         )
     agree_on_end_of_turn(folder, tokenizer, config)
-    packed = folder / MODEL_FILE
-    parameters, dtype = count_packed(packed) if packed.is_file() else count_parameters(folder, tied=bool(text_config.tie_word_embeddings))
+    quantized = folder / MODEL_FILE
+    parameters, dtype = count_quantized(quantized) if quantized.is_file() else count_parameters(folder, tied=bool(text_config.tie_word_embeddings))
     return {
         "architecture": {"model_type": config["model_type"], "architectures": config.get("architectures")},
         "license": read_license(folder / "README.md"),
@@ -143,7 +143,7 @@ def examine(folder: Path) -> dict[str, Any]:
 
 
 def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -> None:
-    """Write `generation_config.json` where there is none; raise `DataError` if it doesn't stop at the tokenizer's end of turn."""
+    """Write `generation_config.json` if there is none; raise `DataError` if it doesn't stop at the tokenizer's end of turn."""
     path = folder / "generation_config.json"
     if not path.exists():
         special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -191,7 +191,7 @@ def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
     return counts.total(), DTYPES.get(usual, usual)
 
 
-def count_packed(file: Path) -> tuple[int, str]:
+def count_quantized(file: Path) -> tuple[int, str]:
     """Parameters in a GGUF (a tied head is in it once) and its level, as its own header names it."""
     from gguf import LlamaFileType
 

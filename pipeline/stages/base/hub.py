@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk
-from pipeline.models.experts import refuse_experts
+from pipeline.models.experts import check_no_experts
 from pipeline.stages.base.hf_folder import check_config, choose_files, choose_gguf, read_object
 
 
@@ -30,7 +30,7 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
         disable_progress_bars()
     try:
         info = HfApi().model_info(repo, revision=commit, files_metadata=True)
-        refuse_experts({"model_type": (info.gguf or {}).get("architecture")}, repo)  # a GGUF's header comes with its gigabytes
+        check_no_experts({"model_type": (info.gguf or {}).get("architecture")}, repo)  # a GGUF's header comes with its gigabytes
         listing = info.siblings or []
         listed, where = [file.rfilename for file in listing], f"{repo} at {commit}"
         names = choose_gguf(listed, gguf, where) if gguf else choose_files(listed, where)

@@ -1,6 +1,6 @@
 """A GGUF file as the base, unchanged: the file itself, and beside it what transformers needs to know of it.
 
-Nothing is dequantised: weights stay in `model.gguf`. Configuration, tokenizer and template come from the file's own metadata; a Hugging
+Nothing is dequantized: weights stay in `model.gguf`. Configuration, tokenizer and template come from the file's own metadata; a Hugging
 Face folder of the same model, where the user has one, is compared with them.
 """
 
@@ -19,7 +19,7 @@ from pipeline.gguf.base_files import DENSE, MODEL_FILE, SOURCE_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN
-from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
@@ -34,8 +34,8 @@ COMPARED = (
 
 
 @dataclass(frozen=True)
-class Packed:
-    """That the base is a GGUF, unchanged: the level it is quantised to first, and the Hugging Face folder it is compared with."""
+class QuantizedGguf:
+    """That the base is a GGUF, unchanged: the level it is quantized to first, and the Hugging Face folder it is compared with."""
 
     level: str | None = None
     compare_with: str | None = None
@@ -84,11 +84,11 @@ def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> 
         need_disk(folder.parent, file.stat().st_size)
         copy_file(file, original)
     if level:
-        print(f"base: quantising {file.name} to {level}", flush=True)
-        quantise_gguf(tools, original, folder / MODEL_FILE, level, os.cpu_count() or 1, requantise=True)
+        print(f"base: quantizing {file.name} to {level}", flush=True)
+        quantize_gguf(tools, original, folder / MODEL_FILE, level, os.cpu_count() or 1, requantize=True)
     model = folder / MODEL_FILE
     header = check_gguf(model)
-    refuse_untrainable(header, file)
+    check_trainable(header, file)
     tokenizer = load_tokenizer_of(model, header)
     tokenizer.save_pretrained(folder)
     write_config(model, header, folder, special_ids(tokenizer), file)
@@ -103,9 +103,9 @@ def prove_loadable(folder: Path) -> None:
     """
     import torch
 
-    from pipeline.models.quantized_model import load_packed
+    from pipeline.models.quantized_model import load_gguf
 
-    load_packed(folder, compute_dtype=torch.float32, device="cpu")
+    load_gguf(folder, compute_dtype=torch.float32, device="cpu")
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -123,8 +123,8 @@ def copy_file(source: Path, target: Path) -> None:
             shutil.copyfileobj(stream, copy, 1 << 20)
 
 
-def refuse_untrainable(header: Header, file: Path) -> None:
-    """Raise `DataError` if a matrix of the file has a type that training has no dequantiser for, or the architecture is not a known one."""
+def check_trainable(header: Header, file: Path) -> None:
+    """Raise `DataError` if a matrix of the file has a type that training has no dequantizer for, or the architecture is not a known one."""
     from pipeline.gguf.dequantize import layout
 
     architecture = header.fields.get("general.architecture")
@@ -182,10 +182,10 @@ def compare_with_folder(folder: Path, other: Path) -> None:
         ours, theirs = (AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False) for path in (folder, other))
         mine, yours = load_tokenizer(folder), load_tokenizer(other)
     except Exception as error:  # of files that anybody may have written; the libraries raise whatever they stumble over
-        said = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         raise DataError(
             "Q-BASE-024",
-            f"{other} can't be read as a Hugging Face folder ({said}): base.compare_with names one of the "
+            f"{other} can't be read as a Hugging Face folder ({reason}): base.compare_with names one of the "
             "same model, or null",
         ) from error
     differing = [f"{key} ({setting(ours, key)} and {setting(theirs, key)})" for key in COMPARED if _differ(setting(ours, key), setting(theirs, key))]

@@ -23,7 +23,7 @@ from pipeline.models.runtime import silence_libraries
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, choose_files, examine, read_object
 from pipeline.stages.base.hub import download
-from pipeline.stages.base.quantized_gguf import Packed, compare_with_folder
+from pipeline.stages.base.quantized_gguf import QuantizedGguf, compare_with_folder
 
 
 def copy_folder(source: Path, folder: Path) -> None:
@@ -76,13 +76,13 @@ def find_in_package(package: str, file: str) -> Path:
 
 
 def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revision: str | None = None, file: str | None = None,
-         packed: Packed | None = None, target: Path, record: Path, root: Path = Path(),
+         quantized: QuantizedGguf | None = None, target: Path, record: Path, root: Path = Path(),
          llamacpp_home: str | None = None) -> dict[str, Any]:  # fmt: skip
     """Publish the model as the folder `target` and its facts as the JSON file `record`; the facts.
 
     `model` is a hub repository (`revision` is its commit), a folder or GGUF file (relative to `root`), or the name of an
-    installed package that holds the GGUF `file`. With `packed` the GGUF itself is the base; without, it is dequantised to 16 bit.
-    What was in `target` stays until the new model is whole and checked.
+    installed package that holds the GGUF `file`. With `quantized` the GGUF itself is the base; without, it is dequantized to 16 bit.
+    What was in `target` stays until the new model is complete and checked.
     Raises `ConfigError`, `DataError`, `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
     """
     silence_libraries()
@@ -92,16 +92,18 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
         aside.mkdir()
         match source:
             case "hub":
-                download(model, revision or "", unfinished / (revision or ""), aside, file if packed else None)
-                if packed:
-                    license_name = packed.keep(aside / (file or ""), aside, find_toolchain(llamacpp_home))
+                download(model, revision or "", unfinished / (revision or ""), aside, file if quantized else None)
+                if quantized:
+                    license_name = quantized.keep(aside / (file or ""), aside, find_toolchain(llamacpp_home))
             case "path":
                 copy_folder(root / Path(model).expanduser(), aside)
             case "gguf" | "package":
                 origin = find_in_package(model, file or "") if source == "package" else root / Path(model).expanduser()
-                license_name = packed.keep(origin, aside, find_toolchain(llamacpp_home)) if packed else convert_gguf(origin, aside, llamacpp_home)
-        if packed and packed.compare_with:
-            compare_with_folder(aside, root / Path(packed.compare_with).expanduser())
+                license_name = (
+                    quantized.keep(origin, aside, find_toolchain(llamacpp_home)) if quantized else convert_gguf(origin, aside, llamacpp_home)
+                )
+        if quantized and quantized.compare_with:
+            compare_with_folder(aside, root / Path(quantized.compare_with).expanduser())
         try:
             facts = examine(aside)
         except DataError as error:  # the user knows the source, not the folder that is not published yet
@@ -112,7 +114,7 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
         "model": model,
         "revision": revision,
         "file": file,
-        "level": packed.level if packed else None,
+        "level": quantized.level if quantized else None,
         "files": files,
         "license": facts["license"] or license_name,
     }
@@ -135,6 +137,6 @@ def convert_gguf(file: Path, folder: Path, llamacpp_home: str | None) -> str | N
 def main(params: Params, root: Path) -> None:
     """Run the stage on the project folder `root`."""
     chosen = params.base
-    packed = Packed(chosen.level, chosen.compare_with) if chosen.quantization == "gguf" else None
-    base(source=chosen.source, model=chosen.model, revision=chosen.revision, file=chosen.file, packed=packed, target=root / "models" / "base",
+    quantized = QuantizedGguf(chosen.level, chosen.compare_with) if chosen.quantization == "gguf" else None
+    base(source=chosen.source, model=chosen.model, revision=chosen.revision, file=chosen.file, quantized=quantized, target=root / "models" / "base",
          record=root / "models" / "base.json", root=root, llamacpp_home=params.llamacpp.home)  # fmt: skip

@@ -1,1 +1,1 @@
-"""The ways to ship, measured against each other on the user's data."""
+"""The strategies to ship, measured against each other on the user's data."""

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from pipeline.chat.held_out import answerable_rows
 from pipeline.config.params import Params
 from pipeline.config.sections import Evaluate
-from pipeline.config.strategies import FOLDER, WAYS, title
+from pipeline.config.strategies import FOLDER, STRATEGIES, title
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.core.hardware import machine
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.gguf.provenance import adapter_fields
-from pipeline.llamacpp.converters import base_fields, lora_to_gguf, quantise_gguf
+from pipeline.llamacpp.converters import base_fields, lora_to_gguf, quantize_gguf
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.metrics.answers import answer_rows, score_answers
@@ -55,30 +55,30 @@ class Made(NamedTuple):
 
 def main(params: Params, root: Path, item: str) -> None:
     """Run the job for the strategy, level and seed `item` on the files below `root`."""
-    way, _, rest = item.partition("-")
+    strategy, _, rest = item.partition("-")
     level, _, seed = rest.partition("-")
-    if way not in WAYS:
+    if strategy not in STRATEGIES:
         raise ConfigError(
             "Q-COMPARE-001",
-            f"compare_measure@{item} names none of {', '.join(WAYS)}: `snakemake -n` lists the jobs",
+            f"compare_measure@{item} names none of {', '.join(STRATEGIES)}: `snakemake -n` lists the jobs",
         )
-    record(params, root, way, level, seed_of(seed, f"compare_measure@{item}"), item)
+    record(params, root, strategy, level, seed_of(seed, f"compare_measure@{item}"), item)
 
 
-def record(params: Params, root: Path, way: str, level: str, seed: int, name: str) -> None:
-    """Measure `way` at `level` with `seed` in the sub-project `name`, and write the figures."""
-    started, strategy = time.monotonic(), WAYS[way]
-    trained = root / TRAINED / f"{level if strategy.on_level else 'nf4'}-{seed}"
+def record(params: Params, root: Path, strategy: str, level: str, seed: int, name: str) -> None:
+    """Measure `strategy` at `level` with `seed` in the sub-project `name`, and write the figures."""
+    started, chosen = time.monotonic(), STRATEGIES[strategy]
+    trained = root / TRAINED / f"{level if chosen.on_level else 'nf4'}-{seed}"
     training = read_json(trained / "train.json", "run `snakemake`")
     tools = find_toolchain(params.llamacpp.home)
     remove(root / FOLDER / name)  # of a killed run
     settings: dict[str, dict[str, Any]]
-    if strategy.on_level:
+    if chosen.on_level:
         settings, links = level_settings(root, name, seed), {}
     else:
-        settings, links = {"merge": {"base": strategy.merge_base or "w16"}}, base_links(root)
+        settings, links = {"merge": {"base": chosen.merge_base or "16-bit"}}, base_links(root)
     project = open_project(root, name, params, settings, links | {"models/adapter": trained / "adapter"})
-    make = make_merged if strategy.merge_base else make_on_level if strategy.on_level else make_adapted
+    make = make_merged if chosen.merge_base else make_on_level if chosen.on_level else make_adapted
     made = make(params, root, project, level, tools)
     write_reference(params, root, project)
     took = {
@@ -87,7 +87,7 @@ def record(params: Params, root: Path, way: str, level: str, seed: int, name: st
     }
     figures = measure(made, project, params, root, tools)
     figures |= {
-        "way": way,
+        "strategy": strategy,
         "level": level,
         "seed": seed,
         "training": took,
@@ -95,7 +95,7 @@ def record(params: Params, root: Path, way: str, level: str, seed: int, name: st
     }
     write_json(root / MEASURED / f"{name}.json", figures)
     remove(project)
-    print(f"compare: measured: {title(way, level)}, seed {seed}")
+    print(f"compare: measured: {title(strategy, level)}, seed {seed}")
 
 
 # ---- the model that is measured
@@ -117,7 +117,7 @@ def make_merged(params: Params, root: Path, project: Path, level: str, tools: To
     if level == kind:
         return Made(sixteen, None, disk)
     made = folder / f"{stem}-{level}.gguf"
-    quantise_gguf(
+    quantize_gguf(
         tools, sixteen, made, level, params.quantize.nthreads, tensor_types=params.quantize.tensor_types
     )
     remove(sixteen)
@@ -165,7 +165,7 @@ def write_reference(params: Params, root: Path, project: Path) -> None:
 
 
 def measure(made: Made, project: Path, params: Params, root: Path, tools: Toolchain) -> dict[str, Any]:
-    """Everything of one way, whose reference is in `project`.
+    """Everything of one strategy, whose reference is in `project`.
 
     Raises `ToolError` if llama.cpp can't serve it, `GateError` if its logits can't be compared.
     """

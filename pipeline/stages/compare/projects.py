@@ -33,12 +33,12 @@ from pipeline.core.locks import absent
 from pipeline.core.owner import RUN
 from pipeline.core.publish import need_disk, publishing, remove
 from pipeline.gguf.base_files import DENSE
-from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.planning.disk import own_bytes, plan_disk
 from pipeline.planning.level_bytes import level_bytes
-from pipeline.planning.quantized import SCRATCH, packed_level
+from pipeline.planning.quantized import SCRATCH, quantized_level
 from pipeline.planning.shape import load_shape
 from pipeline.workflow.settle import REUSE
 
@@ -84,7 +84,7 @@ def sub_params(params: Params, settings: Settings) -> Settings:
     values: Settings = params.model_dump(mode="json")
     shared: Settings = {
         "base": {"quantization": "nf4", "level": None, "compare_with": None}, "train": {"method": "sft", "sample_rows": 0},
-        "merge": {"base": "w16"}, "imatrix": {"tokens": 0}, "quantize": {"levels": list(params.compare.levels)},
+        "merge": {"base": "16-bit"}, "imatrix": {"tokens": 0}, "quantize": {"levels": list(params.compare.levels)},
         "compare": {"seeds": []}, "evaluate": {"models": [kind]},
         "llamacpp": {"home": str(Path(home).expanduser().resolve()) if home else None},
     }  # fmt: skip
@@ -119,7 +119,7 @@ def untuned_gguf(root: Path, params: Params) -> Path:
 def quantize_base(root: Path, params: Params, project: Path, level: str, tools: Toolchain) -> Path:
     """Write the untuned base at `level` into `project`; the file."""
     target = project / LEVEL_FILE
-    quantise_gguf(
+    quantize_gguf(
         tools,
         untuned_gguf(root, params),
         target,
@@ -166,21 +166,21 @@ def check_trainable(root: Path, params: Params) -> None:
     except DataError as error:
         why = f"for this base can't be trained on as a GGUF: {error.sentence}"
         raise ConfigError(
-            "Q-COMPARE-002", f"the ways to ship can't be compared, {why}. Set compare.seeds to []"
+            "Q-COMPARE-002", f"the strategies to ship can't be compared, {why}. Set compare.seeds to []"
         ) from None
     if (architecture := header.fields["general.architecture"]) not in DENSE:
         raise ConfigError(
             "Q-COMPARE-002",
-            f"the ways to ship can't be compared for {architecture}, only for {', '.join(DENSE)}: set "
+            f"the strategies to ship can't be compared for {architecture}, only for {', '.join(DENSE)}: set "
             "compare.seeds to []",
         )
     shape = load_shape(root / "models/base/config.json")
     for level in params.compare.levels:
-        if unknown := sorted(packed_level(shape, level).kinds - set(SCRATCH)):
-            kinds = " and ".join(unknown)
+        if unknown := sorted(quantized_level(shape, level).ggml_types - set(SCRATCH)):
+            ggml_types = " and ".join(unknown)
             raise ConfigError(
                 "Q-COMPARE-003",
-                f"compare.levels has {level}, whose type {kinds} can't be trained on: take Q4_K_M, Q6_K or "
+                f"compare.levels has {level}, whose type {ggml_types} can't be trained on: take Q4_K_M, Q6_K or "
                 "Q8_0, say",
             )
     for pattern, kind in params.quantize.tensor_types.items():
@@ -224,7 +224,7 @@ def run_module(module: str, *words: str, what: str) -> None:
     command = bound(
         [sys.executable, "-m", module, *words], signal.SIGTERM
     )  # with SIGTERM a training saves a checkpoint
-    # in a session of its own: Ctrl-C in a terminal reaches a whole group, and a training ends at once at its second signal
+    # in a session of its own: Ctrl-C in a terminal reaches an entire group, and a training ends at once at its second signal
     process = subprocess.Popen(
         command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
     )

@@ -1,6 +1,7 @@
-"""Sum up the ways to ship, measured on the project's own data with several seeds: merged into 16 bit or NF4, or an adapter on a level of the base.
+"""Sum up the strategies to ship, measured on the project's own data with several seeds: merged into 16 bit or NF4, or an adapter on a level of the
+base.
 
-Reads `reports/compare/` and writes `reports/ways.json` (no seeds in it if `compare.seeds` is []). The trainings and measurements are jobs of
+Reads `reports/compare/` and writes `reports/strategies.json` (no seeds in it if `compare.seeds` is []). The trainings and measurements are jobs of
 their own: `nf4`, `level`, `unquantized`, `measure`, beside this module. Their scratch, `models/.compare/`, is removed here.
 Command: `python -m pipeline compare`
 """
@@ -9,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.config.strategies import FOLDER, MERGED_16, WAYS
+from pipeline.config.strategies import FOLDER, MERGED_16, STRATEGIES
 from pipeline.core.locks import absent
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.stages.compare.measure import MEASURED
 from pipeline.stages.compare.projects import TRAINED
-from pipeline.stages.compare.summary import summarise
+from pipeline.stages.compare.summary import summarize
 
-TARGET = Path("reports/ways.json")
+TARGET = Path("reports/strategies.json")
 
 
 def measured(root: Path, params: Params) -> list[dict[str, Any]]:
@@ -26,9 +27,9 @@ def measured(root: Path, params: Params) -> list[dict[str, Any]]:
         jobs = {f"{MERGED_16}-{seed}": f"compare_unquantized@{seed}"}
         jobs |= {
             name: f"compare_measure@{name}"
-            for way in WAYS
+            for strategy in STRATEGIES
             for level in levels
-            for name in [f"{way}-{level}-{seed}"]
+            for name in [f"{strategy}-{level}-{seed}"]
         }
         for name, job in jobs.items():
             file = root / MEASURED / f"{name}.json"
@@ -44,7 +45,7 @@ def forget_others(root: Path, params: Params) -> None:
     trained = {f"{base}-{seed}" for base in ("nf4", *levels) for seed in seeds}
     named = {
         f"{part}-{seed}.json"
-        for part in (MERGED_16, *(f"{way}-{level}" for way in WAYS for level in levels))
+        for part in (MERGED_16, *(f"{strategy}-{level}" for strategy in STRATEGIES for level in levels))
         for seed in seeds
     }
     for folder, kept in ((TRAINED, trained), (MEASURED, named)):
@@ -62,11 +63,11 @@ def main(params: Params, root: Path) -> None:
     if not figures:
         write_json(root / TARGET, {"seeds": []})
         print(
-            "compare: not measured, for compare.seeds is []: set it to [42, 43, 44], say, to see which way "
+            "compare: not measured, for compare.seeds is []: set it to [42, 43, 44], say, to see which strategy "
             "to ship is best on your data"
         )
         return
-    found = summarise(
+    found = summarize(
         figures,
         seeds=settings.seeds,
         levels=settings.levels,

@@ -1,4 +1,4 @@
-"""From the figures of each way, level and seed to reports/ways.json: means with intervals, differences, and which way to take."""
+"""From the figures of each strategy, level and seed to reports/strategies.json: means with intervals, differences, and which strategy to take."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.strategies import MERGED_16, WAYS, title
+from pipeline.config.strategies import MERGED_16, STRATEGIES, title
 from pipeline.core.errors import DataError
 from pipeline.stages.compare.recommendation import Measured, recommend
 from pipeline.stages.compare.statistics import Difference, Scores, difference, mean_of
@@ -17,11 +17,11 @@ Figures = Mapping[str, Any]
 DISK = (
     "base, merged model, 16-bit GGUF and level together, as the stages leave them; checkpoints, the adapter, "
     "what only comparisons read and what the "
-    "base's level was quantised from aside"
+    "base's level was quantized from aside"
 )
 
 
-def summarise(
+def summarize(
     figures: Sequence[Figures],
     *,
     seeds: Sequence[int],
@@ -30,18 +30,19 @@ def summarise(
     scorer: str,
     seed: int,
 ) -> dict[str, Any]:
-    """What reports/ways.json holds; `figures` are `pipeline.stages.compare.measure`'s, `sixteen` is the 16-bit type, `seed` draws the tests' swaps.
+    """What reports/strategies.json holds; `figures` are `pipeline.stages.compare.measure`'s, `sixteen` is the 16-bit type, `seed` draws the tests'
+    swaps.
 
-    Raises `DataError` where no row has a score from every way and seed.
+    Raises `DataError` where no row has a score from every strategy and seed.
     """
     rows = scored_rows(figures)
     if not rows:
         raise DataError(
             "Q-COMPARE-004",
-            f"no held-out row has a score by {scorer} from every way: look at the judge, or take another "
+            f"no held-out row has a score by {scorer} from every strategy: look at the judge, or take another "
             "scorer",
         )
-    reference = of_way(figures, rows, sixteen, MERGED_16, seeds)
+    reference = of_strategy(figures, rows, sixteen, MERGED_16, seeds)
     return {
         "seeds": list(seeds), "scorer": scorer, "rows": len(rows), "disk_counted": DISK,
         "machines": sorted({one["machine"] for one in figures}), "reference": {"level": sixteen, **reference},
@@ -52,7 +53,7 @@ def summarise(
 def seconds(figures: Sequence[Figures]) -> float:
     """Time that the measurements took, and the trainings, each of which is in the figures of several."""
     trained: dict[Any, float] = {
-        (WAYS[one["way"]].on_level and one["level"], one["seed"]): one["training"]["seconds"]
+        (STRATEGIES[one["strategy"]].on_level and one["level"], one["seed"]): one["training"]["seconds"]
         for one in figures
     }
     total: float = sum(trained.values()) + sum(one["measuring_seconds"] for one in figures)
@@ -67,30 +68,30 @@ def scored_rows(figures: Sequence[Figures]) -> list[str]:
 def of_level(
     figures: Sequence[Figures], rows: Sequence[str], level: str, seeds: Sequence[int], seed: int
 ) -> dict[str, Any]:
-    """One level's ways, their differences from each other (second less first, in points of 100), and the one to take."""
-    ways = {way: {"title": title(way, level)} | of_way(figures, rows, level, way, seeds) for way in WAYS}
-    points = {way: matrix(figures, rows, level, way, seeds) for way in WAYS}
-    pairs = list(combinations(WAYS, 2))
+    """One level's strategies, their differences from each other (second less first, in points of 100), and the one to take."""
+    strategies = {strategy: {"title": title(strategy, level)} | of_strategy(figures, rows, level, strategy, seeds) for strategy in STRATEGIES}
+    points = {strategy: matrix(figures, rows, level, strategy, seeds) for strategy in STRATEGIES}
+    pairs = list(combinations(STRATEGIES, 2))
     differences = {pair: difference(points[pair[0]], points[pair[1]], seed) for pair in pairs}
     perfect = {
         pair: difference(all_right(points[pair[0]]), all_right(points[pair[1]]), seed) for pair in pairs
     }
     measured = {
-        way: Measured(found["score"], found["disk_bytes"], found["bytes"]) for way, found in ways.items()
+        strategy: Measured(found["score"], found["disk_bytes"], found["bytes"]) for strategy, found in strategies.items()
     }
     advice = recommend(level, measured, differences, len(seeds))
     return {
-        "ways": ways, "differences": told(differences), "perfect_differences": told(perfect),
-        "recommended": advice.way, "decided": advice.decided, "sentence": advice.sentence,
+        "strategies": strategies, "differences": difference_rows(differences), "perfect_differences": difference_rows(perfect),
+        "recommended": advice.strategy, "decided": advice.decided, "sentence": advice.sentence,
     }  # fmt: skip
 
 
-def of_way(
-    figures: Sequence[Figures], rows: Sequence[str], level: str, way: str, seeds: Sequence[int]
+def of_strategy(
+    figures: Sequence[Figures], rows: Sequence[str], level: str, strategy: str, seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """One way's figures over the seeds: sizes and divergence as their mean, speeds as their median, scores with intervals."""
-    own = mine(figures, level, way, seeds)
-    points = matrix(figures, rows, level, way, seeds)
+    """One strategy's figures over the seeds: sizes and divergence as their mean, speeds as their median, scores with intervals."""
+    own = mine(figures, level, strategy, seeds)
+    points = matrix(figures, rows, level, strategy, seeds)
     score, perfect = mean_of(points), mean_of(all_right(points))
     bare = [one["speed"]["bare"]["median"] for one in own if "bare" in one["speed"]]
     return {
@@ -109,18 +110,18 @@ def of_way(
     }  # fmt: skip
 
 
-def mine(figures: Sequence[Figures], level: str, way: str, seeds: Sequence[int]) -> list[Figures]:
-    """One way's figures at one level, in the order of the seeds."""
-    found = {one["seed"]: one for one in figures if (one["level"], one["way"]) == (level, way)}
+def mine(figures: Sequence[Figures], level: str, strategy: str, seeds: Sequence[int]) -> list[Figures]:
+    """One strategy's figures at one level, in the order of the seeds."""
+    found = {one["seed"]: one for one in figures if (one["level"], one["strategy"]) == (level, strategy)}
     return [found[seed] for seed in seeds]
 
 
 def matrix(
-    figures: Sequence[Figures], rows: Sequence[str], level: str, way: str, seeds: Sequence[int]
+    figures: Sequence[Figures], rows: Sequence[str], level: str, strategy: str, seeds: Sequence[int]
 ) -> Scores:
-    """One way's scores, (seeds, rows), 0 to 1."""
+    """One strategy's scores, (seeds, rows), 0 to 1."""
     return np.array(
-        [[one["points"][row] for row in rows] for one in mine(figures, level, way, seeds)], dtype=np.float64
+        [[one["points"][row] for row in rows] for one in mine(figures, level, strategy, seeds)], dtype=np.float64
     )
 
 
@@ -130,7 +131,7 @@ def all_right(points: Scores) -> Scores:
     return right
 
 
-def told(differences: Mapping[tuple[str, str], Difference]) -> list[dict[str, Any]]:
+def difference_rows(differences: Mapping[tuple[str, str], Difference]) -> list[dict[str, Any]]:
     """Differences as JSON."""
     return [
         {"first": first, "second": second, **asdict(one), "measurable": one.measurable}

@@ -18,7 +18,7 @@ LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 BLOCK = 1 << 26  # bytes of a tensor that are looked at together
 # whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no GGUF key tells it otherwise
-NORMALISED = {"qwen2_moe": False, "qwen3_moe": True}
+NORMALizED = {"qwen2_moe": False, "qwen3_moe": True}
 F16_END = 65_520.0  # the smallest number that rounds to infinity in float16; the largest float16 is 65,504
 
 
@@ -33,7 +33,7 @@ def contradictions(folder: Path, kind: str) -> list[str]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of the language model; in some models it is a part of the whole one."""
+    """config.json of the language model; in some models it is a part of the entire one."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
@@ -58,7 +58,7 @@ def head(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Ite
             "or leave the head out"
         )
     if not tied and not stored and embedding:
-        yield "tie_word_embeddings is false, but there is no lm_head.weight: merge again, or take a base that is whole"
+        yield "tie_word_embeddings is false, but there is no lm_head.weight: merge again, or take a base that is complete"
 
 
 def rows(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Iterator[str]:
@@ -81,7 +81,8 @@ def layers(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
     if not found or wanted is None:
         return
     if missing := sorted(set(range(wanted)) - found):
-        yield f"num_hidden_layers is {wanted}, but layer {missing[0]} has no tensor ({len(missing)} layers so): merge again from a base that is whole"
+        yield (f"num_hidden_layers is {wanted}, but layer {missing[0]} has no tensor ({len(missing)} layers so): merge again from a base that "
+            "is complete")
     if more := sorted(found - set(range(wanted + extra))):
         yield (
             f"num_hidden_layers is {wanted}, but there are tensors of layer {more[0]} ({len(more)} layers so): take layers for multi-token "
@@ -109,13 +110,13 @@ def shapes(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
 
 
 def experts(config: dict[str, Any]) -> Iterator[str]:
-    """Experts' weights are normalised where llama.cpp does it for the architecture; transformers' default is not to."""
-    kind, normalised = config.get("model_type"), bool(config.get("norm_topk_prob", False))
-    wanted = NORMALISED.get(str(kind))
-    if wanted is not None and normalised != wanted:
+    """Experts' weights are normalized where llama.cpp does it for the architecture; transformers' default is not to."""
+    kind, normalized = config.get("model_type"), bool(config.get("norm_topk_prob", False))
+    wanted = NORMALizED.get(str(kind))
+    if wanted is not None and normalized != wanted:
         how = "always" if wanted else "never"
         yield (
-            f"norm_topk_prob is {str(normalised).lower()}, but llama.cpp {how} normalises the experts' weights of {kind}: "
+            f"norm_topk_prob is {str(normalized).lower()}, but llama.cpp {how} normalizes the experts' weights of {kind}: "
             f"take a base that was trained with norm_topk_prob {str(wanted).lower()}"
         )
 

@@ -48,7 +48,7 @@ def remark(pre: PreTokenizer) -> str:
         case "hash":
             return f"pre-tokenizer {pre.name}"
         case "structure":
-            return f"pre-tokenizer {pre.name} (llama.cpp does not list this vocabulary; normaliser, patterns and merges are those of {pre.name})"
+            return f"pre-tokenizer {pre.name} (llama.cpp does not list this vocabulary; normalizer, patterns and merges are those of {pre.name})"
     return "pre-tokenizer as the converter finds it"
 
 

@@ -1,1 +1,1 @@
-"""Raw rows to clean, deduplicated, split rows, with an account of every row."""
+"""Raw rows to clean, deduplicated, split rows, with statistics of every row."""

@@ -1,4 +1,4 @@
-"""Whether the account adds up, and whether anything is left to train and to measure on."""
+"""Whether the statistics add up, and whether anything is left to train and to measure on."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from pipeline.core.wording import plural
 from pipeline.stages.curate.comparing.splits import SPLITS
 
 
-def check_account(counts: Mapping[str, Any], folder: Path, rejects: Path) -> None:
+def check_stats(counts: Mapping[str, Any], folder: Path, rejects: Path) -> None:
     """Compare the counts with each other and with the files written; a difference is a bug of ours."""
     written = {split: count_lines(folder / f"{split}.jsonl") for split in SPLITS}
     entries = counts["rows_rejected"] + counts["rows_dropped"] + sum(counts["files_rejected"].values())
@@ -26,7 +26,7 @@ def check_account(counts: Mapping[str, Any], folder: Path, rejects: Path) -> Non
         and sum(counts["files_rejected"].values()) == len(counts["files_unread"])
     )
     if not whole or written != counts["splits"] or count_lines(rejects) != entries:
-        raise RuntimeError(f"curate's account does not balance: {counts}, written {written} and {count_lines(rejects)} rejects")
+        raise RuntimeError(f"curate's statistics do not balance: {counts}, written {written} and {count_lines(rejects)} rejects")
 
 
 def count_lines(path: Path) -> int:
@@ -35,7 +35,7 @@ def count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def refuse_empty(counts: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], raw: Path, settings: Curate) -> None:
+def check_not_empty(counts: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], raw: Path, settings: Curate) -> None:
     """Raise `DataError` if there is nothing to train on, or nothing to measure on though `test_fraction` asks for it.
 
     `samples` has rejects under "reject REASON".

@@ -17,7 +17,7 @@ from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines, refusal
 from pipeline.stages.curate.reading.formats import detect, to_row
 from pipeline.stages.curate.rules.changes import Change, Changes
-from pipeline.stages.curate.rules.cleaning import normalise, reasoning, turns
+from pipeline.stages.curate.rules.cleaning import normalize, reasoning, turns
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
@@ -32,14 +32,14 @@ TEXT_SHOWN = 2000  # characters of a rejected line
 
 @dataclass(slots=True)
 class Block:
-    """Neighbouring lines of one file."""
+    """Neighboring lines of one file."""
 
     file: str  # below data/raw
     lines: list[RawLine]
 
 
 # (what is counted, of which name): rejected, rejected_by, changed, rows_changed, redactions, formats
-Tally = Counter[tuple[str, str]]
+CleaningStats = Counter[tuple[str, str]]
 
 
 class Facts(NamedTuple):
@@ -60,7 +60,7 @@ class Cleaned:
     size: int  # bytes of the raw lines
     lines: int
     accepted: int = 0
-    tally: Tally = field(default_factory=Counter)
+    cleaning_stats: CleaningStats = field(default_factory=Counter)
     rows: list[bytes] = field(default_factory=list)
     facts: list[Facts] = field(default_factory=list)  # of each row
     rejects: list[bytes] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Cleaner:
         self.settings = settings
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
         rules = {
-            "normalise": normalise if settings.normalise else None,
+            "normalize": normalize if settings.normalize else None,
             "secrets": self.redact,  # early, so that no later rule's excerpt holds half a secret
             "reasoning": reasoning(added_tokens or ()),
             "turns": turns(settings.turns),
@@ -102,7 +102,7 @@ class Cleaner:
             changes[:earlier] = [Change(change.rule, change.place, WITHHELD, WITHHELD) for change in changes[:earlier]]
         return redacted
 
-    def clean(self, file: str, line: RawLine, tally: Tally, changes: Changes) -> list[Row]:
+    def clean(self, file: str, line: RawLine, cleaning_stats: CleaningStats, changes: Changes) -> list[Row]:
         """The rows of one line. Raises `Rejected` if there are none."""
         rule = "read"
         try:
@@ -110,7 +110,7 @@ class Cleaner:
             rule = "format"
             wanted = by_glob(file, self.settings.formats, "auto")
             found = detect(value) if wanted == "auto" else wanted
-            tally["formats", found] += 1
+            cleaning_stats["formats", found] += 1
             row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=found)
             if not self.fit_for_reports(row["domain"]):
                 row["domain"] = domain_of(file)
@@ -128,7 +128,7 @@ class Cleaner:
         for line in block.lines:
             changes: Changes = []
             try:
-                rows = self.clean(block.file, line, done.tally, changes)
+                rows = self.clean(block.file, line, done.cleaning_stats, changes)
             except Rejected as rejected:
                 self.reject(done, line, rejected)
                 continue
@@ -139,14 +139,14 @@ class Cleaner:
                 turns = sum(turn["role"] != "system" for turn in row["messages"])
                 done.facts.append(Facts(row["id"], row["domain"], row["kind"], turns, "reward" in row))
             self.note(done, line, rows[0]["id"], changes)
-        done.tally.update({("redactions", kind): count for kind, count in self.redactor.take_counts().items()})
+        done.cleaning_stats.update({("redactions", kind): count for kind, count in self.redactor.take_counts().items()})
         return done
 
     def reject(self, done: Cleaned, line: RawLine, rejected: Rejected) -> None:
         """Account for a line that gives no row."""
         entry = self.entry(done.file, line, rejected)
-        done.tally["rejected", rejected.why.code] += 1
-        done.tally["rejected_by", rejected.rule] += 1
+        done.cleaning_stats["rejected", rejected.why.code] += 1
+        done.cleaning_stats["rejected_by", rejected.rule] += 1
         done.rejects.append(dump_line(entry))
         keep_sample(done.samples, f"reject {rejected.why.code}", entry)
 
@@ -166,13 +166,13 @@ class Cleaner:
             entry = {"id": identity, "file": done.file, "line": line.number, "rule": change.rule, "place": change.place,
                      "before": change.before, "after": change.after}  # fmt: skip
             done.changes.append(dump_line(entry))
-            done.tally["changed", change.rule] += 1
+            done.cleaning_stats["changed", change.rule] += 1
             keep_sample(done.samples, f"change {change.rule}", entry)
-        done.tally.update({("rows_changed", change.rule) for change in changes})
+        done.cleaning_stats.update({("rows_changed", change.rule) for change in changes})
 
 
 def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or mended.
+    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or repaired.
 
     `found` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as `scored` (with a reward).
     """
@@ -185,7 +185,7 @@ def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> 
     for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=Counter()):
         found["lines"] += 1
         try:
-            rows = cleaner.clean(name, line, Tally(), [])
+            rows = cleaner.clean(name, line, CleaningStats(), [])
         except Rejected as rejected:
             yield cleaner.entry(name, line, rejected)
             continue
@@ -196,7 +196,7 @@ def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> 
 
 
 def blocks(file: str, lines: Iterable[RawLine], size: int) -> Iterator[Block]:
-    """Neighbouring lines in blocks of about `size` bytes, never more than 4,096 lines."""
+    """Neighboring lines in blocks of about `size` bytes, never more than 4,096 lines."""
     block, held = Block(file, []), 0
     for line in lines:
         block.lines.append(line)

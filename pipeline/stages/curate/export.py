@@ -35,12 +35,12 @@ def to_alpaca(row: Row) -> dict[str, Any]:
     alternate = [turn["role"] for turn in turns] == ["user", "assistant"] * (len(turns) // 2)
     if "tools" in row or not turns or not alternate or any(turn.keys() != {"role", "content"} for turn in messages):
         raise BadRow("not_exportable", "Alpaca holds a system text, then questions and answers in turn, all of them trained, and nothing else")
-    said = [turn["content"] for turn in turns]
-    result: dict[str, Any] = {"instruction": said[-2], "input": "", "output": said[-1]}
+    texts = [turn["content"] for turn in turns]
+    result: dict[str, Any] = {"instruction": texts[-2], "input": "", "output": texts[-1]}
     if system:
         result["system"] = system
-    if len(said) > 2:
-        result["history"] = [list(pair) for pair in zip(said[:-2:2], said[1:-2:2], strict=True)]
+    if len(texts) > 2:
+        result["history"] = [list(pair) for pair in zip(texts[:-2:2], texts[1:-2:2], strict=True)]
     return result | ({"reward": row["reward"]} if "reward" in row else {})
 
 

@@ -1,4 +1,4 @@
-"""The account of the data as a page: one HTML file that says what became of every row.
+"""The statistics of the data as a page: one HTML file that says what became of every row.
 
 `render_data_page` fills `templates/data.html.jinja`, which escapes everything that it prints; the numbers come from
 `reports/data.json`, the samples (redacted already) from stage `curate`.
@@ -12,7 +12,7 @@ from pipeline.pages.drawings import Step, bars, flow
 from pipeline.pages.templating import fill
 
 SHOWN = 40  # lines of a table; what is beyond is in reports/data.json
-# what an account lacks is empty, not an error
+# what the statistics lack is empty, not an error
 EMPTY: dict[str, Any] = {
     "rows_read": 0, "rows_accepted": 0, "rows_rejected": 0, "rows_dropped": 0, "rows_kept": 0, "parts_added": 0, "rules": [], "rejected": {},
     "files_found": 0, "files_rejected": {}, "files_unread": {}, "untrained": {}, "scored": 0, "changed": {}, "redactions": {},
@@ -25,39 +25,39 @@ EMPTY: dict[str, Any] = {
 SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "suspects", "rows")
 
 
-def render_data_page(account: Mapping[str, Any], samples: Mapping[str, Any]) -> str:
-    """The page as one string of HTML. Whatever `account` and `samples` lack is shown as none found."""
-    values = page_values(whole(account), {name: list(samples.get(name) or []) for name in SAMPLES})
+def render_data_page(stats: Mapping[str, Any], samples: Mapping[str, Any]) -> str:
+    """The page as one string of HTML. Whatever `stats` and `samples` lack is shown as none found."""
+    values = page_values(whole(stats), {name: list(samples.get(name) or []) for name in SAMPLES})
     return fill("data.html.jinja", **values)
 
 
-def whole(account: Mapping[str, Any]) -> dict[str, Any]:
-    """The account with everything in it that the page asks for."""
-    given = {key: value for key, value in account.items() if value is not None}
+def whole(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """The statistics with everything in it that the page asks for."""
+    given = {key: value for key, value in stats.items() if value is not None}
     nested = {key: {**EMPTY[key], **value} for key, value in given.items() if isinstance(EMPTY.get(key), dict)}
     return {**EMPTY, **given, **nested}
 
 
-def page_values(account: Mapping[str, Any], samples: Mapping[str, list[Any]]) -> dict[str, Any]:
+def page_values(stats: Mapping[str, Any], samples: Mapping[str, list[Any]]) -> dict[str, Any]:
     """What the template needs."""
     from markupsafe import Markup
 
-    splits = {split: account["splits"].get(split, 0) for split in (*SPLITS, *(name for name in account["splits"] if name not in SPLITS))}
-    drawings = {"flow": _flow(account, samples["rejects"], splits), "tokens": _tokens(account["tokens"]), "turns": _turns(account["turns"]),
-                "clusters": _clusters(account["duplicates"]["histogram"])}  # fmt: skip
-    rules = {rule["rule"]: rule for rule in account["rules"]}
+    splits = {split: stats["splits"].get(split, 0) for split in (*SPLITS, *(name for name in stats["splits"] if name not in SPLITS))}
+    drawings = {"flow": _flow(stats, samples["rejects"], splits), "tokens": _tokens(stats["tokens"]), "turns": _turns(stats["turns"]),
+                "clusters": _clusters(stats["duplicates"]["histogram"])}  # fmt: skip
+    rules = {rule["rule"]: rule for rule in stats["rules"]}
     changes: dict[str, list[Any]] = {}
     for change in samples["changes"]:
         changes.setdefault(change["rule"], []).append(change)
     return {
-        "shown": SHOWN, "account": account, "samples": samples, "splits": splits, "rules": rules,
+        "shown": SHOWN, "stats": stats, "samples": samples, "splits": splits, "rules": rules,
         "names": {rule: name for rule, (name, _, _) in RULES.items()},
-        "off": set(account["not_measured"]), "title": title(account), "verdict": verdict(account), "warnings": warnings(account),
+        "off": set(stats["not_measured"]), "title": title(stats), "verdict": verdict(stats), "warnings": warnings(stats),
         "drawings": {name: Markup(drawing) for name, drawing in drawings.items()},  # noqa: S704 (our own; drawings escapes its texts)
-        "quiet": [rule["rule"] for rule in account["rules"] if not _worked(rule) and rule["rule"] not in account["not_measured"]],
-        "changes": changes, "rejects": _by_reason(account, samples["rejects"]),
-        "domains": _domains(account), "balanced": any(domain["before"] != domain["after"] for domain in account["balance"].values()),
-        "files": sorted(account["files"].items(), key=lambda item: (-item[1].get("rows", 0), item[0])),
+        "quiet": [rule["rule"] for rule in stats["rules"] if not _worked(rule) and rule["rule"] not in stats["not_measured"]],
+        "changes": changes, "rejects": _by_reason(stats, samples["rejects"]),
+        "domains": _domains(stats), "balanced": any(domain["before"] != domain["after"] for domain in stats["balance"].values()),
+        "files": sorted(stats["files"].items(), key=lambda item: (-item[1].get("rows", 0), item[0])),
     }  # fmt: skip
 
 
@@ -65,17 +65,17 @@ def _worked(rule: Mapping[str, Any]) -> bool:
     return bool(rule.get("rejected") or rule.get("changed") or rule["rows_in"] != rule["rows_out"])
 
 
-def _flow(account: Mapping[str, Any], rejects: Sequence[Mapping[str, Any]], splits: Mapping[str, int]) -> str:
+def _flow(stats: Mapping[str, Any], rejects: Sequence[Mapping[str, Any]], splits: Mapping[str, int]) -> str:
     """The rules that did something, as a stream; "" if nothing was read."""
-    if not account["rows_read"]:
+    if not stats["rows_read"]:
         return ""
     rule_of = {line["reason"]: line.get("rule") for line in rejects}
     steps: list[Step] = []
-    for rule in filter(_worked, account["rules"]):
+    for rule in filter(_worked, stats["rules"]):
         name, rows_in, lost, changed = rule["rule"], rule["rows_in"], rule.get("rejected", 0), rule.get("changed", 0)
         added = rule["rows_out"] - rows_in + lost
         shown = RULES.get(name, (words(name),))[0]
-        reasons = [f"{words(reason)} {rows:,}" for reason, rows in most(account["rejected"]) if rule_of.get(reason) == name]
+        reasons = [f"{words(reason)} {rows:,}" for reason, rows in most(stats["rejected"]) if rule_of.get(reason) == name]
         also = f"{plural(changed, 'row', 'rows')} changed" if changed else ""
         if lost:
             more = [", ".join(reasons) if len(reasons) > 1 else "", also]
@@ -85,10 +85,10 @@ def _flow(account: Mapping[str, Any], rejects: Sequence[Mapping[str, Any]], spli
             steps.append(Step("" if lost else shown, rows_in - lost, added=added, words=f"+ {plural(added, 'row', 'rows')}{source}"))
         if not lost and added <= 0:
             steps.append(Step(shown, rows_in, words=also))
-    told = "; ".join(f"{step.name}: {step.words}, {step.rows_out:,} left" for step in steps)
+    summary = "; ".join(f"{step.name}: {step.words}, {step.rows_out:,} left" for step in steps)
     left = ", ".join(f"{split} {rows:,}" for split, rows in splits.items())
-    description = f"{plural(account['rows_read'], 'row')} read. {told}. {account['rows_kept']:,} kept: {left}."
-    return flow(description, (f"{account['rows_read']:,} read", f"{account['rows_kept']:,} kept"), steps, splits)
+    description = f"{plural(stats['rows_read'], 'row')} read. {summary}. {stats['rows_kept']:,} kept: {left}."
+    return flow(description, (f"{stats['rows_read']:,} read", f"{stats['rows_kept']:,} kept"), steps, splits)
 
 
 def _tokens(tokens: Mapping[str, Any]) -> str:
@@ -98,16 +98,16 @@ def _tokens(tokens: Mapping[str, Any]) -> str:
         at = next((i for i, one in enumerate(bins) if one["from"] <= (value or 0) < one["to"]), None)
         if value is not None and at is not None:
             marks.append((f"{label}: {value:,}", at + (value - bins[at]["from"]) / (bins[at]["to"] - bins[at]["from"])))
-    told = "; ".join(f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in bins if one["rows"])
-    return bars("tokens", "Rows by length in tokens", told, [(f"{one['from']:,}", one["rows"]) for one in bins], edges=True, marks=marks)
+    summary = "; ".join(f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in bins if one["rows"])
+    return bars("tokens", "Rows by length in tokens", summary, [(f"{one['from']:,}", one["rows"]) for one in bins], edges=True, marks=marks)
 
 
 def _turns(turns: Mapping[str, int], longest: int = 12) -> str:
     by_number = sorted((int(number), rows) for number, rows in turns.items())
     beyond = sum(rows for number, rows in by_number if number > longest)
     items = [(str(number), rows) for number, rows in by_number if number <= longest] + ([(f"{longest + 1}+", beyond)] if beyond else [])
-    told = "; ".join(f"{label} {'turn' if label == '1' else 'turns'}: {rows:,}" for label, rows in items)
-    return bars("turns", "Rows by number of turns", told, items)
+    summary = "; ".join(f"{label} {'turn' if label == '1' else 'turns'}: {rows:,}" for label, rows in items)
+    return bars("turns", "Rows by number of turns", summary, items)
 
 
 def _clusters(histogram: Mapping[str, int]) -> str:
@@ -115,22 +115,22 @@ def _clusters(histogram: Mapping[str, int]) -> str:
     return bars("clusters", "Clusters by size", "; ".join(f"{size} rows: {clusters:,}" for size, clusters in items), items)
 
 
-def _by_reason(account: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _by_reason(stats: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Reasons, commonest first, each with its count and samples."""
     samples: dict[str, list[Any]] = {}
     for line in lines:
         samples.setdefault(line["reason"], []).append(line)
     rule_of = {reason: found[0].get("rule") for reason, found in samples.items()}
     return [{"reason": reason, "rows": rows, "rule": rule_of.get(reason), "samples": samples.get(reason, [])}
-            for reason, rows in sorted(account["rejected"].items(), key=lambda item: (-item[1], item[0]))]  # fmt: skip
+            for reason, rows in sorted(stats["rejected"].items(), key=lambda item: (-item[1], item[0]))]  # fmt: skip
 
 
-def _domains(account: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _domains(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Domains, largest share of the training rows first; before and after are the balance's."""
-    train = max(1, account["splits"].get("train", 0))
+    train = max(1, stats["splits"].get("train", 0))
     rows = []
-    for name, found in account["domains"].items():
-        weighed = account["balance"].get(name, {})
+    for name, found in stats["domains"].items():
+        weighed = stats["balance"].get(name, {})
         rows.append({"name": name, **{key: found.get(key, 0) for key in ("read", *SPLITS)}, "share": found.get("train", 0) / train,
                      "before": weighed.get("before"), "after": weighed.get("after")})  # fmt: skip
     return sorted(rows, key=lambda row: (-row["share"], row["name"]))

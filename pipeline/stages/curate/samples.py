@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.poison import request_and_answer
-from pipeline.stages.curate.comparing.said import parts
+from pipeline.stages.curate.comparing.row_parts import parts
 from pipeline.stages.curate.spool import Spool
 
 SHOWN = 8
@@ -30,10 +30,10 @@ def cluster_samples(spool: Spool, clusters: Clusters) -> list[dict[str, Any]]:
     for name, rows in shown.items():
         best = name if clusters.keep[name] else int(np.flatnonzero((clusters.cluster == name) & clusters.keep)[0])
         dropped = [
-            {"source": spool.source(row), "text": said(spool.row(row)), "similarity": round(float(clusters.similarity[row]), 3)}
+            {"source": spool.source(row), "text": answer_text(spool.row(row)), "similarity": round(float(clusters.similarity[row]), 3)}
             for row in rows[:ROWS_SHOWN]
         ]
-        found.append({"kept": {"source": spool.source(best), "text": said(spool.row(best))}, "dropped": dropped})
+        found.append({"kept": {"source": spool.source(best), "text": answer_text(spool.row(best))}, "dropped": dropped})
     return found
 
 
@@ -46,7 +46,7 @@ def answer_samples(spool: Spool, requests: Sequence[Sequence[int]]) -> list[dict
     return found
 
 
-def said(row: Row) -> str:
+def answer_text(row: Row) -> str:
     """All that a row says, a turn a line."""
     return _cut("\n".join(f"{part.role}: {part.text}" for part in parts(row)))
 

@@ -57,7 +57,7 @@ class Spool:
             yield from file
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """(offset, bytes) of neighbouring rows, at most `BLOCK_ROWS` and `BLOCK_BYTES` (or one row), for `read_rows_at`."""
+        """(offset, bytes) of neighboring rows, at most `BLOCK_ROWS` and `BLOCK_BYTES` (or one row), for `read_rows_at`."""
         first = 0
         while first < len(self):
             within = int(np.searchsorted(self.offsets, self.offsets[first] + BLOCK_BYTES, side="right")) - 1

@@ -25,8 +25,8 @@ from pipeline.core.jsonl import dump_line
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, publishing, scratch_folder, write_json, write_text
 from pipeline.core.special_files import need_plain_files
-from pipeline.core.wording import plural, training_words
-from pipeline.stages.curate.checks import check_account, refuse_empty
+from pipeline.core.wording import plural, training_sentences
+from pipeline.stages.curate.checks import check_not_empty, check_stats
 from pipeline.stages.curate.clean import Block, Cleaner, blocks
 from pipeline.stages.curate.comparing.compare import Comparison
 from pipeline.stages.curate.comparing.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
@@ -40,7 +40,7 @@ from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.token_count import TokenCounter
 from pipeline.stages.curate.samples import ROWS_SHOWN, SHOWN, answer_samples, cluster_samples
 from pipeline.stages.curate.spool import Spool, spread_evenly
-from pipeline.stages.curate.stats import Account, group_counts, token_counts, turn_counts
+from pipeline.stages.curate.stats import CurationStats, group_counts, token_counts, turn_counts
 from pipeline.stages.curate.workers import Workers, workers
 
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
@@ -51,7 +51,7 @@ TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
 
 
 def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[str, Any]:
-    """Run the stage below `root`, publish its outputs, and give the account (what `reports/data.json` holds).
+    """Run the stage below `root`, publish its outputs, and give the statistics (what `reports/data.json` holds).
 
     Streams: memory grows by some 60 bytes a row. `processes`: workers, by default one a core; the outputs are the same bytes
     with any number. Raises `DataError` if no row can be used or a wanted split is empty, `ConfigError` for a glob that no file
@@ -71,12 +71,12 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
         work = stack.enter_context(scratch_folder(data / ".curating"))
         pool = stack.enter_context(workers(processes or (usable_cores() if total_bytes > ALONE_BYTES else 1) or 1, Cleaner, *arguments))
         with lists[0].open("wb", buffering=1 << 20) as rejects, lists[1].open("wb", buffering=1 << 20) as changes:
-            spool, account = Spool(work / "rows.jsonl"), Account()
+            spool, stats = Spool(work / "rows.jsonl"), CurationStats()
             with progress("curate: reading and cleaning", total_bytes) as advance:
-                read_and_clean(files, settings, pool, account, spool, rejects, changes, advance)
-            counts, samples = compare_and_write(root, settings, pool, account, spool, work, final, rejects, lists[2])
-        check_account(counts, final, lists[0])
-        refuse_empty(counts, account.samples, data / "raw", settings)
+                read_and_clean(files, settings, pool, stats, spool, rejects, changes, advance)
+            counts, samples = compare_and_write(root, settings, pool, stats, spool, work, final, rejects, lists[2])
+        check_stats(counts, final, lists[0])
+        check_not_empty(counts, stats.samples, data / "raw", settings)
         page = render_data_page(counts, samples)
     write_json(root / "reports/data.json", counts)
     write_text(root / "reports/data.html", page)
@@ -84,19 +84,19 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
 
 
 def read_and_clean(
-    files: Sequence[tuple[str, Path]], settings: Curate, pool: Workers, account: Account, spool: Spool, rejects: IO[bytes], changes: IO[bytes],
+    files: Sequence[tuple[str, Path]], settings: Curate, pool: Workers, stats: CurationStats, spool: Spool, rejects: IO[bytes], changes: IO[bytes],
     advance: Callable[[int], None],
 ) -> None:  # fmt: skip
     """Every line of every file: clean rows to the spool, the others to `rejects`, and what the rules changed to `changes`."""
-    account.files_found = len(files)
+    stats.files_found = len(files)
     refused = {name: why for name, path in files if (why := refusal(path))}
     for name, why in refused.items():
-        rejects.write(dump_line(account.refuse(name, why)))
+        rejects.write(dump_line(stats.refuse(name, why)))
     readable = [(name, path) for name, path in files if name not in refused]
 
     def stream() -> Iterator[Block]:
         for name, path in readable:
-            notes = account.open_file(name, sha256(path))
+            notes = stats.open_file(name, sha256(path))
             yield from blocks(name, raw_lines(path, name, max_line_bytes=settings.max_line_bytes, notes=notes), BLOCK_BYTES)
 
     left = {name: size(path) for name, path in readable}  # bytes; a packed file has more when it is read
@@ -104,7 +104,7 @@ def read_and_clean(
         spool.append(done.rows)
         rejects.writelines(done.rejects)
         changes.writelines(done.changes)
-        account.add(done)
+        stats.add(done)
         step = min(done.size, left[done.file])
         left[done.file] -= step
         advance(step)
@@ -113,15 +113,15 @@ def read_and_clean(
 
 
 def compare_and_write(
-    root: Path, settings: Curate, pool: Workers, account: Account, spool: Spool, work: Path, final: Path, rejects: IO[bytes], clusters_file: Path,
+    root: Path, settings: Curate, pool: Workers, stats: CurationStats, spool: Spool, work: Path, final: Path, rejects: IO[bytes], clusters_file: Path,
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """Everything that compares rows with each other; gives the account and the page's samples."""
+    """Everything that compares rows with each other; gives the statistics and the page's samples."""
     comparison = Comparison(spool, settings, work)
     with progress("curate: comparing", len(spool)) as advance:
         comparison.read(pool, advance)
     pool.close()  # what follows is done by this process alone
     guarded = comparison.guard(root / "data/guard")
-    table = account.table()
+    table = stats.table()
     clusters = comparison.clusters()
     decisions = decide_duplicates(clusters, settings.drop_duplicates)
     decide_splits(decisions, table, clusters, settings)
@@ -129,7 +129,7 @@ def compare_and_write(
     prevented = leaks_prevented(decisions, table, clusters, settings)
     leaks = comparison.leaks(kept & (decisions.split != TEST), kept & (decisions.split == TEST))
     decisions.fate[list(leaks)] = CONTAMINATED
-    decide_balance(decisions, table, settings, [by_glob(name, settings.source_weights, 1.0) for name in account.files])
+    decide_balance(decisions, table, settings, [by_glob(name, settings.source_weights, 1.0) for name in stats.files])
     requests, shown_requests = comparison.several_answers(clusters, SHOWN)
     suspected = find_suspects(spool, decisions, clusters.group)
     dropped = write_rows(spool, decisions, clusters, lambda row: comparison.tell(leaks[row]), final, rejects)
@@ -144,24 +144,24 @@ def compare_and_write(
         "not_measured": not_measured(settings, root / "models/base"),
     }
     samples = {
-        "rejects": [*account.samples_of("reject"), *(entry for entries in dropped.values() for entry in entries)],
-        "changes": account.samples_of("change"),
+        "rejects": [*stats.samples_of("reject"), *(entry for entries in dropped.values() for entry in entries)],
+        "changes": stats.samples_of("change"),
         "clusters": cluster_samples(spool, clusters) if settings.drop_duplicates == "near" else [],
         "answers": answer_samples(spool, shown_requests),
         "contamination": [
-            {"source": spool.source(row), "matched": told["detail"], "span": told["spans"][0]["text"]}
-            for row, told in ((row, comparison.tell(leaks[row])) for row in list(leaks)[:SHOWN])
+            {"source": spool.source(row), "matched": logged["detail"], "span": logged["spans"][0]["text"]}
+            for row, logged in ((row, comparison.tell(leaks[row])) for row in list(leaks)[:SHOWN])
         ],
         "suspects": [asdict(suspect) for suspect in suspected[:SHOWN]],
         "rows": [spool.row(index) for index in spread_evenly(np.flatnonzero(kept), ROWS_SHOWN)],
     }
-    return account.summary(settings, decisions, table, clusters, extra), samples
+    return stats.summary(settings, decisions, table, clusters, extra), samples
 
 
 def not_measured(settings: Curate, base: Path) -> list[str]:
     """The rules that are switched off, or that lack what they need."""
     off = {
-        "normalise": not settings.normalise,
+        "normalize": not settings.normalize,
         **{name: not judge.wanted(settings) for name, judge in JUDGES.items()},
         "secrets": settings.secrets == "keep",
         "personal": not (settings.personal or settings.names),
@@ -189,7 +189,7 @@ def find_suspects(spool: Spool, decisions: Decisions, group: NDArray[np.int32]) 
     return suspects((spool.row(index) for index in chosen), group[chosen])
 
 
-def file_words(counts: dict[str, Any]) -> list[str]:
+def file_sentences(counts: dict[str, Any]) -> list[str]:
     """The files that were not read and those without a row, a sentence each that names the first ones."""
     unread, empty = [*counts["files_unread"]], [name for name, file in counts["files"].items() if not file["rows"]]
     found = []
@@ -212,8 +212,8 @@ def main(params: Params, root: Path) -> None:
     lost = counts["rows_rejected"] + counts["rows_dropped"]
     parts = f", {counts['parts_added']:,} more by splitting" if counts["parts_added"] else ""
     print(f"curate: {plural(counts['rows_read'], 'row')} read{parts}, {counts['rows_kept']:,} kept ({splits}), {lost:,} rejected")
-    for sentence in [*file_words(counts), *training_words(counts["untrained"], counts["scored"])]:
+    for sentence in [*file_sentences(counts), *training_sentences(counts["untrained"], counts["scored"])]:
         print(f"curate: {sentence}")
     if lost or counts["files_rejected"]:
         print(f"curate: why, and where: {root / 'data/rejects.jsonl'} (reasons in docs/data-formats.md)")
-    print(f"curate: the whole account: {root / 'reports/data.html'}")
+    print(f"curate: the full statistics: {root / 'reports/data.html'}")

@@ -1,4 +1,4 @@
-"""The account of every line: what `reports/data.json` holds."""
+"""The statistics of every line: what `reports/data.json` holds."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipeline.chat.rows import TRAINED, Kind
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine
-from pipeline.stages.curate.clean import Cleaned, Tally, keep_sample
+from pipeline.stages.curate.clean import Cleaned, CleaningStats, keep_sample
 from pipeline.stages.curate.comparing.decide import FATES, KEPT, ROW, SAMPLED_OUT, Decisions, Table
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.minhash import ALGORITHM
@@ -19,7 +19,7 @@ from pipeline.stages.curate.comparing.splits import SPLITS, TRAIN
 from pipeline.stages.curate.rules.heuristics import JUDGES
 
 ROW_RULES = (
-    "read", "format", "normalise", "secrets", "personal", "reasoning", "turns", *JUDGES, "control_tokens", "length",
+    "read", "format", "normalize", "secrets", "personal", "reasoning", "turns", *JUDGES, "control_tokens", "length",
 )  # fmt: skip
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
 MOST_TURNS = 65535  # that are distinguished
@@ -29,12 +29,12 @@ SIZES = ((2, 2), (3, 3), (4, 7), (8, 15), (16, None))  # of clusters, for the hi
 
 
 @dataclass
-class Account:
+class CurationStats:
     """What the first phase, line by line, found; grows block by block."""
 
     lines: int = 0
     accepted: int = 0
-    tally: Tally = field(default_factory=Counter)
+    cleaning_stats: CleaningStats = field(default_factory=Counter)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)  # of the files, in order
     files_found: int = 0
@@ -51,9 +51,9 @@ class Account:
         return notes
 
     def refuse(self, name: str, why: BadLine) -> dict[str, Any]:
-        """Account for a whole file that isn't read; gives its line for the rejects."""
+        """Account for a complete file that isn't read; gives its line for the rejects."""
         entry = {"file": name, "line": None, "offset": None, "rule": "read", "reason": why.code, "detail": str(why), "text": ""}
-        self.tally["files_rejected", why.code] += 1
+        self.cleaning_stats["files_rejected", why.code] += 1
         self.files_unread[name] = str(why)
         keep_sample(self.samples, f"reject {why.code}", entry)
         return entry
@@ -62,16 +62,16 @@ class Account:
         """Add one block."""
         self.lines += done.lines
         self.accepted += done.accepted
-        self.tally.update(done.tally)
+        self.cleaning_stats.update(done.cleaning_stats)
         file = self.files[done.file]
         file["rows"] += done.lines
         file["kept"] += done.accepted
         file["rejected"] += done.lines - done.accepted
-        file["formats"].update(counted(done.tally, "formats"))
+        file["formats"].update(counted(done.cleaning_stats, "formats"))
         for key, entries in done.samples.items():
             for entry in entries:
                 keep_sample(self.samples, key, entry)
-        self.tally.update(("kinds", row.kind) for row in done.facts)
+        self.cleaning_stats.update(("kinds", row.kind) for row in done.facts)
         number = self.numbers[done.file]
         self.rows.append(np.array([
             (number, self._domain(row.domain), int(row.id, 16), min(row.turns, MOST_TURNS), KINDS.index(row.kind), row.scored)
@@ -107,14 +107,14 @@ class Account:
             "rows_dropped": sum(lost.values()),
             "rows_kept": int(kept.sum()),
             "rules": self.rules(lost, len(table.key) - self.accepted),
-            "rejected": counted(self.tally, "rejected") | reasons,
+            "rejected": counted(self.cleaning_stats, "rejected") | reasons,
             "files_found": self.files_found,
-            "files_rejected": counted(self.tally, "files_rejected"),
+            "files_rejected": counted(self.cleaning_stats, "files_rejected"),
             "files_unread": dict(self.files_unread),
-            "changed": counted(self.tally, "changed"),
-            "redactions": dict(sorted(counted(self.tally, "redactions").items())),
-            "formats": counted(self.tally, "formats"),
-            "kinds": counted(self.tally, "kinds"),
+            "changed": counted(self.cleaning_stats, "changed"),
+            "redactions": dict(sorted(counted(self.cleaning_stats, "redactions").items())),
+            "formats": counted(self.cleaning_stats, "formats"),
+            "kinds": counted(self.cleaning_stats, "kinds"),
             "untrained": {kind: rows for kind, rows in kinds.items() if rows and kind not in TRAINED},
             "scored": int(table.scored[kept].sum()),
             "splits": {split: int((decisions.split[kept] == number).sum()) for number, split in enumerate(SPLITS)},
@@ -129,16 +129,18 @@ class Account:
         """How many rows every rule saw, passed on, rejected and changed, in the order in which they are applied."""
         steps, now = [], self.lines
         for rule in (*ROW_RULES, *lost):
-            rejected = lost.get(rule, self.tally["rejected_by", rule])
+            rejected = lost.get(rule, self.cleaning_stats["rejected_by", rule])
             after = now - rejected + (parts_added if rule == "length" else 0)
-            steps.append({"rule": rule, "rows_in": now, "rows_out": after, "rejected": rejected, "changed": self.tally["rows_changed", rule]})
+            steps.append(
+                {"rule": rule, "rows_in": now, "rows_out": after, "rejected": rejected, "changed": self.cleaning_stats["rows_changed", rule]}
+            )
             now = after
         return steps
 
 
-def counted(tally: Tally, what: str) -> dict[str, int]:
+def counted(cleaning_stats: CleaningStats, what: str) -> dict[str, int]:
     """The counts of one kind, by name."""
-    return {name: count for (kind, name), count in tally.items() if kind == what}
+    return {name: count for (kind, name), count in cleaning_stats.items() if kind == what}
 
 
 def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:

@@ -16,7 +16,7 @@ from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import Floats, GgufModel, perplexity
 
 Ids = np.ndarray[Any, np.dtype[np.intp]]
-BLOCK = 4  # positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the processor's cache
+BLOCK = 4  # positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache
 SELF_ROWS = 4  # rows that a model is compared with itself on
 
 
@@ -55,14 +55,14 @@ class Comparison:
 NOTHING = Comparison(np.empty(0), np.empty(0), np.empty(0, np.bool_), np.empty(0))
 
 
-def likeness(
+def divergence_of(
     model: GgufModel, reference: GgufModel, rows: Sequence[Row], label: str, *, itself: bool = False, by_row: bool = False
 ) -> dict[str, Any]:
     """The figures of `model` at the assistant's tokens, and the same at all tokens under `all_tokens`.
 
     With `itself`, `reference` is a second context of the same model: it is compared on the first `SELF_ROWS` rows, which prove that the
     divergence is 0 (`self_divergence`, the largest KL divergence found, in nats), and only its perplexity is measured on the others.
-    With `by_row` also what each compared row adds (`rows_summary`), from which the share of a damage that was healed gets its interval.
+    With `by_row` also what each compared row adds (`rows_summary`), from which the share of a damage that was recovered gets its interval.
     Raises `DataError` if the models' vocabularies differ or logits are no finite numbers.
     """
     if model.vocabulary != reference.vocabulary:
@@ -146,7 +146,7 @@ def compared(model: GgufModel, reference: GgufModel, row: Row, start: int) -> It
 
 def measured(model: GgufModel, row: Row, start: int) -> Iterator[Floats]:
     """The loss alone at the same positions."""
-    return (negative_log(shifted(said), following) for following, said in blocks(row, start, model))
+    return (negative_log(shifted(stated), following) for following, stated in blocks(row, start, model))
 
 
 def blocks(row: Row, start: int, *models: GgufModel) -> Iterator[tuple[Any, ...]]:
@@ -190,7 +190,7 @@ def shifted(logits: Floats) -> Shifted:
     return Shifted(moved, top, np.log(np.exp(moved).sum(axis=-1, dtype=np.float64)))
 
 
-def negative_log(said: Shifted, following: Ids) -> Floats:
+def negative_log(stated: Shifted, following: Ids) -> Floats:
     """−log p of the tokens `following` (T,)."""
-    loss: Floats = said.log_sum - np.take_along_axis(said.logits, following[:, None], axis=-1)[:, 0]
+    loss: Floats = stated.log_sum - np.take_along_axis(stated.logits, following[:, None], axis=-1)[:, 0]
     return loss

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.config.params import Params
-from pipeline.config.sections import ADAPTED, BARE, SOURCE, reference_of
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, reference_of
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
 
 
@@ -22,17 +22,17 @@ def model_files(params: Params, root: Path, model: str) -> ModelFiles:
     """
     if params.graph == "merged":
         return ModelFiles(root / "models/gguf" / f"{params.convert.name}-{model}.gguf")
-    file = root / "models/base" / (SOURCE_FILE if model == SOURCE else MODEL_FILE)
-    return ModelFiles(file, root / "models/gguf" / f"{params.convert.name}-lora.gguf" if model == ADAPTED else None)
+    file = root / "models/base" / (SOURCE_FILE if model == ORIGINAL else MODEL_FILE)
+    return ModelFiles(file, root / "models/gguf" / f"{params.convert.name}-lora.gguf" if model == BASE_WITH_ADAPTER else None)
 
 
 def compared_with(params: Params, model: str) -> str:
-    """The model that the likeness of `model` is to.
+    """The model that the divergence of `model` is to.
 
-    Without a merge: of the adapter the base alone (how far tuning moved it), where it is to heal the file that the base was made from;
+    Without a merge: of the adapter the base alone (how far tuning moved it), where it is to recover the file that the base was made from;
     of the base that file, without one itself.
     """
     if params.graph == "merged":
         return reference_of(model, params.convert.type)
-    moved = model == ADAPTED and params.train.method != "heal"
-    return BARE if moved or params.base.level is None else SOURCE
+    moved = model == BASE_WITH_ADAPTER and params.train.method != "distill"
+    return BASE if moved or params.base.level is None else ORIGINAL

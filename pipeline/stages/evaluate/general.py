@@ -6,7 +6,7 @@ Reads `pipeline/stages/evaluate/general.jsonl` (120 questions, written for Quenc
 The measure is lm-evaluation-harness's `acc_norm` on a chat: the choice whose text is likeliest as the assistant's whole
 answer, its log probability divided by its length in bytes (`lm_eval.api.task`, multiple_choice; the model doesn't see the
 other choices). The question stands in the model's own chat template. It asks for a few words and the end of turn isn't
-counted, so that a model which learnt to be brief, or to go on, isn't scored for that instead of for what it knows.
+counted, so that a model which learned to be brief, or to go on, isn't scored for that instead of for what it knows.
 """
 
 import hashlib

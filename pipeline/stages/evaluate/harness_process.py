@@ -41,11 +41,11 @@ class Refused(Exception):
 class Served(LM):  # type: ignore[misc]
     """A model behind an OpenAI-compatible chat endpoint, asked greedily, `slots` questions at a time."""
 
-    def __init__(self, told: dict[str, Any], say: Say) -> None:
+    def __init__(self, recorded: dict[str, Any], say: Say) -> None:
         super().__init__()
-        self._slots, self._say = told["slots"], say
-        headers = {"Authorization": told["authorization"]}
-        self._client = httpx.Client(base_url=told["url"], headers=headers, timeout=600, trust_env=False)
+        self._slots, self._say = recorded["slots"], say
+        headers = {"Authorization": recorded["authorization"]}
+        self._client = httpx.Client(base_url=recorded["url"], headers=headers, timeout=600, trust_env=False)
 
     @property
     def tokenizer_name(self) -> str:
@@ -143,20 +143,20 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def run(told: dict[str, Any], say: Say) -> dict[str, Any]:
+def run(recorded: dict[str, Any], say: Say) -> dict[str, Any]:
     """The harness's results for the tasks of the request. Raises `Refused`."""
-    folder = Path(told["folder"])
-    loaded = load(TaskManager(include_path=folder, include_defaults=False), told["tasks"], folder)
+    folder = Path(recorded["folder"])
+    loaded = load(TaskManager(include_path=folder, include_defaults=False), recorded["tasks"], folder)
     random.seed(SEED)
     np.random.seed(SEED)
-    found = evaluate(lm=Served(told, say), task_dict=loaded, apply_chat_template=True, fewshot_as_multiturn=True,
+    found = evaluate(lm=Served(recorded, say), task_dict=loaded, apply_chat_template=True, fewshot_as_multiturn=True,
                      bootstrap_iters=RESAMPLES, log_samples=False)  # fmt: skip
     return dict(found["results"])
 
 
 def main() -> None:
     """Read the request, run it, say what came of it."""
-    told = json.load(sys.stdin)
+    recorded = json.load(sys.stdin)
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what anyone else prints is no message
 
@@ -164,7 +164,7 @@ def main() -> None:
         print(json.dumps(message, default=str), file=messages, flush=True)
 
     try:
-        say({"results": run(told, say)})
+        say({"results": run(recorded, say)})
     except Refused as why:
         say({"refused": str(why)})
 

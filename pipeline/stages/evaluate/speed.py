@@ -120,7 +120,7 @@ def spread(one: Mapping[str, Any]) -> float:
 
 
 def serving_figures(model: Path, settings: Serve, tools: Toolchain, lora: Path | None = None) -> dict[str, Any]:
-    """Start llama-server at the serving context (`lora` put on the model), let it answer a prompt of a whole batch, and look at its process.
+    """Start llama-server at the serving context (`lora` put on the model), let it answer a prompt of a complete batch, and look at its process.
 
     `load_seconds` is from its start until it is healthy, with the file in the page cache (it was just read); `peak_memory_bytes` is its largest
     resident memory, mapped weights included, where the system has /proc, and `gpu_memory_bytes` what the driver says it holds; else None.

@@ -1,4 +1,4 @@
-"""Measure one GGUF: size, likeness to its reference, speed, serving, how well it does the task, and what it knows in general.
+"""Measure one GGUF: size, divergence from its reference, speed, serving, how well it does the task, and what it knows in general.
 
 Reads `models/gguf/NAME-MODEL.gguf` and its reference (the 16-bit model; of `base-LEVEL` the base's), `data/final/test.jsonl`, the
 adapter's tokenizer, and what `evaluate` names below `data/evaluation/`. Where base.quantization is gguf, the models are the base's own file
@@ -26,7 +26,7 @@ from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.metrics.answers import answer_rows, score_answers
-from pipeline.stages.evaluate.divergence import Row, likeness
+from pipeline.stages.evaluate.divergence import Row, divergence_of
 from pipeline.stages.evaluate.files import compared_with, model_files
 from pipeline.stages.evaluate.speed import serving_figures, speed, speed_in_process
 
@@ -38,7 +38,7 @@ def evaluate(
     """Measure `model`, with divergences from `reference`; gives (figures, answers). The user's files are in `data/evaluation` below `root`.
 
     `lora` is an adapter's GGUF that is on the model everywhere; `bytes` counts both files. With `beside_lora` (this model, or one that it is
-    compared with, has an adapter) speed is measured in process, since llama-bench takes none, and likeness also row by row.
+    compared with, has an adapter) speed is measured in process, since llama-bench takes none, and divergence also row by row.
     `seconds` among the figures is what each part took. Raises `DataError` if no held-out row can be measured or a question file
     can't be used, `ToolError` if a tool fails.
     """
@@ -48,9 +48,9 @@ def evaluate(
         figures["lora"] = {"file": lora.name, "sha256": file_hash(lora), "bytes": lora.stat().st_size}
         figures["bytes"] += figures["lora"]["bytes"]
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
-    with timed(seconds, "likeness"):
+    with timed(seconds, "divergence"):
         loaded = load_tokenizer(tokenizer)
-        figures |= compared(model, reference, likeness_rows(loaded, rows, settings), settings, tools, lora, by_row=beside_lora)
+        figures |= compared(model, reference, divergence_rows(loaded, rows, settings), settings, tools, lora, by_row=beside_lora)
     with timed(seconds, "speed"):
         figures |= speed_in_process(model, lora, settings, tools) if beside_lora else speed(model, settings, tools)
     with timed(seconds, "serving"):
@@ -72,7 +72,7 @@ def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
     seconds[part] = round(time.perf_counter() - begin, 2)
 
 
-def likeness_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]:
+def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]:
     """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` if none can be measured."""
     encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, settings.seed, settings.ctx_size)
     if not encoded:
@@ -88,9 +88,9 @@ def compared(
 ) -> dict[str, Any]:
     """Perplexity, and how far `model` is from `reference`; the two are loaded side by side, with contexts of the longest row."""
     load: dict[str, Any] = {"ctx_size": max(len(row.ids) for row in rows), "threads": settings.threads, "n_gpu_layers": settings.n_gpu_layers}
-    label = f"evaluate: {model.name}{' with ' + lora.name if lora else ''}, likeness to {reference.name}"
+    label = f"evaluate: {model.name}{' with ' + lora.name if lora else ''}, divergence from {reference.name}"
     with open_gguf(tools, model, **load, lora=lora) as ours, open_gguf(tools, reference, **load) as theirs:
-        return likeness(ours, theirs, rows, label, itself=model == reference and lora is None, by_row=by_row)
+        return divergence_of(ours, theirs, rows, label, itself=model == reference and lora is None, by_row=by_row)
 
 
 def task(
@@ -148,9 +148,9 @@ def main(params: Params, root: Path, model: str) -> None:
         lora=files.lora,
         beside_lora=params.graph == "adapter",
     )
-    said = root / f"reports/eval/{model}.answers.jsonl"
-    write_rows(said, answers)
-    hashes = {"answers_sha256": file_hash(said), "rows_sha256": file_hash(root / "data/final/test.jsonl")}
+    stated = root / f"reports/eval/{model}.answers.jsonl"
+    write_rows(stated, answers)
+    hashes = {"answers_sha256": file_hash(stated), "rows_sha256": file_hash(root / "data/final/test.jsonl")}
     write_json(root / f"reports/eval/{model}.json", {"model": model, "reference": reference} | hashes | figures)
     scored = (figures["task"] or {}).get("score")
     score = "" if scored is None else f", task score {scored:.1%}"

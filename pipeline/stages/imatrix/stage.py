@@ -76,7 +76,7 @@ def _measured(
 
 
 def spread(rows: Path, tokens: int) -> Iterator[Row]:
-    """All rows, in an order whose start is spread over the whole file, so that the first `tokens` tokens of them stand for all."""
+    """All rows, in an order whose start is spread over the entire file, so that the first `tokens` tokens of them stand for all."""
     step = max(1, rows.stat().st_size // (tokens * ROW_BYTES))
     for start in range(step):
         yield from islice(read_rows(rows), start, None, step)

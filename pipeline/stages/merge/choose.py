@@ -11,17 +11,18 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Evaluate, Merge
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk, publishing, remove, scratch_folder
-from pipeline.llamacpp.converters import FloatType, quantise_gguf, to_gguf
+from pipeline.llamacpp.converters import FloatType, quantize_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.metrics.divergence import Divergence, Prompt, gguf_divergence, thinned
 from pipeline.metrics.forward import trained_logits
 from pipeline.metrics.intervals import interval
-from pipeline.stages.merge.decision import Measured, Onto, decide
+from pipeline.stages.merge.decision import Measured, MergeBase, decide
 
 SCRATCH = ".merging"  # beside the merged model
-ONTO: tuple[Onto, Onto] = "w16", "nf4"  # in the order of measuring: the second, which is mostly the closer one, needn't be made again
+# in the order of measuring: the second, which is mostly the closer one, needn't be made again
+MERGE_BASES: tuple[MergeBase, MergeBase] = "16-bit", "nf4"
 Found = dict[str, tuple[Divergence, list[float | None] | None]]  # of a merge, by 16-bit type and level: divergence, and the task's points by row
 
 
@@ -29,10 +30,10 @@ Found = dict[str, tuple[Divergence, list[float | None] | None]]  # of a merge, b
 class Choice:
     """The base weights to merge into, why, and the figures of every merge and level that was measured."""
 
-    onto: Onto
+    merge_base: MergeBase
     reason: str
     level: str | None = None  # the deciding one
-    candidates: Mapping[Onto, Mapping[str, Any]] = field(default_factory=dict)
+    candidates: Mapping[MergeBase, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,17 @@ class Judge:
 
 
 def merge_the_better(
-    make: Callable[[Onto, Path], dict[str, Any]], *, base: Path, adapter: Path, merged: Path, rows: Path, params: Params, tools: Toolchain, root: Path
+    make: Callable[[MergeBase, Path], dict[str, Any]],
+    *,
+    base: Path,
+    adapter: Path,
+    merged: Path,
+    rows: Path,
+    params: Params,
+    tools: Toolchain,
+    root: Path,
 ) -> tuple[Choice, dict[str, Any]]:
-    """Make both merges with `make(onto, folder)`, publish the one that measures better as `merged`; the choice and that merge's record.
+    """Make both merges with `make(merge_base, folder)`, publish the one that measures better as `merged`; the choice and that merge's record.
 
     One merge, its 16-bit GGUF and one level are on the disk at a time: the first merge is deleted once it is measured, and made again if it wins
     (the same bytes; at 7B minutes, where both at once would take 15 GB more than all that is kept). The rows are read first: what is wrong
@@ -61,7 +70,7 @@ def merge_the_better(
     prompts, task_rows = held_out(rows, adapter, params.merge, params.evaluate)
     need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with scratch_folder(merged.with_name(SCRATCH)) as scratch:
-        first, last = ONTO
+        first, last = MERGE_BASES
         with trained_logits(base=base, adapter=adapter, prompts=prompts, scratch=scratch) as reference:
             judge = Judge(reference, prompts, task_rows, params.evaluate, params.convert.type, params.quantize.tensor_types, tools, root)
             make(first, scratch / first)
@@ -70,11 +79,11 @@ def merge_the_better(
             record = make(last, scratch / last)
             found[last] = measure(scratch / last, params.merge.levels, judge, scratch)
         choice = choose(found, params.merge.levels, params.evaluate)
-        if choice.onto == first:
+        if choice.merge_base == first:
             remove(scratch / last)
             record = make(first, scratch / first)
         with publishing(merged) as aside:
-            (scratch / choice.onto).rename(aside)
+            (scratch / choice.merge_base).rename(aside)
     return choice, record
 
 
@@ -85,7 +94,7 @@ def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tup
     if not prompts:
         raise DataError(
             "Q-MERGE-001",
-            f"{rows} has no chat that merge.base auto can measure: set it to w16 or nf4, or raise "
+            f"{rows} has no chat that merge.base auto can measure: set it to 16-bit or nf4, or raise "
             "curate.val_fraction",
         )
     scored = merge.task_rows and evaluate.scorer != "none"
@@ -104,7 +113,7 @@ def measure(merged: Path, levels: Sequence[str], judge: Judge, scratch: Path) ->
     found[judge.type] = (gguf_divergence(judge.reference, source, threads=evaluate.threads, tools=judge.tools), None)
     for place, level in enumerate(levels):
         gguf = scratch / f"{merged.name}-{level}.gguf"
-        quantise_gguf(judge.tools, source, gguf, level, evaluate.threads, tensor_types=judge.tensor_types)
+        quantize_gguf(judge.tools, source, gguf, level, evaluate.threads, tensor_types=judge.tensor_types)
         divergence, points = gguf_divergence(judge.reference, gguf, threads=evaluate.threads, tools=judge.tools), None
         if judge.task_rows and place == 0:
             answers = answer_rows(gguf, list(judge.task_rows), evaluate, judge.tools)
@@ -116,13 +125,15 @@ def measure(merged: Path, levels: Sequence[str], judge: Judge, scratch: Path) ->
     return found
 
 
-def choose(found: Mapping[Onto, Found], levels: Sequence[str], evaluate: Evaluate) -> Choice:
+def choose(found: Mapping[MergeBase, Found], levels: Sequence[str], evaluate: Evaluate) -> Choice:
     """Take the better of both merges by what was measured of them against the trained model; see `pipeline.stages.merge.decision`."""
     level, seed = levels[0], evaluate.seed
-    w16, nf4 = (Measured(one.kld_rows, one.same_top, points) for one, points in (found[onto][level] for onto in ("w16", "nf4")))
-    onto, reason = decide(w16, nf4, level, seed)
+    sixteen_bit, nf4 = (
+        Measured(one.kld_rows, one.same_top, points) for one, points in (found[merge_base][level] for merge_base in ("16-bit", "nf4"))
+    )
+    merge_base, reason = decide(sixteen_bit, nf4, level, seed)
     candidates = {name: {model: figures(*pair, evaluate) for model, pair in models.items()} for name, models in found.items()}
-    return Choice(onto, reason, level, candidates)
+    return Choice(merge_base, reason, level, candidates)
 
 
 def figures(divergence: Divergence, points: list[float | None] | None, evaluate: Evaluate) -> dict[str, Any]:

@@ -13,7 +13,7 @@ SAMPLE = 1 << 18  # numbers of a tensor from which what NF4 costs is measured
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)")
 
 
-class Tally:
+class ChangeStats:
     """Sums over the rows of one adapted tensor, as they pass."""
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class Tally:
         self.change_sum += float(change.abs().sum())
 
 
-def figures(name: str, update: Update, tally: Tally, lost: float | None) -> dict[str, Any]:
+def figures(name: str, update: Update, change_stats: ChangeStats, lost: float | None) -> dict[str, Any]:
     """One tensor's record: rank, scale, Frobenius norms, mean |Δ| ÷ mean |W|, what NF4 cost it ÷ ‖ΔW‖, spectral norm of Δ.
 
     `rows` and `columns` are one expert's, as is the spectral norm (the largest of all), which DoRA's change, being of full rank, has none of.
     """
     layer = LAYER.search(name)
-    change, weight = sqrt(tally.change_squares), sqrt(tally.start_squares)
+    change, weight = sqrt(change_stats.change_squares), sqrt(change_stats.start_squares)
     return {
         "tensor": name,
         "layer": int(layer[1]) if layer else None,
@@ -50,10 +50,10 @@ def figures(name: str, update: Update, tally: Tally, lost: float | None) -> dict
         "norm_update": change,
         "norm_weight": weight,
         "spectral_update": _spectral(update) if update.magnitude is None else None,
-        "rms_weight": weight / sqrt(tally.count),
+        "rms_weight": weight / sqrt(change_stats.count),
         "rows": update.left.shape[1],
         "columns": update.right.shape[2],
-        "relative_change": tally.change_sum / tally.start_sum if tally.start_sum else None,
+        "relative_change": change_stats.change_sum / change_stats.start_sum if change_stats.start_sum else None,
         "nf4_error_to_update": lost * weight / change if lost is not None and change else None,
     }
 
@@ -74,7 +74,7 @@ def _spectral(update: Update) -> float:
 
 
 def nf4_error(entry: Entry, nf4: Nf4) -> float:
-    """‖W16 − NF4‖ ÷ ‖W16‖ from at most SAMPLE numbers, rows evenly spread over the tensor."""
+    """‖16-BIT − NF4‖ ÷ ‖16-BIT‖ from at most SAMPLE numbers, rows evenly spread over the tensor."""
     import torch
 
     whole = nf4.block // gcd(nf4.block, entry.columns)  # rows that end where a block does
@@ -92,7 +92,7 @@ def idle_adapters(adapters: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence on the adapters that changed no weight at all, if there are any; `adapters` are the records of `figures`."""
     idle = [one["tensor"] for one in adapters if one["norm_update"] == 0.0]
     return (
-        [f"{len(idle)} of {len(adapters)} adapters learnt nothing (no weight changes), first {idle[0]}: train longer or with a higher rate"]
+        [f"{len(idle)} of {len(adapters)} adapters learned nothing (no weight changes), first {idle[0]}: train longer or with a higher rate"]
         if idle
         else []
     )

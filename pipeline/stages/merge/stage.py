@@ -16,15 +16,15 @@ from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.merging.adapter import weights_of
 from pipeline.models.merging.record import RECORD, check_same_base, need_nf4, read_run, trained_nf4
 from pipeline.stages.merge.choose import SCRATCH, Choice, merge_the_better
-from pipeline.stages.merge.decision import Onto
+from pipeline.stages.merge.decision import MergeBase
 from pipeline.stages.merge.diagnostics import idle_adapters
 from pipeline.stages.merge.stream import stream
 
 
-def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, onto: Onto) -> dict[str, Any]:
+def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, merge_base: MergeBase) -> dict[str, Any]:
     """Write the model of `base` with `adapter` in it to `merged`; the record that also becomes `merged/merge.json`.
 
-    `onto` is what is added to: the base's 16-bit weights, or what NF4 left of them while training, for exactly the linears that were in
+    `merge_base` is what is added to: the base's 16-bit weights, or what NF4 left of them while training, for exactly the linears that were in
     NF4. Some blocks of rows are in memory at a time, and each is rounded once. Tensors that the adapter does not change are copied bit
     for bit, or rounded if the base has another type. Raises `DataError` if adapter and base don't fit, if a setting of the adapter
     can't be followed, or if a weight does not fit `dtype`.
@@ -36,13 +36,13 @@ def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, onto: Onto) ->
         "base_weights_sha256": check_same_base(base, run),
         "dtype": dtype,
         "method": "stream",
-        "onto": onto,
-        "nf4": asdict(need_nf4(adapter, trained)) if onto == "nf4" else None,
+        "merge_base": merge_base,
+        "nf4": asdict(need_nf4(adapter, trained)) if merge_base == "nf4" else None,
     }
     need_disk(merged.parent, sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with publishing(merged) as aside:
         aside.mkdir()
-        record |= stream(base, adapter, aside, dtype, trained, onto_nf4=onto == "nf4")
+        record |= stream(base, adapter, aside, dtype, trained, into_nf4=merge_base == "nf4")
         write_json(aside / RECORD, record)
     return record
 
@@ -52,8 +52,8 @@ def main(params: Params, root: Path) -> None:
     settings, merged = params.merge, root / "models/merged"
     base, adapter = root / "models/base", root / "models/adapter"
 
-    def make(onto: Onto, folder: Path) -> dict[str, Any]:
-        return merge(base=base, adapter=adapter, merged=folder, dtype=settings.dtype, onto=onto)
+    def make(merge_base: MergeBase, folder: Path) -> dict[str, Any]:
+        return merge(base=base, adapter=adapter, merged=folder, dtype=settings.dtype, merge_base=merge_base)
 
     remove(merged.with_name(SCRATCH))  # both merges of a killed run, tens of GB at 7B
     run = read_run(adapter)
@@ -64,8 +64,8 @@ def main(params: Params, root: Path) -> None:
         )  # fmt: skip
     else:
         seen = "Training saw the base's own 16-bit weights" if run else "Nobody recorded which weights training saw"
-        choice = Choice("w16", seen) if settings.base == "auto" else Choice(settings.base, "merge.base asks for it")
-        done = make(choice.onto, merged)
+        choice = Choice("16-bit", seen) if settings.base == "auto" else Choice(settings.base, "merge.base asks for it")
+        done = make(choice.merge_base, merged)
     write_json(
         root / "reports/merge.json",
         done
@@ -77,4 +77,4 @@ def main(params: Params, root: Path) -> None:
             "warnings": idle_adapters(done["adapters"]),
         },
     )
-    print(f"merge: {done['adapted']} of {done['tensors']} tensors adapted, {done['bytes'] / 1e6:.0f} MB, into {choice.onto}: {choice.reason}")
+    print(f"merge: {done['adapted']} of {done['tensors']} tensors adapted, {done['bytes'] / 1e6:.0f} MB, into {choice.merge_base}: {choice.reason}")

@@ -14,14 +14,14 @@ from pipeline.models.merging.rounding import check_finite, round_once
 from pipeline.models.merging.structure import structure
 from pipeline.models.merging.sums import Rows
 from pipeline.models.runtime import one_thread
-from pipeline.stages.merge.diagnostics import Tally, figures, nf4_error
+from pipeline.stages.merge.diagnostics import ChangeStats, figures, nf4_error
 
 WHOLE = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}  # types that are no weights: copied as they are
 
 
-def stream(base: Path, adapter: Path, folder: Path, dtype: str, nf4: Nf4 | None, *, onto_nf4: bool) -> dict[str, Any]:
+def stream(base: Path, adapter: Path, folder: Path, dtype: str, nf4: Nf4 | None, *, into_nf4: bool) -> dict[str, Any]:
     """Write every tensor of the merge to `folder`, shard by shard as the base has them, with index and settings; what is to be recorded."""
-    planned = plan(read_folder(base), read_adapter(adapter), structure(base), nf4=onto_nf4)
+    planned = plan(read_folder(base), read_adapter(adapter), structure(base), nf4=into_nf4)
     files: dict[str, list[Job]] = {}
     for job in planned.jobs:
         files.setdefault(job.file, []).append(job)
@@ -61,15 +61,15 @@ def write_tensor(shard: Shard, job: Job, kind: str, nf4: Nf4 | None) -> list[dic
     """Write a job's tensor; the diagnostics of its update, if it has one. A block of rows is in memory at a time."""
     import torch
 
-    rows, tally = Rows(job, nf4), Tally()
+    rows, change_stats = Rows(job, nf4), ChangeStats()
     target = getattr(torch, DTYPES[kind][1])
     for first, last in rows.spans():
         if job.update:
             start = rows.start(first, last)
             total = rows.total(start, first, last)
-            tally.add(start, total)
+            change_stats.add(start, total)
             values = round_once(total, target)
-        elif job.quantised or kind != job.source.dtype:
+        elif job.quantized or kind != job.source.dtype:
             values = round_once(rows.start(first, last), target)
         else:
             values = read_rows(job.source, first, last)
@@ -78,4 +78,4 @@ def write_tensor(shard: Shard, job: Job, kind: str, nf4: Nf4 | None) -> list[dic
     if not job.update:
         return []
     lost = nf4_error(job.source, nf4) if nf4 and job.source.columns > 1 else None
-    return [figures(job.name, job.update, tally, lost)]
+    return [figures(job.name, job.update, change_stats, lost)]

@@ -1,7 +1,7 @@
-"""The seams of an adapter that is served on the very GGUF it was trained on: the file, the adapter's GGUF, and what both say together.
+"""The parity checks of an adapter that is served on the very GGUF it was trained on: the file, the adapter's GGUF, and what both say together.
 
 There is no merge and no level here, so that one hand-over remains: training's forward in PyTorch, on the file's own blocks, and llama.cpp's on
-the same file with the adapter's GGUF. llama.cpp rounds activations to 8 bit before it multiplies them with quantised blocks, training doesn't;
+the same file with the adapter's GGUF. llama.cpp rounds activations to 8 bit before it multiplies them with quantized blocks, training doesn't;
 what that costs is measured on the bare base, which nobody trained.
 """
 
@@ -22,18 +22,18 @@ from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.metrics.divergence import Divergence, Prompt, Reference, compare, gguf_speaker, kept_logits
 from pipeline.metrics.forward import run_settings, trained_model
 from pipeline.metrics.level_limits import ADDED_BY_ADAPTER, LEAST_SERVED_SAME_TOP, MOST_SERVED_KLD
-from pipeline.stages.parity.check import DIVERGENCE, count_seam, divergence_check, figures_of, incomparable
+from pipeline.stages.parity.check import DIVERGENCE, count_check, divergence_check, figures_of, incomparable
 from pipeline.stages.parity.lora_weights import lora_weights
-from pipeline.stages.parity.measure import BEHAVIOUR, LEFT_OUT, TEXT, Measure, Seams, add_part, behaviour, text_and_tokens, told, unmeasured
+from pipeline.stages.parity.measure import BEHAVIOR, LEFT_OUT, TEXT, Measure, ParityChecks, add_part, announce, behavior, text_and_tokens, unmeasured
 from pipeline.stages.parity.special_tokens import chat_template, special_tokens
 
-OWN_ROWS = 8  # that training's own rounding is measured on: a figure beside the seam, not a seam
+OWN_ROWS = 8  # that training's own rounding is measured on: a figure beside the parity check, not a parity check
 SPECIAL = {"tokens_special": "Special tokens", "text_chat_template": "Chat template"}
 OUTPUTS = {"outputs_bare": "Base in training's arithmetic → its GGUF in llama.cpp", "outputs_served": "Trained model → base GGUF with LoRA GGUF"}
 
 
 @dataclass(frozen=True)
-class PackedChain:
+class AdapterChain:
     """The base's folder (with `model.gguf`) and record, the adapter's PEFT folder, and the adapter's GGUF."""
 
     base: Path
@@ -47,28 +47,28 @@ class PackedChain:
         return self.base / MODEL_FILE
 
 
-def packed_seams(chain: PackedChain, measure: Measure) -> Seams:
-    """Every seam that `parity.depth` asks for, the others by name; stored weights first, for where they are damaged they say why."""
+def adapter_chain_checks(chain: AdapterChain, measure: Measure) -> ParityChecks:
+    """Every parity check that `parity.depth` asks for, the others by name; stored weights first, for where they are damaged they say why."""
     depth, tokenizer = measure.limits.depth, load_tokenizer(chain.adapter)
-    told("weights")
-    seams = {"weights_file": base_file(chain), "weights_lora": lora_weights(chain.base, chain.adapter, chain.lora)}
+    announce("weights")
+    checks = {"weights_file": base_file(chain), "weights_lora": lora_weights(chain.base, chain.adapter, chain.lora)}
 
-    told("text and tokens")
-    add_part(seams, SPECIAL, lambda: {"tokens_special": special_tokens(tokenizer, chain.base, chain.gguf, measure.tools),
+    announce("text and tokens")
+    add_part(checks, SPECIAL, lambda: {"tokens_special": special_tokens(tokenizer, chain.base, chain.gguf, measure.tools),
                                       "text_chat_template": chat_template(tokenizer, chain.base, chain.gguf)})  # fmt: skip
-    add_part(seams, TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
+    add_part(checks, TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
     if depth == "quick":
-        return seams | unmeasured(OUTPUTS | BEHAVIOUR, LEFT_OUT.format(depth, "standard"))
-    told("outputs")
-    add_part(seams, OUTPUTS, lambda: outputs(chain, tokenizer, measure))
-    told("behaviour")
-    add_part(seams, BEHAVIOUR, lambda: behaviour([chain.gguf], tokenizer, measure, chain.lora))
-    return seams
+        return checks | unmeasured(OUTPUTS | BEHAVIOR, LEFT_OUT.format(depth, "standard"))
+    announce("outputs")
+    add_part(checks, OUTPUTS, lambda: outputs(chain, tokenizer, measure))
+    announce("behavior")
+    add_part(checks, BEHAVIOR, lambda: behavior([chain.gguf], tokenizer, measure, chain.lora))
+    return checks
 
 
-def base_file(chain: PackedChain) -> Check:
+def base_file(chain: AdapterChain) -> Check:
     """Whether the base's file is the one that was trained on and that the adapter's GGUF names, and the adapter in it is the trained one."""
-    found, told_by_run = file_hash(chain.gguf), run_settings(chain.adapter)
+    found, stated_by_run = file_hash(chain.gguf), run_settings(chain.adapter)
     recorded = read_json(chain.lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
     fields = check_gguf(chain.lora).fields
     trained_on = read_json(chain.adapter / "run.json", "run `snakemake --force train`")["base"]["weights_sha256"]
@@ -80,15 +80,15 @@ def base_file(chain: PackedChain) -> Check:
             (f"{chain.adapter.name}/ was trained on another file than {chain.gguf.name}", trained_on == json_hash({MODEL_FILE: found})),
             (f"{chain.lora.name} was made for {str(own)[:12]}…, the file is {found[:12]}…", own == found),
             (f"{chain.lora.name} holds another adapter than {chain.adapter.name}/", held == weights),
-            ("the adapter was not trained on a GGUF's blocks", told_by_run.quantization == "gguf"),
+            ("the adapter was not trained on a GGUF's blocks", stated_by_run.quantization == "gguf"),
         )
         if not holds
     ]
     title, what = "The base's file, and whose adapter it is", "records that name another file or adapter"
-    return count_seam(title, what, len(wrong), 5, "; ".join(wrong), "Files of different runs lie here: run `snakemake` once more.")
+    return count_check(title, what, len(wrong), 5, "; ".join(wrong), "Files of different runs lie here: run `snakemake` once more.")
 
 
-def outputs(chain: PackedChain, tokenizer: Any, measure: Measure) -> Seams:
+def outputs(chain: AdapterChain, tokenizer: Any, measure: Measure) -> ParityChecks:
     """Training's forward in float32 against llama.cpp's, of the bare base and of base and adapter, on the same held-out tokens."""
     prompts, threads, tools = measure.prompts(tokenizer), measure.evaluate.threads, measure.tools
     limits, where = measure.limits, f"{len(prompts)} held-out rows, {sum(len(prompt.positions) for prompt in prompts)} positions"
@@ -100,24 +100,24 @@ def outputs(chain: PackedChain, tokenizer: Any, measure: Measure) -> Seams:
         before = kept(trained_model(chain.base, None, float32=True, settings_of=chain.adapter))
         bare = compare(before, kept(gguf_speaker(chain.gguf, prompts, threads=threads, tools=tools)))
         trained = kept(trained_model(chain.base, chain.adapter, float32=True))
-        said = kept(gguf_speaker(chain.gguf, prompts, threads=threads, tools=tools, lora=chain.lora))
-        served, moved = compare(trained, said), compare(before, trained)
+        stated = kept(gguf_speaker(chain.gguf, prompts, threads=threads, tools=tools, lora=chain.lora))
+        served, moved = compare(trained, stated), compare(before, trained)
         own = training_rounding(chain, prompts[:OWN_ROWS], trained, measure.scratch)
-    return {"outputs_bare": bare_seam(bare, where), "outputs_served": served_seam(served, bare, moved, own, limits, where)}
+    return {"outputs_bare": bare_check(bare, where), "outputs_served": served_check(served, bare, moved, own, limits, where)}
 
 
-def training_rounding(chain: PackedChain, prompts: list[Prompt], trained: Reference, scratch: Path) -> Divergence:
+def training_rounding(chain: AdapterChain, prompts: list[Prompt], trained: Reference, scratch: Path) -> Divergence:
     """What training's own arithmetic (bfloat16, mostly) differs from float32 by, on the first prompts."""
-    with kept_logits(prompts, trained_model(chain.base, chain.adapter), scratch) as said:
-        return compare(said, islice(trained, len(prompts)))
+    with kept_logits(prompts, trained_model(chain.base, chain.adapter), scratch) as stated:
+        return compare(stated, islice(trained, len(prompts)))
 
 
-def bare_seam(bare: Divergence, where: str) -> Check:
+def bare_check(bare: Divergence, where: str) -> Check:
     """The floor: what llama.cpp's arithmetic alone changes of a model that nobody trained. Beyond `MOST_SERVED_KLD` it is no longer arithmetic."""
     title = OUTPUTS["outputs_bare"]
     if bare.fault:
         return incomparable(title, bare, f"{bare.fault}; {where}", "The GGUF is damaged or of another model: run `snakemake --force base`.")
-    sentence = f"{where}, same first choice at {bare.same_top:.1%}: llama.cpp rounds activations to 8 bit before it multiplies quantised blocks"
+    sentence = f"{where}, same first choice at {bare.same_top:.1%}: llama.cpp rounds activations to 8 bit before it multiplies quantized blocks"
     cause = (
         "PyTorch and llama.cpp compute another model from this file (positions, order of heads, norms): take its Hugging Face folder and "
         "base.quantization nf4."
@@ -126,7 +126,7 @@ def bare_seam(bare: Divergence, where: str) -> Check:
     return divergence_check(title, bare, MOST_SERVED_KLD, sentence, "" if passed else cause)
 
 
-def served_seam(served: Divergence, bare: Divergence, moved: Divergence, own: Divergence, limits: Parity, where: str) -> Check:
+def served_check(served: Divergence, bare: Divergence, moved: Divergence, own: Divergence, limits: Parity, where: str) -> Check:
     """Base and adapter: within `parity.max_kld_served` and `min_same_top_served`, or where the bare base is not, within a fifth of its floor.
 
     And nearer to the trained model than that is to the bare base, or an adapter without effect would pass; where it moves the base by no more

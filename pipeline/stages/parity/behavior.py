@@ -13,7 +13,7 @@ from pipeline.gguf.header import tensor_bytes
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain, load_binding
-from pipeline.stages.parity.check import count_seam, exact
+from pipeline.stages.parity.check import count_check, exact
 
 ROOM = 64  # tokens that an answer may have beyond twice the longest reference
 # ggml types that llama.cpp may hold twice on a CPU: as the file has them, and repacked for its kernels (ggml-cpu/repack.cpp)
@@ -45,11 +45,13 @@ class Behaved:
     planned_bytes: int | None
 
 
-def behaviour_seams(
+def behavior_checks(
     models: list[Path], rows: Iterable[Row], tokenizer: Any, *, prompts: int, ctx_size: int, threads: int, n_gpu_layers: int, tools: Toolchain,
     lora: Path | None = None,
 ) -> dict[str, Check]:  # fmt: skip
-    """Four seams over all of `models`, the 16-bit one first: each is served, with `lora` on it, and asked the first `prompts` held-out questions."""
+    """Four parity checks over all of `models`, the 16-bit one first: each is served, with `lora` on it, and asked the first `prompts` held-out
+    questions.
+    """
     asked, budget = questions(rows, tokenizer, prompts, ctx_size)
     on_cpu = not load_binding(
         tools
@@ -61,10 +63,10 @@ def behaviour_seams(
         ) as server:
             found.append(behaved(server, model, asked, budget, ctx_size if on_cpu else None, lora))
     return {
-        "behaviour_answers_end": answers_end(found, budget),
-        "behaviour_no_markers": no_markers(found, tokenizer),
-        "behaviour_finite_logits": finite_logits(found),
-        "behaviour_server_memory": server_memory(found),
+        "behavior_answers_end": answers_end(found, budget),
+        "behavior_no_markers": no_markers(found, tokenizer),
+        "behavior_finite_logits": finite_logits(found),
+        "behavior_server_memory": server_memory(found),
     }
 
 
@@ -113,10 +115,10 @@ def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
     choice = reply["choices"][0]
     tokens = (choice.get("logprobs") or {}).get("content") or []
     message = choice["message"]
-    said = "\n".join(message.get(key) or "" for key in ("reasoning_content", "content")).strip("\n")
+    stated = "\n".join(message.get(key) or "" for key in ("reasoning_content", "content")).strip("\n")
     return Answer(
         choice["finish_reason"] != "length",
-        said,
+        stated,
         [one["id"] for one in tokens],
         [one["logprob"] for one in tokens],
         reply["usage"]["total_tokens"],
@@ -127,7 +129,7 @@ def answers_end(found: list[Behaved], budget: int) -> Check:
     """Models of which no answer ended, though the 16-bit one's did.
 
     A single answer may run on by chance, and a model that was trained for a few steps never ends: so levels are judged by the 16-bit
-    file of the same weights, and that one by the seams before it. Where none of its answers end, nothing can be said.
+    file of the same weights, and that one by the parity checks before it. Where none of its answers end, nothing can be said.
     """
     ended = {one.model.name: sum(answer.stopped for answer in one.answers) for one in found}
     count = len(found[0].answers)
@@ -159,17 +161,17 @@ def no_markers(found: list[Behaved], tokenizer: Any) -> Check:
     }
     wrong = []
     for one in found:
-        for said in one.answers:
-            inside = said.ids[:-1] if said.stopped else said.ids
+        for stated in one.answers:
+            inside = stated.ids[:-1] if stated.stopped else stated.ids
             marks = [
                 *(control[number] for number in inside if number in control),
-                *(token for token in control.values() if token in said.text),
+                *(token for token in control.values() if token in stated.text),
             ]
-            wrong += [f"{one.model.name} writes {marks[0]} in {said.text[:40]!a}"] if marks else []
+            wrong += [f"{one.model.name} writes {marks[0]} in {stated.text[:40]!a}"] if marks else []
     compared = sum(len(one.answers) for one in found)
     title, what = "No markers in answers", "answers that hold a control token of the template"
-    cause = f"{wrong[0] if wrong else ''}: look at reports/labels.html whether ends of turn are trained, then at the seam of special tokens."
-    return count_seam(title, what, len(wrong), compared, "; ".join(wrong[:2]), cause)
+    cause = f"{wrong[0] if wrong else ''}: look at reports/labels.html whether ends of turn are trained, then at the parity check of special tokens."
+    return count_check(title, what, len(wrong), compared, "; ".join(wrong[:2]), cause)
 
 
 def finite_logits(found: list[Behaved]) -> Check:
@@ -189,7 +191,7 @@ def finite_logits(found: list[Behaved]) -> Check:
         sum(count for _, count in wrong),
     )
     cause = f"Weights of {', '.join(named)} are not finite or overflow: set merge.dtype and convert.type to bfloat16 (BF16)."
-    return count_seam(title, what, different, compared, "; ".join(named), cause)
+    return count_check(title, what, different, compared, "; ".join(named), cause)
 
 
 def server_memory(found: list[Behaved]) -> Check:

@@ -32,7 +32,7 @@ def exact(
     return Check(title, "pass", sentence, what=what, figure=0.0, limit=0.0, unit=unit, figures=figures)
 
 
-def count_seam(title: str, what: str, different: int, compared: int, first: str, cause: str = "") -> Check:
+def count_check(title: str, what: str, different: int, compared: int, first: str, cause: str = "") -> Check:
     """A check where nothing may differ; not measured if nothing was compared."""
     if not compared:
         return Check(title, "not measured", "nothing to compare", what=what)

@@ -76,8 +76,8 @@ def system(text: str) -> Message:
 
 def chosen(rows: Iterable[Row], count: int) -> list[Conversation]:
     """The first `count` chats of `data/final` and all made conversations; asked for fewer than `ENOUGH`, it takes those in proportion."""
-    told = [Conversation(row["messages"], row.get("tools"), held_out=True) for row in islice(rows, count)]
-    return [*told, *made()[:: max(1, ENOUGH // count)]]
+    announce = [Conversation(row["messages"], row.get("tools"), held_out=True) for row in islice(rows, count)]
+    return [*announce, *made()[:: max(1, ENOUGH // count)]]
 
 
 def made() -> list[Conversation]:

@@ -9,7 +9,7 @@ from typing import Any
 
 WHOLE = 100_000  # from so many strings on, all tokens and all of Unicode are among them
 TOGETHER = 4096  # tokens that are decoded in one call
-RUN = 8  # neighbouring characters of a Unicode block in one string
+RUN = 8  # neighboring characters of a Unicode block in one string
 UNSEEN = ("Cn", "Co", "Cs")  # unassigned, private, surrogate: no text
 SPACES = (" ", "\t", "\n", "\r\n", "\r", "\u00a0", "\u3000", "\u2003", "\u2028", "\u0085", "\u200b", "\ufeff")
 SNIPPETS = (
@@ -41,7 +41,7 @@ def strings(tokenizer: Any, texts: list[str], count: int, *, seed: int = 0) -> I
     """Strings in NFC: what is hard by hand, all single tokens, all Unicode, then cuts of `texts` and mixes until there are `count`.
 
     Asked for fewer than `WHOLE`, it takes single tokens and Unicode in proportion. Deterministic for one `seed` (and one Unicode
-    version of Python). NFC, because stage curate writes all text so and llama.cpp does not normalise.
+    version of Python). NFC, because stage curate writes all text so and llama.cpp does not normalize.
     """
     every = max(1, WHOLE // count)
     made = 0
@@ -57,7 +57,7 @@ def strings(tokenizer: Any, texts: list[str], count: int, *, seed: int = 0) -> I
 
 
 def by_hand(tokenizer: Any) -> Iterator[str]:
-    """What pre-tokenizers are known to differ on, and the tokenizer's added tokens among neighbours."""
+    """What pre-tokenizers are known to differ on, and the tokenizer's added tokens among neighbors."""
     yield from (*SNIPPETS, *WORDS, *EMOJI)
     for length in range(1, 41):
         digits = "1234567890"[:length] if length <= 10 else "9876543210" * 4
@@ -89,7 +89,7 @@ def single_tokens(tokenizer: Any) -> Iterator[str]:
 
 
 def unicode_runs() -> Iterator[str]:
-    """Every assigned character, `RUN` neighbours to a string, and one of each run among letters, digits and spaces."""
+    """Every assigned character, `RUN` neighbors to a string, and one of each run among letters, digits and spaces."""
     assigned = (chr(code) for code in range(1, sys.maxunicode + 1) if unicodedata.category(chr(code)) not in UNSEEN)
     while run := "".join(islice(assigned, RUN)):
         yield run

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pipeline.core.checks import figure_text
 from pipeline.pages.formats import is_number
-from pipeline.pages.parity_words import MARKS, Seams, grouped
+from pipeline.pages.parity_summary import MARKS, ParityChecks, grouped
 from pipeline.pages.svg import short, svg, text
 from pipeline.stages.parity.drawings import KINDS, Row
 
@@ -13,9 +13,9 @@ from pipeline.stages.parity.drawings import KINDS, Row
 CHART, AXIS, END, LINE, HEAD = 940.0, 404.0, 820.0, 26.0, 8.0
 
 
-def divergences(seams: Seams) -> str:
+def divergences(checks: ParityChecks) -> str:
     """Mean KL divergence at each hand-over whose outputs were compared, and its limit, on a logarithmic scale; SVG, "" where all are 0."""
-    rows = [row for row in grouped(seams).get("Outputs", ()) if is_number(row.get("figure"))]
+    rows = [row for row in grouped(checks).get("Outputs", ()) if is_number(row.get("figure"))]
     positive = [
         float(value) for row in rows for value in (row["figure"], row.get("limit")) if value and value > 0
     ]
@@ -35,7 +35,7 @@ def divergences(seams: Seams) -> str:
     parts.append(text(END + 16, bottom + 17, "nats", "chain-quiet"))
     for number, row in enumerate(rows):
         parts += _divergence(row, HEAD + (number + 0.5) * LINE, x)
-    told = "; ".join(
+    announce = "; ".join(
         f"{row['title']} {figure_text(row['figure'])}, limit {figure_text(row.get('limit'))}, {row['verdict']}"
         for row in rows
     )
@@ -44,7 +44,7 @@ def divergences(seams: Seams) -> str:
         "chart",
         (CHART, bottom + 26),
         "Mean KL divergence at each hand-over",
-        told + ".",
+        announce + ".",
         parts,
     )
 

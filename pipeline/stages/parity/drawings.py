@@ -1,6 +1,6 @@
 """The parity page's drawings as inline SVG: the chain of hand-overs, and the divergence at each of them.
 
-A hand-over is coloured by its verdict and marked with it (✓ pass, ✕ fail, ○ not measured); colours are classes of the page's style.
+A hand-over is colored by its verdict and marked with it (✓ pass, ✕ fail, ○ not measured); colors are classes of the page's style.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,27 +9,27 @@ from typing import Any
 
 from pipeline.core.checks import figure_text
 from pipeline.pages.formats import is_number
-from pipeline.pages.parity_words import (
+from pipeline.pages.parity_summary import (
     BASE,
     LORA,
     MARKS,
     MERGED,
     SERVED,
     SIXTEEN,
-    Seams,
+    ParityChecks,
     gravest,
     grouped,
     place_of,
 )
 from pipeline.pages.svg import short, svg, text
 
-Row = Mapping[str, Any]  # a seam with its key and verdict
+Row = Mapping[str, Any]  # a parity check with its key and verdict
 Point = tuple[float, float]
 SOURCES = {
     "outputs_sixteen": ", 16-bit base",
     "outputs_trained": ", NF4 base",
 }  # what of the two is handed over to the merged model
-KINDS = {"pass": "seam-pass", "fail": "seam-fail", "not measured": "seam-open"}
+KINDS = {"pass": "check-pass", "fail": "check-fail", "not measured": "check-open"}
 # the chain, in units of its viewBox: boxes of BOX × HIGH, their left edges in columns, their middles from FIRST on PITCH apart
 BOX, HIGH, FIRST, PITCH = 126.0, 46.0, 92.0, 68.0
 TRAINED, MERGE, GGUF, LEVEL, SERVER = 2.0, 326.0, 606.0, 906.0, 1126.0
@@ -42,20 +42,20 @@ class _Drawing:
     """What is drawn so far, as SVG and in words."""
 
     parts: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    announce: list[str] = field(default_factory=list)
 
     def hand_over(
         self,
         way: Sequence[Point],
         words: str,
-        seams: Sequence[Row],
+        checks: Sequence[Row],
         labels: Sequence[tuple[str, str]],
         at: Point,
     ) -> None:
-        """A line along `way` with an arrow, coloured by the gravest of `seams`; the `labels` (verdict, words) stand at `at`, below each other."""
-        verdict = gravest(seams)
-        said = [f"{MARKS[kind]} {label}" for kind, label in labels] or [f"{MARKS[verdict]} {verdict}"]
-        self.told.append(f"{words}: {', '.join(said)}")
+        """A line along `way` with an arrow, colored by the gravest of `checks`; the `labels` (verdict, words) stand at `at`, below each other."""
+        verdict = gravest(checks)
+        stated = [f"{MARKS[kind]} {label}" for kind, label in labels] or [f"{MARKS[verdict]} {verdict}"]
+        self.announce.append(f"{words}: {', '.join(stated)}")
         x, y = way[-1]
         down = way[-2][0] == x
         head = f"l-5 -9 h10 Z M{short(x)} {short(y)}" if down else "l-9 -5 v10 Z"
@@ -63,7 +63,7 @@ class _Drawing:
         self.parts.append(
             f'<path class="{KINDS[verdict]} way" d="M{line}"/><path class="{KINDS[verdict]} head" d="M{short(x)} {short(y)} {head}"/>'
         )
-        for number, (one, (kind, _)) in enumerate(zip(said, labels or [(verdict, "")], strict=True)):
+        for number, (one, (kind, _)) in enumerate(zip(stated, labels or [(verdict, "")], strict=True)):
             # the first stands above the line, the others below it
             self.parts.append(
                 text(
@@ -85,9 +85,9 @@ class _Drawing:
         self.parts.append(text(x + BOX / 2, y + 14, words, "chain-quiet", anchor="middle", longest=22))
 
 
-def chain(seams: Seams) -> str:
+def chain(checks: ParityChecks) -> str:
     """Trained → merged → 16-bit GGUF → levels → served; text and tokens as a strand above, the adapter as a GGUF of its own below. SVG."""
-    rows, stored = _placed(seams)
+    rows, stored = _placed(checks)
     places = list(dict.fromkeys(row["place"] for row in stored))
     levels = [place for place in places if place not in ("", MERGED, SIXTEEN) and not place.endswith(LORA)]
     loras = [place for place in places if place.endswith(LORA)]
@@ -108,7 +108,7 @@ def chain(seams: Seams) -> str:
             if number
             else [(LEVEL + BOX, y), (SERVER, y)]
         )
-        asked = [row for row in rows.get("Behaviour", ()) if row["place"] in ("", level)]
+        asked = [row for row in rows.get("Behavior", ()) if row["place"] in ("", level)]
         drawing.hand_over(way, f"{level} to served", asked, [_counted(asked)], (LEVEL + BOX + 8, y))
     for x, name, words in (
         (TRAINED, "Trained", "base with adapter"),
@@ -128,13 +128,13 @@ def chain(seams: Seams) -> str:
         drawing.box((GGUF, y), "16-bit GGUF", "base with LoRA")
     size = (SERVER + BOX + 2, bottom + HIGH / 2 + 12)
     return svg(
-        "chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.told) + ".", drawing.parts
+        "chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.announce) + ".", drawing.parts
     )
 
 
-def unmerged_chain(seams: Seams) -> str:
+def unmerged_chain(checks: ParityChecks) -> str:
     """Where nothing is merged: trained → base GGUF with LoRA GGUF → served; text and tokens above, below it the base alone, one file in both. SVG."""
-    rows, stored = _placed(seams)
+    rows, stored = _placed(checks)
     drawing, bottom = _Drawing(), FIRST + PITCH * 1.5
     _text_strand(drawing, rows)
     drawing.hand_over(
@@ -149,7 +149,7 @@ def unmerged_chain(seams: Seams) -> str:
         *_checked(stored, BASE),
         (TRAINED + BOX + 110, bottom),
     )
-    asked = rows.get("Behaviour", [])
+    asked = rows.get("Behavior", [])
     drawing.hand_over(
         [(GGUF + BOX, FIRST), (LEVEL, FIRST)],
         f"{SERVED} to served",
@@ -167,15 +167,15 @@ def unmerged_chain(seams: Seams) -> str:
         drawing.box(at, name, words)
     size = (LEVEL + BOX + 2, bottom + HIGH / 2 + 12)
     return svg(
-        "chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.told) + ".", drawing.parts
+        "chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.announce) + ".", drawing.parts
     )
 
 
-def _placed(seams: Seams) -> tuple[dict[str, list[Row]], list[Row]]:
+def _placed(checks: ParityChecks) -> tuple[dict[str, list[Row]], list[Row]]:
     """The checks by group with their places, and those of weights and outputs."""
     rows: dict[str, list[Row]] = {
         name: [{**row, "place": place_of(row["key"])} for row in found]
-        for name, found in grouped(seams).items()
+        for name, found in grouped(checks).items()
     }
     return rows, [row for group in ("Weights", "Outputs") for row in rows.get(group, ())]
 
@@ -206,7 +206,7 @@ def _levels(drawing: _Drawing, stored: Sequence[Row], levels: Sequence[str], top
 
 
 def _checked(rows: Sequence[Row], place: str) -> tuple[list[Row], list[tuple[str, str]]]:
-    """The seams at a place, and a label (verdict, words) for each."""
+    """The parity checks at a place, and a label (verdict, words) for each."""
     there = [row for row in rows if row["place"] == place]
     labels = []
     for row in there:
@@ -217,7 +217,7 @@ def _checked(rows: Sequence[Row], place: str) -> tuple[list[Row], list[tuple[str
 
 
 def _counted(rows: Sequence[Row], name: str = "") -> tuple[str, str]:
-    """A label for several seams: how many of them passed."""
+    """A label for several parity checks: how many of them passed."""
     passed = sum(row["verdict"] == "pass" for row in rows)
     return gravest(
         rows

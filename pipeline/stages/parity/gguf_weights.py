@@ -46,20 +46,20 @@ def gguf_weights(merged: Path, gguf: Path) -> Check:
     for name in sorted(wanted.keys() & tensors.keys()):
         if fault := tensor_fault(tensors[name], wanted[name]):
             faults.append(fault)
-    return weights_seam(title, faults, tensors)
+    return weights_check(title, faults, tensors)
 
 
 def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str) -> str:
-    """How a whole file is not what its name says: another architecture, or quantised; empty where it is."""
+    """How a complete file is not what its name says: another architecture, or quantized; empty where it is."""
     found = header.fields.get("general.architecture")
     if found != KNOWN[architecture]:
         return f"the GGUF is a {found}, the merged model a {architecture}"
-    quantised = Counter(tensor.type for tensor in tensors.values() if tensor.type not in FLOAT_BYTES)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(quantised.items()))
-    return f"it holds quantised tensors ({kinds}) where 16-bit floats belong" if quantised else ""
+    quantized = Counter(tensor.type for tensor in tensors.values() if tensor.type not in FLOAT_BYTES)
+    ggml_types = ", ".join(f"{count} {ggml_type}" for ggml_type, count in sorted(quantized.items()))
+    return f"it holds quantized tensors ({ggml_types}) where 16-bit floats belong" if quantized else ""
 
 
-def weights_seam(title: str, faults: list[Fault], tensors: dict[str, GgufTensor]) -> Check:
+def weights_check(title: str, faults: list[Fault], tensors: dict[str, GgufTensor]) -> Check:
     """The verdict over all faults; the first one is shown, and where most tensors differ, that it is another model."""
     weights = sum(tensor.rows * tensor.columns for tensor in tensors.values())
     compared = f"{len(tensors)} tensors, {weights / 1e6:,.1f} M weights"
@@ -108,7 +108,7 @@ def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:
 
 
 def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
-    """The first difference of a tensor from its pieces, both as bytes of the GGUF's type; None where there is none."""
+    """The first difference of a tensor from its pieces, both as bytes of the GGUF's type; None if there is none."""
     size = sum((piece.last - piece.first) * piece.entry.columns for piece in pieces)
     if size != tensor.rows * tensor.columns or pieces[0].entry.shape[-1:] != tensor.shape[-1:]:
         shape = " + ".join(str(list(piece.entry.shape)) for piece in pieces[:2])

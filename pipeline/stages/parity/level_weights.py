@@ -20,7 +20,7 @@ from pipeline.stages.parity.tensor_noise import TensorNoise, tensor_noise
 Noise = dict[str, dict[str, Any]]  # {tensor: {"type": ggml's name, "rmse": ‖level − 16 bit‖ ÷ ‖16 bit‖}}
 
 # Relative RMSE of each type, the largest of: 256 × 4,096 normal, Laplace and Student-t (5) numbers, and tensors of layers 0, 12 and 29 of
-# SmolLM2-135M, each without and with random importances (log-normal); quantised by the pinned llama.cpp (ggml_quantize_chunk), measured
+# SmolLM2-135M, each without and with random importances (log-normal); quantized by the pinned llama.cpp (ggml_quantize_chunk), measured
 # 2026-11-20. Normal numbers alone cost some 20 % less.
 NOISE = {
     "F32": 1e-7, "F16": 0.0005, "BF16": 0.003, "Q8_0": 0.0068, "Q6_K": 0.0243, "Q5_1": 0.0527, "Q5_0": 0.0562, "Q5_K": 0.0448,
@@ -47,17 +47,17 @@ WHAT = "largest error of a tensor's weights, in multiples of what its type costs
 def level_weights(
     gguf: Path, level: Path, name: str, slack: float, tensor_types: Mapping[str, str] = NO_TYPES
 ) -> tuple[Check, Noise]:
-    """The seam of one level (`name` as in `quantize.levels`) and the noise of each tensor; both files are streamed.
+    """The parity check of one level (`name` as in `quantize.levels`) and the noise of each tensor; both files are streamed.
 
     `slack` is how many times its type's usual noise a tensor may have, `tensor_types` is `quantize.tensor_types`. A type without
-    a known noise or a dequantiser in the package gguf leaves the seam unmeasured, unless something is wrong already. Raises
+    a known noise or a dequantizer in the package gguf leaves the parity check unmeasured, unless something is wrong already. Raises
     `ConfigError` where `tensor_types` can't be.
     """
     title = f"Weights of {gguf.stem} → {name}"
     check_tensor_types(gguf, tensor_types, split_level(name)[1])
     (_, before), (header, after) = gguf_tensors(gguf), gguf_tensors(level)
-    if seam := file_seam(title, name, tensor_types, header, before, after):
-        return seam, {}
+    if check := file_check(title, name, tensor_types, header, before, after):
+        return check, {}
     if unknown := sorted(
         {tensor.type for tensor in after.values() if tensor.type not in NOISE or not tensor.readable}
     ):
@@ -76,17 +76,17 @@ def level_weights(
         if np.isfinite(one.rmse)
     }
     if lost := {tensor: one for tensor, one in found.items() if one.lost}:
-        return lost_seam(title, lost, before, after), noise
+        return lost_check(title, lost, before, after), noise
     shares = {tensor: one.rmse / NOISE[after[tensor].type] for tensor, one in found.items()}
     worst = max(shares, key=lambda tensor: shares[tensor])
-    quantised = [one.rmse for tensor, one in found.items() if after[tensor].type not in EXACT]
+    quantized = [one.rmse for tensor, one in found.items() if after[tensor].type not in EXACT]
     cause = f"{worst} was made from other weights, or its values are unusually spread: {remake(level)}, or raise parity.rmse_slack if it stays so."
     detail = (
         f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}"
     )
     figures = {
-        "rmse_mean": float(np.mean(quantised)) if quantised else 0.0,
-        "rmse_worst": max(quantised, default=0.0),
+        "rmse_mean": float(np.mean(quantized)) if quantized else 0.0,
+        "rmse_worst": max(quantized, default=0.0),
     }
     measured: Any = {
         "what": WHAT,
@@ -100,7 +100,7 @@ def level_weights(
     return Check(title, "fail", detail, cause, **measured), noise
 
 
-def file_seam(
+def file_check(
     title: str,
     name: str,
     tensor_types: Mapping[str, str],
@@ -108,7 +108,7 @@ def file_seam(
     before: dict[str, GgufTensor],
     after: dict[str, GgufTensor],
 ) -> Check | None:
-    """A failure that shows without reading a weight: another level's file, other tensors or types; None where there is none."""
+    """A failure that shows without reading a weight: another level's file, other tensors or types; None if there is none."""
     from gguf import LlamaFileType
 
     level, remedy = split_level(name)[0], remake(next(iter(after.values())).file)
@@ -118,7 +118,7 @@ def file_seam(
         return failure(title, count, unit, detail, f"{cause}: {remedy}.", what)
 
     wanted, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
-    known = {int(kind): kind.name.removeprefix("MOSTLY_") for kind in LlamaFileType}
+    known = {int(ggml_type): ggml_type.name.removeprefix("MOSTLY_") for ggml_type in LlamaFileType}
     found = known.get(number, str(number)) if isinstance(number, int) else "none"
     another = "files of another level", 1, "files"
     if found != level and level in known.values():
@@ -130,9 +130,9 @@ def file_seam(
         for each, tensor in after.items()
         if PLAIN_OF.get(level, PLAIN).search(each) and each not in given
     ]
-    kinds = sorted({tensor.type for tensor in plain if tensor.columns % K_BLOCK == 0})
-    if kinds and wanted not in kinds:
-        detail = f"no query or feed-forward tensor is {wanted}: {', '.join(kinds)}"
+    ggml_types = sorted({tensor.type for tensor in plain if tensor.columns % K_BLOCK == 0})
+    if ggml_types and wanted not in ggml_types:
+        detail = f"no query or feed-forward tensor is {wanted}: {', '.join(ggml_types)}"
         return fail(*another, detail, f"The file of another level has the name of {name}")
     different = [
         each for each in sorted(before.keys() | after.keys()) if each not in before or each not in after
@@ -150,10 +150,10 @@ def file_seam(
             "tensors that only one side has", len(different), "tensors", f"{first}: {shapes} at {name}", cause
         )
     if wrong := of_other_types(before, after, given, tensor_types):
-        first, kind = wrong[0], tensor_types[given[wrong[0]]].upper()
-        cause = f"The level was made before quantize.tensor_types asked for {kind}"
+        first, ggml_type = wrong[0], tensor_types[given[wrong[0]]].upper()
+        cause = f"The level was made before quantize.tensor_types asked for {ggml_type}"
         what = "tensors of another type than quantize.tensor_types"
-        return fail(what, len(wrong), "tensors", f"{first} is {after[first].type}, not {kind}", cause)
+        return fail(what, len(wrong), "tensors", f"{first} is {after[first].type}, not {ggml_type}", cause)
     return None
 
 
@@ -180,16 +180,16 @@ def of_other_types(
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     wrong: list[str] = []
-    for pattern, kind in tensor_types.items():
-        block = int(GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]][0])
+    for pattern, ggml_type in tensor_types.items():
+        block = int(GGML_QUANT_SIZES[GGMLQuantizationType[ggml_type.upper()]][0])
         mine = [name for name, its in given.items() if its == pattern]
-        others = [name for name in mine if after[name].type != kind.upper()]
-        quantised = [
+        others = [name for name in mine if after[name].type != ggml_type.upper()]
+        quantized = [
             name
             for name in others
             if after[name].type != before[name].type and after[name].columns % block == 0
         ]
-        wrong += quantised or (others if len(others) == len(mine) else [])
+        wrong += quantized or (others if len(others) == len(mine) else [])
     return wrong
 
 
@@ -198,7 +198,7 @@ def remake(level: Path) -> str:
     return f"run `snakemake --force models/gguf/{level.name}`"
 
 
-def lost_seam(
+def lost_check(
     title: str, lost: dict[str, TensorNoise], before: dict[str, GgufTensor], after: dict[str, GgufTensor]
 ) -> Check:
     """The failure of a level in which blocks hold nothing of what they stand for, with the first of them and the likely cause."""

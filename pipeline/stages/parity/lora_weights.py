@@ -9,7 +9,7 @@ from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.publish import read_json
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.stages.parity.check import count_seam
+from pipeline.stages.parity.check import count_check
 
 TITLE, WHAT = "Adapter → its GGUF", "matrices whose numbers are not the trained ones, rounded once"
 AGAIN = "run `snakemake --force lora`"
@@ -51,7 +51,7 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
     alpha = float(read_json(adapter / "adapter_config.json", AGAIN)["lora_alpha"])
     if header.fields.get("adapter.lora.alpha") != alpha:
         wrong.append(f"alpha is {header.fields.get('adapter.lora.alpha')} instead of {alpha}")
-    return count_seam(TITLE, WHAT, len(wrong), len(seen) + 1, "; ".join(wrong[:3]), f"The GGUF is not of this adapter: {AGAIN}.")
+    return count_check(TITLE, WHAT, len(wrong), len(seen) + 1, "; ".join(wrong[:3]), f"The GGUF is not of this adapter: {AGAIN}.")
 
 
 def rounded(values: Any, kind: str) -> Any:

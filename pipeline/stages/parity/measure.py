@@ -1,4 +1,4 @@
-"""What seams are measured with, and what both graphs measure of a GGUF alike: its texts and tokens, and what it does in llama-server."""
+"""What parity checks are measured with, and what both graphs measure of a GGUF alike: its texts and tokens, and what it does in llama-server."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,23 +14,23 @@ from pipeline.core.errors import DataError, ToolError
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, spread
-from pipeline.stages.parity.behavior import behaviour_seams
+from pipeline.stages.parity.behavior import behavior_checks
 from pipeline.stages.parity.conversations import chosen
 from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.text import served_texts, template_text
 from pipeline.stages.parity.tokens import corpus_ids, token_ids
 
 CTX_SIZE = 2048  # tokens; parity's conversations are short
-Seams = dict[str, Check]
+ParityChecks = dict[str, Check]
 LEFT_OUT = "parity.depth is {}; `quench parity --depth {}` measures it"
-# seams by key with their titles, to name those that were not measured
+# parity checks by key with their titles, to name those that were not measured
 TEXT = {"text_template": "Template text", "tokens_ids": "Token ids", "tokens_corpus": "Token ids of a corpus"}
-BEHAVIOUR = {"behaviour": "What each GGUF does in llama-server"}
+BEHAVIOR = {"behavior": "What each GGUF does in llama-server"}
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What every seam is measured with: the held-out chats, the limits, how llama.cpp is run, and a folder for temporary files."""
+    """What every parity check is measured with: the held-out chats, the limits, how llama.cpp is run, and a folder for temporary files."""
 
     rows: Sequence[Row]
     limits: Parity
@@ -50,47 +50,47 @@ class Measure:
         return [spread(row.ids) for row in encoded]
 
 
-def text_and_tokens(gguf: Path, tokenizer: Any, measure: Measure) -> Seams:
+def text_and_tokens(gguf: Path, tokenizer: Any, measure: Measure) -> ParityChecks:
     """What llama-server makes of conversations, and the GGUF's vocabulary of strings; both as training does."""
     limits, tools = measure.limits, measure.tools
     with serving(tools, gguf, ctx_size=CTX_SIZE, threads=measure.evaluate.threads) as server:
         texts = served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
-        seams = {
+        checks = {
             "text_template": template_text(texts, tokenizer, gguf),
             "tokens_ids": token_ids(texts, tokenizer, server, gguf),
         }
-    told_rows = [text.whole for text in texts.compared if text.conversation.held_out]
-    return seams | {
-        "tokens_corpus": corpus_ids(strings(tokenizer, told_rows, limits.strings), tokenizer, gguf, tools)
+    rendered_rows = [text.whole for text in texts.compared if text.conversation.held_out]
+    return checks | {
+        "tokens_corpus": corpus_ids(strings(tokenizer, rendered_rows, limits.strings), tokenizer, gguf, tools)
     }
 
 
-def behaviour(models: Sequence[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> Seams:
+def behavior(models: Sequence[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> ParityChecks:
     """What each GGUF does in llama-server, with the adapter's GGUF `lora` on it if one is given."""
-    return behaviour_seams(
+    return behavior_checks(
         list(models), measure.rows, tokenizer, prompts=measure.limits.prompts, ctx_size=CTX_SIZE, threads=measure.evaluate.threads,
         n_gpu_layers=measure.evaluate.n_gpu_layers, tools=measure.tools, lora=lora,
     )  # fmt: skip
 
 
-def unmeasured(titles: dict[str, str], why: str) -> Seams:
-    """Seams that were not measured, so that nobody takes them for passed."""
+def unmeasured(titles: dict[str, str], why: str) -> ParityChecks:
+    """Parity checks that were not measured, so that nobody takes them for passed."""
     return {key: Check(title, "not measured", why) for key, title in titles.items()}
 
 
-def add_part(seams: Seams, titles: dict[str, str], part: Callable[[], Seams]) -> None:
-    """Add what `part` measures to `seams`. Where llama.cpp refuses a file that a seam has failed already, its `titles` were not measured.
+def add_part(checks: ParityChecks, titles: dict[str, str], part: Callable[[], ParityChecks]) -> None:
+    """Add what `part` measures to `checks`. Where llama.cpp refuses a file that a parity check has failed already, its `titles` were not measured.
 
     Raises the `ToolError` where nothing had failed: then it is an error of its own.
     """
     try:
-        seams.update(part())
+        checks.update(part())
     except ToolError as error:
-        if not any(seam.verdict == "fail" for seam in seams.values()):
+        if not any(check.verdict == "fail" for check in checks.values()):
             raise
-        seams.update(unmeasured(titles, error.sentence.splitlines()[0]))
+        checks.update(unmeasured(titles, error.sentence.splitlines()[0]))
 
 
-def told(part: str) -> None:
+def announce(part: str) -> None:
     """Say what is measured now: the whole takes minutes."""
     print(f"parity: measuring {part}", file=sys.stderr, flush=True)

@@ -27,7 +27,7 @@ AGAIN = "run `python -m pipeline merge` again."
 
 @dataclass(frozen=True)
 class Compared:
-    """What should be in the merged model and what is, how training quantised, and the records of training and merge."""
+    """What should be in the merged model and what is, how training quantized, and the records of training and merge."""
 
     jobs: dict[str, Job]
     there: dict[str, Entry]
@@ -39,17 +39,17 @@ class Compared:
 
     def nf4(self, job: Job) -> Nf4 | None:
         """What a job's source went through by the merge's record."""
-        return self.trained if job.quantised else None
+        return self.trained if job.quantized else None
 
 
 def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
-    """One seam over every tensor of the three folders, streamed in blocks of rows, and its likely cause where it fails.
+    """One parity check over every tensor of the three folders, streamed in blocks of rows, and its likely cause where it fails.
 
     Raises `DataError` where a folder can't be read or adapter and base don't fit.
     """
     record = read_json(merged / RECORD, "run `snakemake --force merge`") if (merged / RECORD).exists() else {}
     run, model = read_run(adapter), structure(base)
-    expected = plan(read_folder(base), read_adapter(adapter), model, nf4=record.get("onto") == "nf4")
+    expected = plan(read_folder(base), read_adapter(adapter), model, nf4=record.get("merge_base") == "nf4")
     jobs = {job.name: job for job in expected.jobs}
     compared = Compared(jobs, read_folder(merged), model, trained_nf4(run), run, record, file_hash(adapter / WEIGHTS))
     for detail, cause in _other_than_weights(base, adapter, merged, expected, compared):
@@ -58,7 +58,7 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
         errors = {name: tensor_error(job, compared.there[name], compared.nf4(job)) for name, job in jobs.items()}
     wrong = [name for name, error in errors.items() if not error <= LIMIT]
     worst = max(errors, key=lambda name: errors[name])
-    equal = sum(errors[name] == 0.0 and job.update is None and not job.quantised for name, job in jobs.items())
+    equal = sum(errors[name] == 0.0 and job.update is None and not job.quantized for name, job in jobs.items())
     figures = {"tensors": float(len(jobs)), "bit_equal": float(equal), "wrong": float(len(wrong))}
     # JSON has no infinity: a weight that is no number has no distance
     figure = errors[worst] if errors[worst] < float("inf") else None
@@ -118,27 +118,27 @@ def _cause(compared: Compared, wrong: list[str]) -> str:
         return f"{name} is stored as {found.dtype}, which no merge writes; {AGAIN}"
     for assumed in _assumptions(job, compared):
         if tensor_error(job, found, assumed.nf4, assumed) <= FITS:
-            return f"{assumed.said}; {AGAIN}"
+            return f"{assumed.description}; {AGAIN}"
     return f"None of the usual causes fits {name} (not merged, merged twice, other base weights, other type): the file may be damaged; {AGAIN}"
 
 
 def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
     own = compared.nf4(job)
-    said = compared.record.get("onto", "w16")
-    could = job.name in compared.model.quantised
+    description = compared.record.get("merge_base", "16-bit")
+    could = job.name in compared.model.quantized
     others: list[tuple[str, Nf4 | None]] = [("the 16-bit base", None)] if own else []
     for dtype in ("bfloat16", "float16", "float32") if could else ():
         for block in (64, 32, 128, 256, 512, 1024):
             for double in (True, False):
                 other = Nf4(dtype, double, block)
                 if other != own:
-                    others.append((f"NF4 in blocks of {block} {'with' if double else 'without'} double quantisation, computed in {dtype}", other))
+                    others.append((f"NF4 in blocks of {block} {'with' if double else 'without'} double quantization, computed in {dtype}", other))
     if job.update:
         yield Assumption("The adapter was not merged: the weights are the base's", own, times=0)
         yield Assumption("The adapter was merged twice", own, times=2)
     for through in ("bfloat16", "float16"):
         yield Assumption(f"The weights were rounded to {through} on the way", own, through=through)
     for name, nf4 in others:
-        yield Assumption(f"The adapter was merged into {name}, where the merge's record says {said}", nf4)
+        yield Assumption(f"The adapter was merged into {name}, where the merge's record says {description}", nf4)
         if job.update:
             yield Assumption(f"The adapter was not merged, and the weights went through {name}", nf4, times=0)

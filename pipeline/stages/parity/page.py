@@ -1,4 +1,4 @@
-"""The seams as a page: every hand-over with its figure, its limit and its verdict, as a chain and as tables.
+"""The parity checks as a page: every hand-over with its figure, its limit and its verdict, as a chain and as tables.
 
 `render_parity_page` fills `templates/parity.html.jinja`; the figures come from `reports/parity.json` and `reports/merge.json`.
 """
@@ -8,40 +8,40 @@ from typing import Any
 
 from pipeline.core.checks import figure_text
 from pipeline.core.wording import percent
-from pipeline.pages.parity_words import LORA, MERGED, UNMERGED, code, counts, gravest, grouped, place_of, sentence, title
+from pipeline.pages.parity_summary import LORA, MERGED, UNMERGED, code, counts, gravest, grouped, place_of, sentence, title
 from pipeline.pages.templating import fill
 from pipeline.stages.parity.divergence_chart import divergences
 from pipeline.stages.parity.drawings import chain, unmerged_chain
 
-# what a group of seams compares
+# what a group of parity checks compares
 TELLS = {
     "Text": "What the template makes of a conversation, in training and in llama-server, byte for byte.",
     "Tokens": "What the tokenizer makes of text, in training and in each GGUF, id for id.",
     "Weights": "What is stored, tensor by tensor, without running a model.",
     "Outputs": "What the models say on the same held-out tokens. A figure is the mean KL divergence from the model before it on the chain, in nats.",
-    "Behaviour": "What each GGUF does in llama-server when it is asked.",
-    "Other": "Further seams.",
+    "Behavior": "What each GGUF does in llama-server when it is asked.",
+    "Other": "Further parity checks.",
 }
 SHARES = ("same_top",)  # figures that are a share of 1
 NAMES = {"kld_max": "largest KLD", "kld_trained": "KLD from the trained model", "nmse": "NMSE", "same_top": "same top token",
          "rmse_mean": "mean relative RMSE", "rmse_worst": "worst relative RMSE"}  # fmt: skip
 UNMERGED_WORDS = "Nothing was merged: the base's own GGUF was trained on and is served as it is, with the adapter's GGUF on it."
-ONTO = {"w16": "the base's 16-bit weights", "nf4": "the base as NF4 rounds it, which is what training saw"}
+MERGE_BASES = {"16-bit": "the base's 16-bit weights", "nf4": "the base as NF4 rounds it, which is what training saw"}
 
 
 def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | None) -> str:
-    """The page as one string of HTML; `merge` is reports/merge.json, None where there is none."""
+    """The page as one string of HTML; `merge` is reports/merge.json, None if there is none."""
     from markupsafe import Markup
 
-    seams, unmerged = report["seams"], bool(UNMERGED.keys() & report["seams"].keys())
-    groups = {name: [_shown(row) for row in rows] for name, rows in grouped(seams).items()}
-    open_seams = [row for rows in groups.values() for row in rows if row["verdict"] == "not measured"]
+    checks, unmerged = report["checks"], bool(UNMERGED.keys() & report["checks"].keys())
+    groups = {name: [_shown(row) for row in rows] for name, rows in grouped(checks).items()}
+    open_checks = [row for rows in groups.values() for row in rows if row["verdict"] == "not measured"]
     return fill(
-        "parity.html.jinja", title=title(report), verdict=code(sentence(report)), counts=counts(seams), depth=report.get("depth"), code=code,
-        groups=groups, tells=TELLS, open_seams=open_seams, models=_models(groups),
+        "parity.html.jinja", title=title(report), verdict=code(sentence(report)), counts=counts(checks), depth=report.get("depth"), code=code,
+        groups=groups, tells=TELLS, open_checks=open_checks, models=_models(groups),
         merged=UNMERGED_WORDS if unmerged else _merged(merge),
         failed=[row for rows in groups.values() for row in rows if row["verdict"] == "fail"],
-        chain=Markup((unmerged_chain if unmerged else chain)(seams)), divergences=Markup(divergences(seams)),  # noqa: S704 (our own; the drawings escape their texts)
+        chain=Markup((unmerged_chain if unmerged else chain)(checks)), divergences=Markup(divergences(checks)),  # noqa: S704 (our own; the drawings escape their texts)
     )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def _figure(name: str, value: Any) -> str:
 def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """A row for each model that was made: what its tensors and its outputs lost, and the verdicts."""
     found: dict[str, dict[str, Any]] = {}
-    for group in ("Weights", "Outputs", "Behaviour"):
+    for group in ("Weights", "Outputs", "Behavior"):
         for row in groups.get(group, ()):
             place = place_of(row["key"])
             if place not in ("", MERGED):
@@ -81,4 +81,4 @@ def _merged(merge: Mapping[str, Any] | None) -> str:
     if merge is None:
         return ""
     why = f" {merge['reason'].rstrip('.')}." if merge.get("reason") else ""
-    return f"The adapter was merged into {ONTO[merge['onto']]} ({merge['dtype']}).{why}"
+    return f"The adapter was merged into {MERGE_BASES[merge['merge_base']]} ({merge['dtype']}).{why}"

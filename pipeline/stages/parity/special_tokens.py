@@ -1,4 +1,4 @@
-"""Special tokens, chat template, vocabularies and passports: the same in tokenizer, merged model, the GGUF and every level."""
+"""Special tokens, chat template, vocabularies and provenance records: the same in tokenizer, merged model, the GGUF and every level."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.provenance import IMATRIX, OWN, folder_fields
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.parity.check import count_seam
+from pipeline.stages.parity.check import count_check
 from pipeline.stages.parity.tokens import GgufVocabulary, open_vocabulary
 
 KINDS = ("eos", "bos", "pad")
@@ -20,12 +20,12 @@ PROBE = "a"  # a text to which nothing but BOS and EOS can be added
 Difference = tuple[str, str]  # what differs, and its likely cause with the remedy
 
 
-def special_seams(*, tokenizer: Any, merged: Path, f16: Path, levels: list[Path], tools: Toolchain) -> dict[str, Check]:
-    """All seams of this module; each needs the headers of the GGUFs only."""
+def special_checks(*, tokenizer: Any, merged: Path, f16: Path, levels: list[Path], tools: Toolchain) -> dict[str, Check]:
+    """All parity checks of this module; each needs the headers of the GGUFs only."""
     return {
         "tokens_special": special_tokens(tokenizer, merged, f16, tools),
         "text_chat_template": chat_template(tokenizer, merged, f16),
-        "tokens_levels": vocabularies_and_passports(merged, f16, levels),
+        "tokens_levels": vocabularies_and_provenance(merged, f16, levels),
     }
 
 
@@ -35,9 +35,9 @@ def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) ->
     with open_vocabulary(tools, f16) as vocabulary:
         checks += [*ends(tokenizer, merged, f16, vocabulary), *added(tokenizer, f16, vocabulary)]
     wrong = [check for check in checks if check]
-    remedy = f"{wrong[0][0].upper()}{wrong[0][1:]}: run the stages merge and convert again, or mend models/base and train again." if wrong else ""
+    remedy = f"{wrong[0][0].upper()}{wrong[0][1:]}: run the stages merge and convert again, or fix models/base and train again." if wrong else ""
     title, what = "Special tokens", "places that disagree about end of turn, beginning of text or padding"
-    return count_seam(title, what, len(wrong), len(checks), "; ".join(wrong), remedy)
+    return count_check(title, what, len(wrong), len(checks), "; ".join(wrong), remedy)
 
 
 def same_ids(tokenizer: Any, merged: Path, f16: Path) -> Iterator[str]:
@@ -84,11 +84,11 @@ def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
     wrong = [f"{place} has {short_hash(found[place])}, training {ours}" for place in other]
     title, what = "Chat template", "places whose chat template is not the one of training, by SHA-256"
     cause = f"The template of {' and of '.join(other)} is not the one of training: run the stages merge and convert again."
-    return count_seam(title, what, len(wrong), len(found), "; ".join(wrong), cause)
+    return count_check(title, what, len(wrong), len(found), "; ".join(wrong), cause)
 
 
 def stored_template(folder: Path) -> str | None:
-    """The chat template in a model's folder: a file of its own, or in tokenizer_config.json; None where there is none."""
+    """The chat template in a model's folder: a file of its own, or in tokenizer_config.json; None if there is none."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
@@ -97,8 +97,8 @@ def stored_template(folder: Path) -> str | None:
     return template
 
 
-def vocabularies_and_passports(merged: Path, f16: Path, levels: list[Path]) -> Check:
-    """Whether all GGUFs are of one run: their passports, their vocabularies, and a row of embeddings for every token.
+def vocabularies_and_provenance(merged: Path, f16: Path, levels: list[Path]) -> Check:
+    """Whether all GGUFs are of one run: their provenance records, their vocabularies, and a row of embeddings for every token.
 
     Weights can't tell that of a level: its noise hides that it was made from a slightly other adapter.
     """
@@ -110,11 +110,11 @@ def vocabularies_and_passports(merged: Path, f16: Path, levels: list[Path]) -> C
         compared += len(kept_fields(first)) + 1
     what = "fields that differ between merged model, 16-bit GGUF and levels, and tables without a row for every token"
     shown, cause = "; ".join(text for text, _ in wrong[:3]), wrong[0][1] if wrong else ""
-    return count_seam("Vocabularies and passports", what, len(wrong), compared, shown, cause)
+    return count_check("Vocabularies and provenance records", what, len(wrong), compared, shown, cause)
 
 
 def of_another_merge(record: Mapping[str, Any], name: str, header: Header) -> Iterator[Difference]:
-    """What the passport of the 16-bit GGUF says otherwise than the merged model's `record`."""
+    """What the provenance of the 16-bit GGUF says otherwise than the merged model's `record`."""
     for key, value in record.items():
         if header.fields.get(key) != value:
             yield f"{name}: {key}", f"{name} was made from another merge or another adapter ({key}): run `snakemake --force convert`."
@@ -125,12 +125,12 @@ def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference
     expected, found = kept_fields(f16), kept_fields(level)
     for key in sorted(expected.keys() | found.keys()):
         if found.get(key) != expected.get(key):
-            cause = f"{name} was quantised from another run's 16-bit GGUF ({key}): run `snakemake --force models/gguf/{name}`."
+            cause = f"{name} was quantized from another run's 16-bit GGUF ({key}): run `snakemake --force models/gguf/{name}`."
             yield f"{name}: {key}" + ("" if key in found else " is missing"), cause
 
 
 def kept_fields(header: Header) -> dict[str, Any]:
-    """What llama-quantize takes over: vocabulary, special ids, chat template, and the passport; a level's importance matrix is its own."""
+    """What llama-quantize takes over: vocabulary, special ids, chat template, and the provenance; a level's importance matrix is its own."""
     return {name: value for name, value in header.fields.items() if name.startswith(("tokenizer.", OWN)) and not name.startswith(IMATRIX)}
 
 

@@ -1,8 +1,8 @@
-"""Prove the seams: what is served is what was trained. Each seam has a figure, a limit and a verdict.
+"""Prove the parity checks: what is served is what was trained. Each parity check has a figure, a limit and a verdict.
 
 Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`, every GGUF in `models/gguf/`;
 with `base.quantization: gguf` no merge, and of the GGUFs the adapter's.
-Writes `reports/parity.json` and `reports/parity.html`; a failed seam fails the run (exit code 5).
+Writes `reports/parity.json` and `reports/parity.html`; a failed parity check fails the run (exit code 5).
 Command: `python -m pipeline parity`
 """
 
@@ -20,32 +20,32 @@ from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import read_json, scratch_folder, write_json, write_text
 from pipeline.gguf.file import is_made
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.stages.parity.adapter_outputs import PackedChain, packed_seams
+from pipeline.stages.parity.adapter_outputs import AdapterChain, adapter_chain_checks
 from pipeline.stages.parity.check import KEYS
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.level_weights import level_weights
 from pipeline.stages.parity.measure import (
-    BEHAVIOUR,
+    BEHAVIOR,
     LEFT_OUT,
     TEXT,
     Measure,
-    Seams,
+    ParityChecks,
     add_part,
-    behaviour,
+    announce,
+    behavior,
     text_and_tokens,
-    told,
     unmeasured,
 )
 from pipeline.stages.parity.merged_weights import merged_weights
-from pipeline.stages.parity.outputs import Bench, Chain, output_seams
+from pipeline.stages.parity.outputs import Bench, Chain, output_checks
 from pipeline.stages.parity.page import render_parity_page
-from pipeline.stages.parity.special_tokens import special_seams
+from pipeline.stages.parity.special_tokens import special_checks
 
-# seams by key with their titles, to name those that were not measured
+# parity checks by key with their titles, to name those that were not measured
 SPECIAL = {
     "tokens_special": "Special tokens",
     "text_chat_template": "Chat template",
-    "tokens_levels": "Vocabularies and passports",
+    "tokens_levels": "Vocabularies and provenance records",
 }
 OUTPUTS = {"outputs_trained": "Trained model (NF4 with adapter) → merged model", "outputs_sixteen": "16-bit base with adapter → merged model",
            "outputs_gguf": "Merged model → 16-bit GGUF"}  # fmt: skip
@@ -53,70 +53,70 @@ NO_BASE = "convert.base is false, so the untuned base has no GGUF"
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
 
 
-def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path) -> Seams:
-    """Measure every seam that `parity.depth` asks for, name the others; the caller decides what a failed one means.
+def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path) -> ParityChecks:
+    """Measure every parity check that `parity.depth` asks for, name the others; the caller decides what a failed one means.
 
     The stored weights come first: where they are damaged, llama.cpp may refuse the file, and then they say why.
     """
     depth, tokenizer = measure.limits.depth, load_tokenizer(chain.adapter)
-    told("weights")
-    seams = weights(chain, measure, base_gguf)
+    announce("weights")
+    checks = weights(chain, measure, base_gguf)
 
-    told("text and tokens")
+    announce("text and tokens")
     levels = list(chain.levels.values())
     add_part(
-        seams,
+        checks,
         SPECIAL,
-        lambda: special_seams(
+        lambda: special_checks(
             tokenizer=tokenizer, merged=chain.merged, f16=chain.gguf, levels=levels, tools=measure.tools
         ),
     )
-    add_part(seams, TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
+    add_part(checks, TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
     outputs = OUTPUTS | {
         level_key("outputs", level): f"{chain.gguf.stem} → {level}" for level in chain.levels
     }
     if depth == "quick":
-        return seams | unmeasured(outputs | BEHAVIOUR | LORA, LEFT_OUT.format(depth, "standard"))
+        return checks | unmeasured(outputs | BEHAVIOR | LORA, LEFT_OUT.format(depth, "standard"))
     whole = depth == "full" and base_gguf is not None
     if whole:
         outputs |= LORA
-    told("outputs")
+    announce("outputs")
     add_part(
-        seams,
+        checks,
         outputs,
         lambda: outputs_of(
             chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if whole else {}
         ),
     )
-    told("behaviour")
-    add_part(seams, BEHAVIOUR, lambda: behaviour([chain.gguf, *chain.levels.values()], tokenizer, measure))
+    announce("behavior")
+    add_part(checks, BEHAVIOR, lambda: behavior([chain.gguf, *chain.levels.values()], tokenizer, measure))
     return (
-        seams if whole else seams | unmeasured(LORA, LEFT_OUT.format(depth, "full") if base_gguf else NO_BASE)
+        checks if whole else checks | unmeasured(LORA, LEFT_OUT.format(depth, "full") if base_gguf else NO_BASE)
     )
 
 
-def weights(chain: Chain, measure: Measure, base_gguf: Path | None) -> Seams:
+def weights(chain: Chain, measure: Measure, base_gguf: Path | None) -> ParityChecks:
     """Base and adapter against the merged model, that against its GGUF, this against each level, the base against its own; tensor by tensor."""
-    seams = merged_weights(chain.base, chain.adapter, chain.merged)
-    seams["weights_gguf"] = gguf_weights(chain.merged, chain.gguf)
+    checks = merged_weights(chain.base, chain.adapter, chain.merged)
+    checks["weights_gguf"] = gguf_weights(chain.merged, chain.gguf)
     if base_gguf:
-        seams["weights_base"] = gguf_weights(chain.base, base_gguf)
+        checks["weights_base"] = gguf_weights(chain.base, base_gguf)
     else:
-        seams |= unmeasured({"weights_base": "Untuned base → its 16-bit GGUF"}, NO_BASE)
+        checks |= unmeasured({"weights_base": "Untuned base → its 16-bit GGUF"}, NO_BASE)
     for level, path in chain.levels.items():
-        seams[level_key("weights", level)], _ = level_weights(
+        checks[level_key("weights", level)], _ = level_weights(
             chain.gguf, path, level, measure.limits.rmse_slack, measure.tensor_types
         )
-    return seams
+    return checks
 
 
-def outputs_of(chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[str, Path | None]) -> Seams:
+def outputs_of(chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[str, Path | None]) -> ParityChecks:
     """What the models say to held-out rows, along the chain. Raises `DataError` where no row can be used."""
     bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools)
-    return output_seams(chain, bench, measure.limits, **with_lora)
+    return output_checks(chain, bench, measure.limits, **with_lora)
 
 
-def measure_parity(params: Params, root: Path) -> Seams:
+def measure_parity(params: Params, root: Path) -> ParityChecks:
     """Measure the files below `root` and write both reports, also if a check failed; the checks."""
     rows = list(
         islice(
@@ -138,22 +138,22 @@ def measure_parity(params: Params, root: Path) -> Seams:
             scratch,
             params.quantize.tensor_types,
         )
-        seams, files, merge_report = (adapter_seams if params.graph == "adapter" else merged_seams)(
+        checks, files, merge_report = (adapter_checks if params.graph == "adapter" else merged_checks)(
             params, root, measure
         )
     report = {
-        "verdict": overall(seams.values()), "depth": params.parity.depth, "seams": {key: seam.record(KEYS) for key, seam in seams.items()},
+        "verdict": overall(checks.values()), "depth": params.parity.depth, "checks": {key: check.record(KEYS) for key, check in checks.items()},
         "files": {path.name: file_hash(path) for path in files},
     }  # fmt: skip
     write_json(root / "reports/parity.json", report)
     write_text(root / "reports/parity.html", render_parity_page(report, merge_report))
-    return seams
+    return checks
 
 
-def merged_seams(
+def merged_checks(
     params: Params, root: Path, measure: Measure
-) -> tuple[Seams, list[Path], dict[str, Any] | None]:
-    """(seams, GGUFs that were measured, the merge's report) of the graph of merged models."""
+) -> tuple[ParityChecks, list[Path], dict[str, Any] | None]:
+    """(parity checks, GGUFs that were measured, the merge's report) of the graph of merged models."""
     folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
     chain = Chain(
         base=root / "models/base", adapter=root / "models/adapter", merged=root / "models/merged", gguf=folder / f"{name}-{kind}.gguf",
@@ -164,30 +164,30 @@ def merged_seams(
         folder / f"{name}-base-{kind}.gguf",
     )
     base_gguf = untuned if is_made(untuned) else None
-    seams = parity(chain, measure, base_gguf=base_gguf, lora=folder / f"{name}-lora.gguf")
-    return seams, [chain.gguf, *([base_gguf] if base_gguf else []), *chain.levels.values()], merge_report
+    checks = parity(chain, measure, base_gguf=base_gguf, lora=folder / f"{name}-lora.gguf")
+    return checks, [chain.gguf, *([base_gguf] if base_gguf else []), *chain.levels.values()], merge_report
 
 
-def adapter_seams(
+def adapter_checks(
     params: Params, root: Path, measure: Measure
-) -> tuple[Seams, list[Path], dict[str, Any] | None]:
+) -> tuple[ParityChecks, list[Path], dict[str, Any] | None]:
     """The same of the graph without a merge."""
     lora = root / "models/gguf" / f"{params.convert.name}-lora.gguf"
-    chain = PackedChain(
+    chain = AdapterChain(
         base=root / "models/base",
         lineage=root / "models/base.json",
         adapter=root / "models/adapter",
         lora=lora,
     )
-    return packed_seams(chain, measure), [chain.gguf, lora], None
+    return adapter_chain_checks(chain, measure), [chain.gguf, lora], None
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on the files below `root`; write the reports also when a seam failed, then raise `GateError`."""
-    seams = measure_parity(params, root).values()
-    print(*(f"parity: {seam}" for seam in seams), sep="\n")
-    if failed := [seam for seam in seams if seam.verdict == "fail"]:
+    """Run the stage on the files below `root`; write the reports also when a parity check failed, then raise `GateError`."""
+    checks = measure_parity(params, root).values()
+    print(*(f"parity: {check}" for check in checks), sep="\n")
+    if failed := [check for check in checks if check.verdict == "fail"]:
         raise GateError(
             "Q-PARITY-001",
-            "; ".join(f"{seam.name} failed: {seam.found}; likely cause: {seam.remedy}" for seam in failed),
+            "; ".join(f"{check.name} failed: {check.found}; likely cause: {check.remedy}" for check in failed),
         )

@@ -36,7 +36,7 @@ def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
 
 
 def block_squares(before: GgufTensor, after: GgufTensor) -> Iterator[tuple[Floats, Floats]]:
-    """(Σ error², Σ weight²) of each quantisation block, for some rows at a time."""
+    """(Σ error², Σ weight²) of each quantization block, for some rows at a time."""
     for first, last in after.blocks():
         ours, theirs = before.values(first, last), after.values(first, last)
         ours, difference = ours.reshape(-1, after.block), (theirs - ours).reshape(-1, after.block)

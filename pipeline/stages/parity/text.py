@@ -72,7 +72,7 @@ def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Convers
 
 
 def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
-    """The seam of the texts; names what llama-server writes in its own way, and of a difference where it comes from."""
+    """The parity check of the texts; names what llama-server writes in its own way, and of a difference where it comes from."""
     different = [text for text in texts.compared if text.differs]
     own_way = Counter(reason for text in texts.compared for reason in text.rewritten)
     counts = [f"{count} {what}" for what, count in sorted(texts.left_out.items())]
@@ -100,14 +100,14 @@ def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
     if theirs is None:
         return f"{f16.name} has no chat template: run the stages merge and convert again."
     how = "; ".join(list(dict.fromkeys(kind(text) for text in different))[:2])
-    told: dict[str, dict[str, Any]] = {
+    announce: dict[str, dict[str, Any]] = {
         "switches thinking on (enable_thinking)": {"enable_thinking": True},
         "says today's date (date_string)": {"date_string": today()},
     }
     if theirs != tokenizer.chat_template:
         return f"The chat template of {f16.name} is not the one of training ({how}): run the stages merge and convert again."
     first = different[0]
-    for what, more in told.items():
+    for what, more in announce.items():
         if training_text(tokenizer, first.conversation, first.prompt, **more).endswith(first.theirs):
             return f"llama-server {what} where training tells the template nothing: train with a template that does not ask for it."
     return f"llama-server renders the same chat template in another way ({how}): take a template without what differs there."
@@ -178,7 +178,7 @@ def trainable(tokenizer: Any, conversation: Conversation) -> bool:
 
 
 def rewritten(tokenizer: Any, text: Text, begin: str) -> tuple[str, ...]:
-    """What llama-server shows in its own way by design, where that explains the whole difference; else nothing."""
+    """What llama-server shows in its own way by design, where that explains the entire difference; else nothing."""
     rewrites = Rewrites()
     tools = [rewrites.tool(each) for each in text.conversation.tools] if text.conversation.tools else None
     turns = [rewrites.turn(message) for message in text.conversation.messages]

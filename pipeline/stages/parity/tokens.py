@@ -16,7 +16,7 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import exact, failure
 from pipeline.stages.parity.text import Texts, first_added
 
-TOGETHER = 1024  # strings that are tokenised in one call
+TOGETHER = 1024  # strings that are tokenized in one call
 SHOWN = 12  # ids in a message
 NORMAL = 1  # GGUF's type of a token that is text
 
@@ -30,7 +30,7 @@ class GgufVocabulary:
         self._ids = (ctypes.c_int32 * self._room)()
 
     def ids(self, text: str, *, add_special: bool = False) -> list[int]:
-        """The ids of `text`, in which control tokens are recognised; `add_special` adds what the GGUF says to add (BOS, EOS)."""
+        """The ids of `text`, in which control tokens are recognized; `add_special` adds what the GGUF says to add (BOS, EOS)."""
         data = text.encode()
         while (count := self._llama.llama_tokenize(self._vocab, data, len(data), self._ids, self._room, add_special, True)) < 0:
             self._room = -count  # what it needs
@@ -41,7 +41,7 @@ class GgufVocabulary:
         """Whether this token ends an answer."""
         return bool(self._llama.llama_vocab_is_eog(self._vocab, number))
 
-    def recognised(self, number: int) -> bool:
+    def recognized(self, number: int) -> bool:
         """Whether llama.cpp looks for this token before it splits a text: a control token, or one that a user has added."""
         special = self._llama.LLAMA_TOKEN_ATTR_CONTROL | self._llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         return bool(self._llama.llama_vocab_get_attr(self._vocab, number) & special)
@@ -55,9 +55,9 @@ def open_vocabulary(tools: Toolchain, path: Path) -> Iterator[GgufVocabulary]:
 
 
 def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
-    """The conversations' ids by training's tokenizer against llama-server's, tokenised as it does for a chat (BOS included).
+    """The conversations' ids by training's tokenizer against llama-server's, tokenized as it does for a chat (BOS included).
 
-    In NFC, as stage curate writes all text: llama.cpp does not normalise, some tokenizers do.
+    In NFC, as stage curate writes all text: llama.cpp does not normalize, some tokenizers do.
     """
     begin = first_added(server)
     title, what = "Token ids", "conversations whose token ids differ between training and llama-server"
@@ -71,11 +71,11 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
         if ours != theirs:
             first = first if different else (words, ours, theirs)
             different += 1
-    return _seam(title, what, tokenizer, f16, compared, different, first)
+    return _check(title, what, tokenizer, f16, compared, different, first)
 
 
 def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolchain) -> Check:
-    """The ids of `strings` by training's tokenizer (its Rust side) against the GGUF's vocabulary; control tokens are recognised on both sides.
+    """The ids of `strings` by training's tokenizer (its Rust side) against the GGUF's vocabulary; control tokens are recognized on both sides.
 
     Left out and counted are strings with a token that llama.cpp takes for a control token whatever the GGUF says: `</s>`, an ordinary
     token of Qwen's, is one.
@@ -99,14 +99,14 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
                     different += 1
     title, what = "Token ids of a corpus", "strings whose token ids differ between training's tokenizer and the GGUF's vocabulary"
     note = f"{overridden} strings with {', '.join(forced)} left out, which llama.cpp takes for a control token" if overridden else ""
-    return _seam(title, what, tokenizer, f16, compared, different, first, note)
+    return _check(title, what, tokenizer, f16, compared, different, first, note)
 
 
 def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
     """Tokens that are text by the GGUF and that llama.cpp takes for control tokens all the same, by their spelling."""
     fields = check_gguf(f16).fields
     tokens = zip(fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type", []), strict=False)
-    return [token for number, (token, kind) in enumerate(tokens) if kind == NORMAL and vocabulary.recognised(number)]
+    return [token for number, (token, kind) in enumerate(tokens) if kind == NORMAL and vocabulary.recognized(number)]
 
 
 def token_cause(tokenizer: Any, f16: Path, ours: list[int], theirs: list[int]) -> str:
@@ -118,20 +118,20 @@ def token_cause(tokenizer: Any, f16: Path, ours: list[int], theirs: list[int]) -
         return (f"llama.cpp adds token {number}, which training does not have ({field} of {f16.name}): set add_{name}_token to false in "
                 "models/base/tokenizer_config.json and run the stages merge and convert again.")  # fmt: skip
     tokens = fields.get("tokenizer.ggml.tokens", [])
-    wrong = next((number for number in range(len(tokenizer)) if number >= len(tokens) or tokens[number] != _spelt(tokenizer, number)), None)
+    wrong = next((number for number in range(len(tokenizer)) if number >= len(tokens) or tokens[number] != _spelled(tokenizer, number)), None)
     if wrong is not None:
         found = repr(tokens[wrong]) if wrong < len(tokens) else "missing"
-        return (f"The vocabulary of {f16.name} is another tokenizer's (token {wrong} is {found} there, {_spelt(tokenizer, wrong)!r} in training): "
+        return (f"The vocabulary of {f16.name} is another tokenizer's (token {wrong} is {found} there, {_spelled(tokenizer, wrong)!r} in training): "
                 "run the stages merge and convert again.")  # fmt: skip
     rule = f"tokenizer.ggml.pre is {fields.get('tokenizer.ggml.pre')!r}"
     return f"The vocabularies are equal, but {f16.name} splits or merges text by another rule than training ({rule}): run stage convert again."
 
 
-def _spelt(tokenizer: Any, number: int) -> str:
+def _spelled(tokenizer: Any, number: int) -> str:
     return str(tokenizer.convert_ids_to_tokens(number))
 
 
-def _seam(
+def _check(
     title: str, what: str, tokenizer: Any, f16: Path, compared: int, different: int, first: tuple[str, list[int], list[int]], note: str = ""
 ) -> Check:
     detail = f"{compared} compared" + (f"; {note}" if note else "")

@@ -1,4 +1,4 @@
-"""What the model will learn as a page: rows as colored tokens, trained against masked, and the account of the tokens.
+"""What the model will learn as a page: rows as colored tokens, trained against masked, and the statistics of the tokens.
 
 `render_labels_page` fills `templates/labels.html.jinja`; the numbers come from `reports/labels.json`, the rows from the
 tokens that stage `preprocess` wrote.
@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from pipeline.chat.tokens import IGNORED
-from pipeline.core.wording import count, percent, plural, training_words
+from pipeline.core.wording import count, percent, plural, training_sentences
 from pipeline.pages.drawings import bars
 from pipeline.pages.templating import fill
 from pipeline.stages.preprocess.tables import Written
@@ -24,73 +24,73 @@ KINDS = {
     "several turns": ("Several turns", "Every answer is trained, each behind what came before it."),
     "reasoning": ("Reasoning", "What the model thinks is trained with what it says."),
     "tools": ("Tools", "Calls are trained; the tools' descriptions and their results are not."),
-    "untrained turn": ("With an untrained turn", "A turn with train: false is read, not learnt."),
-    "unfolded": ("Unfolded", "The template shows earlier turns differently once more turns follow, so each answer is learnt in a text of its own."),
+    "untrained turn": ("With an untrained turn", "A turn with train: false is read, not learned."),
+    "unfolded": ("Unfolded", "The template shows earlier turns differently once more turns follow, so each answer is learned in a text of its own."),
     "text": ("Text", "Segments without a template; those to be trained are."),
 }
 LONGEST = 600  # tokens that are shown of a sequence
 LITTLE = 0.02  # of the tokens trained: hardly worth the reading
 
 
-def render_labels_page(account: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> str:
+def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> str:
     """The page as one string of HTML."""
     from markupsafe import Markup
 
-    train = account["splits"]["train"]
+    train = stats["splits"]["train"]
     kinds = [
         {"title": title, "tells": tells, "rows": train["kinds"].get(kind, 0), "samples": [_shown(one) for one in samples if one["kind"] == kind]}
         for kind, (title, tells) in KINDS.items()
         if train["kinds"].get(kind)
     ]
     lengths = train["lengths"]
-    told = "; ".join(f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in lengths if one["rows"])
-    drawing = bars("lengths", "Sequences by length in tokens", told, [(f"{one['from']:,}", one["rows"]) for one in lengths], edges=True)
+    recorded = "; ".join(f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in lengths if one["rows"])
+    drawing = bars("lengths", "Sequences by length in tokens", recorded, [(f"{one['from']:,}", one["rows"]) for one in lengths], edges=True)
     return fill(
-        "labels.html.jinja", account=account, splits=account["splits"], train=train, kinds=kinds,
-        title=f"{percent(account['trained_share'])} of the tokens are trained",
-        verdict=_verdict(account), notes=_notes(account), drawing=Markup(drawing),  # noqa: S704 (our own; drawings escapes its texts)
-        rejects=_rejects(account),
+        "labels.html.jinja", stats=stats, splits=stats["splits"], train=train, kinds=kinds,
+        title=f"{percent(stats['trained_share'])} of the tokens are trained",
+        verdict=_verdict(stats), notes=_notes(stats), drawing=Markup(drawing),  # noqa: S704 (our own; drawings escapes its texts)
+        rejects=_rejects(stats),
     )  # fmt: skip
 
 
-def _verdict(account: Mapping[str, Any]) -> str:
+def _verdict(stats: Mapping[str, Any]) -> str:
     """What became of the rows, in a sentence or two."""
-    train = account["splits"]["train"]
+    train = stats["splits"]["train"]
     sentences = [f"{plural(train['rows'], 'training row', 'training rows')} with {plural(train['tokens'], 'token')}"]
-    if account["packing"]:
+    if stats["packing"]:
         packed = plural(train["packed_rows"], "packed row", "packed rows")
-        sentences[0] += f" are in {packed} of up to {count(account['max_length'])}, {percent(train['packing_density'])} full"
+        sentences[0] += f" are in {packed} of up to {count(stats['max_length'])}, {percent(train['packing_density'])} full"
     if unfolded := train["kinds"].get("unfolded"):
         sentences.append(f"{plural(unfolded, 'row is', 'rows are')} unfolded into one sequence for each answer")
-    left_out = sum(sum(split["rejected"].values()) for split in account["splits"].values())
+    left_out = sum(sum(split["rejected"].values()) for split in stats["splits"].values())
     sentences.append(f"{plural(left_out, 'row was', 'rows were')} left out" if left_out else "No row was left out")
     sentences.append("What was written was read back and decoded: in every row exactly the assistant's text and its ends of turn are trained")
     return ". ".join(sentences) + "."
 
 
-def _notes(account: Mapping[str, Any]) -> list[str]:
+def _notes(stats: Mapping[str, Any]) -> list[str]:
     """What the user should look at before training."""
-    train = account["splits"]["train"]
+    train = stats["splits"]["train"]
     rejected = sum(train["rejected"].values())
     found = []
     if rejected * 5 > train["rows_read"]:
         found.append(f"{percent(rejected / train['rows_read'])} of the training rows were left out: see why below.")
-    found += training_words(*untrained_and_scored(account))
-    if account["trained_share"] < LITTLE:
+    found += training_sentences(*untrained_and_scored(stats))
+    if stats["trained_share"] < LITTLE:
         found.append("hardly anything of what is read is trained: shorten what comes before the answers, or expect a slow start.")
     return found
 
 
-def untrained_and_scored(account: Mapping[str, Any]) -> tuple[Counter[str], int]:
+def untrained_and_scored(stats: Mapping[str, Any]) -> tuple[Counter[str], int]:
     """Of all splits: rows by kind that supervised training doesn't learn from, and trained rows with a reward."""
-    splits = account["splits"].values()
+    splits = stats["splits"].values()
     return sum((Counter(split["untrained"]) for split in splits), Counter[str]()), sum(split["scored"] for split in splits)
 
 
-def _rejects(account: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rejects(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Reasons of all splits, commonest first, each with its rows and examples."""
     reasons: dict[str, dict[str, Any]] = {}
-    for name, split in account["splits"].items():
+    for name, split in stats["splits"].items():
         for reason, rows in split["rejected"].items():
             one = reasons.setdefault(reason, {"reason": reason, "rows": 0, "examples": []})
             one["rows"] += rows
@@ -130,7 +130,7 @@ def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]
 
 
 def pieces(ids: list[int], trained: list[bool], plain: Any) -> list[dict[str, Any]]:
-    """{"text", "trained", "special", "tokens"} of each token, or of several neighbours that only together are characters (an emoji)."""
+    """{"text", "trained", "special", "tokens"} of each token, or of several neighbors that only together are characters (an emoji)."""
     special, start = set(plain.get_added_tokens_decoder()), 0
     found = []
     for end in range(1, len(ids) + 1):

@@ -31,8 +31,8 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes = [part["vocab_size"] for part in (config, config.get("text_config") or {}) if "vocab_size" in part]
     generation = folder / "generation_config.json"
-    said = {"config.json": config, generation.name: json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {}}
-    for name, values in said.items():
+    stated = {"config.json": config, generation.name: json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {}}
+    for name, values in stated.items():
         ends = values.get("eos_token_id")
         if ends is not None and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
             raise DataError(
@@ -106,11 +106,11 @@ def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim
             yield name, whole, _of_segments(row["segments"], base), int(row["segments"][-1]["train"])
         return
     messages, tools = row["messages"], row.get("tools")
-    learnt = [turn for turn, message in enumerate(messages) if message["role"] == "assistant" and message.get("train") is not False]
+    learned = [turn for turn, message in enumerate(messages) if message["role"] == "assistant" and message.get("train") is not False]
     if whole is not None:
-        yield name, whole, _of_turns(messages, tools, learnt, base, name), len(learnt)
+        yield name, whole, _of_turns(messages, tools, learned, base, name), len(learned)
         return
-    for part, turn in enumerate(learnt, start=1):
+    for part, turn in enumerate(learned, start=1):
         one = written.take(f"{name}#{part}")
         if one is None and part == 1:
             return
@@ -123,7 +123,7 @@ def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim
         yield f"{name}#{part}", one, _of_turns(messages[: turn + 1], tools, [turn], base, name), 1
 
 
-def _of_turns(messages: list[Any], tools: Any, learnt: list[int], base: Base, name: str) -> list[Stretch]:
+def _of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, name: str) -> list[Stretch]:
     """The text of a conversation in stretches, trained from the end of what is before a turn to the turn's own end."""
 
     def text(turns: list[Any], prompt: bool = False) -> str:
@@ -138,16 +138,16 @@ def _of_turns(messages: list[Any], tools: Any, learnt: list[int], base: Base, na
             )
     eos = base.tokenizer.eos_token
     whole, at, stretches = text(messages), 0, list[Stretch]()
-    for turn in learnt:
+    for turn in learned:
         before = text(messages[:turn], prompt=True)
         after = whole if turn + 1 == len(messages) else text(messages[: turn + 1])
         answer = after.removeprefix(before)
         answer = answer[: answer.rfind(eos) + len(eos)]
-        said = messages[turn]["content"].strip()
-        if said not in answer and json.dumps(said, ensure_ascii=False)[1:-1] not in answer:
+        stated = messages[turn]["content"].strip()
+        if stated not in answer and json.dumps(stated, ensure_ascii=False)[1:-1] not in answer:
             raise DataError(
                 "Q-PREPROCESS-008",
-                f"row {name}: turn {turn + 1} says {short(said)}, which the template does not show in what "
+                f"row {name}: turn {turn + 1} says {short(stated)}, which the template does not show in what "
                 "is trained",
             )
         if whole[at : len(before)] != before[at:] or not whole.startswith(answer, len(before)):

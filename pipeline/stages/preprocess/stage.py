@@ -18,12 +18,12 @@ from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import publishing, write_json, write_text
-from pipeline.core.wording import most, plural, training_words
+from pipeline.core.wording import most, plural, training_sentences
 from pipeline.stages.preprocess.attention import need_rows_apart
 from pipeline.stages.preprocess.packing import best_fit
 from pipeline.stages.preprocess.page import render_labels_page, sample, untrained_and_scored
 from pipeline.stages.preprocess.proof import load_base, prove
-from pipeline.stages.preprocess.stats import Tally, row_name
+from pipeline.stages.preprocess.stats import SplitStats, row_name
 from pipeline.stages.preprocess.stretches import Base
 from pipeline.stages.preprocess.tables import Written, to_table, token_lengths, write_rows_of
 
@@ -31,7 +31,7 @@ SPLITS = ("train", "val")
 
 
 def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length: int, packing: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Tokenise and pack both splits, prove what was written, publish the folder; the account of it, and some rows to look at.
+    """Tokenize and pack both splits, prove what was written, publish the folder; the statistics of it, and some rows to look at.
 
     A row longer than `max_length` tokens, one that the template can't render whole and with exact labels, and one of a
     kind that supervised training has no use for is left out and counted by reason; nothing is cut. Raises `DataError`
@@ -42,79 +42,79 @@ def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length
     known = load_base(base, tokenizer)
     if packing:
         need_rows_apart(base)
-    account: dict[str, Any] = {"max_length": max_length, "packing": packing, "template_system_prompt": own_system_prompt(tokenizer), "splits": {}}
-    tallies = {split: Tally() for split in SPLITS}
+    stats: dict[str, Any] = {"max_length": max_length, "packing": packing, "template_system_prompt": own_system_prompt(tokenizer), "splits": {}}
+    all_stats = {split: SplitStats() for split in SPLITS}
     with publishing(tokens_folder) as aside:
         aside.mkdir()
-        for split, tally in tallies.items():
+        for split, split_stats in all_stats.items():
             rows, target = rows_folder / f"{split}.jsonl", aside / f"{split}.parquet"
-            account["splits"][split] = write_split(rows, target, known, max_length, packing, tally)
-        train = account["splits"]["train"]
+            stats["splits"][split] = write_split(rows, target, known, max_length, packing, split_stats)
+        train = stats["splits"]["train"]
         if not train["rows"]:
-            reasons = ", ".join(f"{code}: {count}" for code, count in tallies["train"].rejected.most_common()) or "there is none"
+            reasons = ", ".join(f"{code}: {count}" for code, count in all_stats["train"].rejected.most_common()) or "there is none"
             raise DataError(
                 "Q-PREPROCESS-001",
                 f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): fix the rows or "
                 "raise preprocess.max_length",
             )
-        account["trained_share"] = round(train["trained_tokens"] / train["tokens"], 4)
-        write_json(aside / NAME, manifest(aside, [rows_folder / f"{split}.jsonl" for split in SPLITS], base, tokenizer, account))
+        stats["trained_share"] = round(train["trained_tokens"] / train["tokens"], 4)
+        write_json(aside / NAME, manifest(aside, [rows_folder / f"{split}.jsonl" for split in SPLITS], base, tokenizer, stats))
         written = Written(aside / "train.parquet")
-        samples = [sample(kind, name, written, known.plain) for kind, names in tallies["train"].examples.items() for name in names]
-    return account, samples
+        samples = [sample(kind, name, written, known.plain) for kind, names in all_stats["train"].examples.items() for name in names]
+    return stats, samples
 
 
-def write_split(rows: Path, target: Path, base: Base, max_length: int, packing: bool, tally: Tally) -> dict[str, Any]:
-    """Write one split's Parquet file and prove it; gives its account and counts its rows in `tally`."""
-    table = to_table(sequences(base.tokenizer, rows, max_length, tally))
+def write_split(rows: Path, target: Path, base: Base, max_length: int, packing: bool, split_stats: SplitStats) -> dict[str, Any]:
+    """Write one split's Parquet file and prove it; gives its statistics and counts its rows in `split_stats`."""
+    table = to_table(sequences(base.tokenizer, rows, max_length, split_stats))
     lengths = token_lengths(table)
     packed = best_fit(lengths, max_length) if packing else [[number] for number in range(len(lengths))]
     write_rows_of(target, table, packed)
     del table  # the proof reads what is on the disk
-    proven = prove(target, rows, base, max_length, tally.rejected.total())
+    proven = prove(target, rows, base, max_length, split_stats.rejected.total())
     if proven["tokens"] != sum(lengths):
         raise AssertionError(f"packing changed the number of tokens from {sum(lengths)} to {proven['tokens']}")  # a bug, never the user's fault
     density = round(sum(lengths) / (len(packed) * max_length), 4) if packed else 0.0
-    return proven | tally.account(lengths) | {"packing_density": density}
+    return proven | split_stats.stats(lengths) | {"packing_density": density}
 
 
-def sequences(tokenizer: Any, path: Path, max_length: int, tally: Tally) -> Iterator[tuple[str, Encoded]]:
-    """(row id, ids and labels) of every sequence of the rows in `path` that can be trained as they are; `tally` counts all."""
+def sequences(tokenizer: Any, path: Path, max_length: int, split_stats: SplitStats) -> Iterator[tuple[str, Encoded]]:
+    """(row id, ids and labels) of every sequence of the rows in `path` that can be trained as they are; `split_stats` counts all."""
     for number, (row, encoded) in enumerate(encode(tokenizer, read_rows(path)), start=1):
         name = row_name(row, path.name, number)
         if isinstance(encoded, Unrenderable):
-            tally.reject(row, name, encoded.code, str(encoded))
+            split_stats.reject(row, name, encoded.code, str(encoded))
         elif (longest := max(len(one.ids) for one in encoded)) > max_length:
-            tally.reject(row, name, "too_long", f"{longest:,} tokens, preprocess.max_length is {max_length:,}")
+            split_stats.reject(row, name, "too_long", f"{longest:,} tokens, preprocess.max_length is {max_length:,}")
         else:
             names = [one.name_in(name) for one in encoded]
-            tally.keep(row, names)
+            split_stats.keep(row, names)
             yield from zip(names, encoded, strict=True)
 
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
-    account, samples = preprocess(
+    stats, samples = preprocess(
         rows_folder=root / "data/final",
         base=root / "models/base",
         tokens_folder=root / "data/tokens",
         max_length=params.preprocess.max_length,
         packing=params.preprocess.packing,
     )
-    write_json(root / "reports/labels.json", account)
-    write_text(root / "reports/labels.html", render_labels_page(account, samples))
-    for line in said(account):
+    write_json(root / "reports/labels.json", stats)
+    write_text(root / "reports/labels.html", render_labels_page(stats, samples))
+    for line in summary(stats):
         print(f"preprocess: {line}")
 
 
-def said(account: dict[str, Any]) -> Iterator[str]:
-    """The account in a few lines: what is trained, what was left out and why, what training doesn't use."""
-    train = account["splits"]["train"]
+def summary(stats: dict[str, Any]) -> Iterator[str]:
+    """The statistics in a few lines: what is trained, what was left out and why, what training doesn't use."""
+    train = stats["splits"]["train"]
     yield (
-        f"{plural(train['rows'], 'training row')}, {plural(train['tokens'], 'token')}, {account['trained_share']:.0%} of them trained, "
-        f"{plural(train['packed_rows'], 'row')} of up to {account['max_length']} after packing; look at reports/labels.html"
+        f"{plural(train['rows'], 'training row')}, {plural(train['tokens'], 'token')}, {stats['trained_share']:.0%} of them trained, "
+        f"{plural(train['packed_rows'], 'row')} of up to {stats['max_length']} after packing; look at reports/labels.html"
     )
-    rejected = sum((Counter(split["rejected"]) for split in account["splits"].values()), Counter[str]())
+    rejected = sum((Counter(split["rejected"]) for split in stats["splits"].values()), Counter[str]())
     if rejected:
         yield f"{plural(rejected.total(), 'row')} left out: {', '.join(f'{rows:,} {code}' for code, rows in most(rejected))}"
-    yield from training_words(*untrained_and_scored(account))
+    yield from training_sentences(*untrained_and_scored(stats))

@@ -13,7 +13,7 @@ FIRST_BIN = 16  # tokens of its narrowest bins
 
 
 @dataclass
-class Tally:
+class SplitStats:
     """Counts, filled row by row; `examples` are the names of the first sequences of each kind of row."""
 
     rejected: Counter[str] = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class Tally:
         self.scored += "reward" in row
         self.without_system += kind != "text" and row["messages"][0]["role"] != "system"
 
-    def account(self, lengths: Sequence[int]) -> dict[str, Any]:
+    def stats(self, lengths: Sequence[int]) -> dict[str, Any]:
         """The counts for reports/labels.json, with the histogram of the sequences' `lengths` in tokens."""
         return {
             "rows_read": self.kinds.total() + self.rejected.total(),

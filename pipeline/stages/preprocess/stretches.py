@@ -68,7 +68,7 @@ def _stretches(ids: Any, labels: Any) -> list[tuple[bool, list[int]]]:
 
 
 def _joined(stretches: list[Stretch]) -> list[Stretch]:
-    """Neighbours of one kind as one, empty ones left out."""
+    """Neighbors of one kind as one, empty ones left out."""
     runs = groupby(((trained, text) for trained, text in stretches if text), key=itemgetter(0))
     return [(trained, "".join(text for _, text in run)) for trained, run in runs]
 

@@ -1,4 +1,4 @@
-"""Tokenised rows as Arrow tables and Parquet files: one packed row a line, which knows the sequences that are in it.
+"""Tokenized rows as Arrow tables and Parquet files: one packed row a line, which knows the sequences that are in it.
 
 Columns: `input_ids`, `labels` (int32, of all its sequences, one after the other), `seq_lengths` (the trainer restarts
 positions there), `row_ids` (the row of data/final that each sequence is of; `ID#2` is the second turn of an unfolded one).

@@ -1,4 +1,4 @@
-"""Quantise the 16-bit GGUF to one level with llama.cpp's own quantiser.
+"""Quantize the 16-bit GGUF to one level with llama.cpp's own quantizer.
 
 Reads `models/gguf/NAME-F16.gguf` (or BF16), `NAME-base-F16.gguf` for a level of the untuned base (base-LEVEL), and `models/imatrix/` for
 one that is spelled LEVEL-imatrix.
@@ -15,7 +15,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import K_BLOCK, describe
-from pipeline.llamacpp.converters import NO_TYPES, quantise_gguf
+from pipeline.llamacpp.converters import NO_TYPES, quantize_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 
 
@@ -25,7 +25,7 @@ def quantize(*, source: Path, target: Path, level: str, nthreads: int, tools: To
 
     Raises `ConfigError` if `tensor_types` can't be, `ToolError` if llama-quantize fails.
     """
-    quantise_gguf(tools, source, target, level, nthreads, imatrix, tensor_types)
+    quantize_gguf(tools, source, target, level, nthreads, imatrix, tensor_types)
     return describe(target)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.gate.recommend import is_base
 from pipeline.pages.differences import clipped
 
-BYTES = 3_000_000  # of embedded rows; the whole page stays below 5 MB
+BYTES = 3_000_000  # of embedded rows; the entire page stays below 5 MB
 LONGEST = 4000  # characters of an answer; prompts and references may have as many
 PLAIN_ROWS = 4  # shown without JavaScript
 Answers = Mapping[str, Sequence[Mapping[str, Any]]]

@@ -3,17 +3,17 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from pipeline.config.sections import ADAPTED
+from pipeline.config.sections import BASE_WITH_ADAPTER
 
 WORDS = {
-    "base": "the base model: source, revision, hashes, licence",
+    "base": "the base model: source, revision, hashes, license",
     "curate": "what became of every row of data/raw",
     "preprocess": "tokens, trained tokens, packing",
     "train": "the adapter, its curves and the run record",
     "merge": "the merge, how far it moved the weights",
     "lora": "the adapter as a GGUF",
-    "compare": "the ways to ship, trained anew with each seed",
-    "parity": "the seams, and how much each level rounds a weight",
+    "compare": "the strategies to ship, trained again with each seed",
+    "parity": "the parity checks, and how much each level rounds a weight",
     "report": "this page: the recommendation, the gate, the paired tests (from the answers), the data files",
 }
 
@@ -21,11 +21,11 @@ WORDS = {
 def command_list(models: Iterable[str]) -> Mapping[str, str]:
     """Each command (without `python -m pipeline`) and what it measures, in the order of the pipeline; one `evaluate` per model."""
     models = list(models)
-    unmerged = ADAPTED in models
-    words = WORDS | ({"parity": "the seams between the trained model and what is served"} if unmerged else {})
+    unmerged = BASE_WITH_ADAPTER in models
+    words = WORDS | ({"parity": "the parity checks between the trained model and what is served"} if unmerged else {})
     left_out = ("merge", "compare") if unmerged else ("lora",)
-    evaluations = {f"evaluate@{model}": f"{model}: file, likeness, speed, memory, answers, general ability" for model in models}
-    return {name: said for name, said in words.items() if name not in (*left_out, "report")} | evaluations | {"report": words["report"]}
+    evaluations = {f"evaluate@{model}": f"{model}: file, divergence, speed, memory, answers, general ability" for model in models}
+    return {name: stated for name, stated in words.items() if name not in (*left_out, "report")} | evaluations | {"report": words["report"]}
 
 
 def anchor(command: str) -> str:

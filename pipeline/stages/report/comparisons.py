@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.sections import ADAPTED, BARE, SOURCE, UNTUNED
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, UNTUNED
 from pipeline.gate.drops import CHANCE
 from pipeline.gate.recommend import is_base
 from pipeline.pages.formats import p_value, signed
@@ -76,34 +76,34 @@ def against_reference(scores: Mapping[str, Sequence[float | None]], reference: s
 
     Where nothing is merged (`reference` is the base's file): that file, alone and with the adapter, against the one that it was made from.
     """
-    pairs = [(SOURCE if reference == BARE else UNTUNED + reference if is_base(model) else reference, model) for model in scores]
+    pairs = [(ORIGINAL if reference == BASE else UNTUNED + reference if is_base(model) else reference, model) for model in scores]
     found = [compare(first, second, scores, seed) for first, second in pairs if first != second]
     return [one for one in found if one]
 
 
 def against_base(scores: Mapping[str, Sequence[float | None]], seed: int) -> list[Comparison]:
     """Each tuned model against the untuned base at the same level, where both were measured; the adapter against the base's file alone."""
-    found = [compare(BARE if model == ADAPTED else UNTUNED + model, model, scores, seed) for model in scores if not is_base(model)]
+    found = [compare(BASE if model == BASE_WITH_ADAPTER else UNTUNED + model, model, scores, seed) for model in scores if not is_base(model)]
     return [one for one in found if one]
 
 
 def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -> str:
-    """The comparisons below each other as intervals about 0, in SVG; "" where there is none."""
+    """The comparisons below each other as intervals about 0, in SVG; "" if there is none."""
     from pipeline.pages.plots import ACCENT, INK, LINE, WARM, axes_of, svg_of
 
     if not comparisons:
         return ""
     figure, axes = axes_of("difference, points", "", (6.4, 0.75 + 0.34 * len(comparisons)), grid="x")
     axes.axvline(0, color=INK, linewidth=1)
-    colours = {"better": ACCENT, "worse": WARM, "noise": INK}
+    colors = {"better": ACCENT, "worse": WARM, "noise": INK}
     for place, one in enumerate(comparisons):
         found = one.difference
         reach = [[max(0.0, found.points - found.low)], [max(0.0, found.high - found.points)]]
         marker = {"better": "^", "worse": "v", "noise": "o"}[one.verdict]
-        axes.errorbar([found.points], [place], xerr=reach, fmt=marker, color=colours[one.verdict], markersize=6.5, capsize=3.5, elinewidth=1.6)
+        axes.errorbar([found.points], [place], xerr=reach, fmt=marker, color=colors[one.verdict], markersize=6.5, capsize=3.5, elinewidth=1.6)
     axes.set_yticks(range(len(comparisons)), [f"{one.second} − {one.first}" for one in comparisons])
     axes.tick_params(axis="y", colors=INK)
     axes.set_ylim(len(comparisons) - 0.4, -0.6)
     axes.grid(axis="x", color=LINE)
-    told = "; ".join(f"{one.second} minus {one.first} {signed(one.difference.points)} ({one.interval}), {one.words}" for one in comparisons)
-    return svg_of(figure, name, title, f"Differences in points with 95 % intervals: {told}.")
+    recorded = "; ".join(f"{one.second} minus {one.first} {signed(one.difference.points)} ({one.interval}), {one.words}" for one in comparisons)
+    return svg_of(figure, name, title, f"Differences in points with 95 % intervals: {recorded}.")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.config.sections import ADAPTED, BARE, SOURCE
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL
 from pipeline.core.wording import count
 from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.judgment import Judgment
@@ -81,8 +81,8 @@ def _scored(figures: Found) -> Cell:
     return Cell(figures.get("score"), points(figures.get("score")), "" if low is None or high is None else f"{points(low)} to {points(high)}")
 
 
-def _likeness(show: Callable[..., str], key: str, *digits: int) -> Callable[[Found], Cell]:
-    """A column of likeness, with the reference below it where that is no model of the same kind."""
+def _divergence(show: Callable[..., str], key: str, *digits: int) -> Callable[[Found], Cell]:
+    """A column of divergence, with the reference below it where that is no model of the same kind."""
 
     def cell(found: Found) -> Cell:
         return Cell(found.get(key), show(found.get(key), *digits), f"to {found['reference']}" if across(found) else "")
@@ -91,11 +91,11 @@ def _likeness(show: Callable[..., str], key: str, *digits: int) -> Callable[[Fou
 
 
 def across(found: Found) -> bool:
-    """Whether an untuned model's likeness is to a tuned one: what fine-tuning changed, where its own levels' is what rounding did.
+    """Whether an untuned model's divergence is from a tuned one: what fine-tuning changed, where its own levels' is what rounding did.
 
-    Without a merge every likeness is to another kind of model, and which one is always said.
+    Without a merge every divergence is from another kind of model, and which one is always said.
     """
-    if found.get("model") in (ADAPTED, BARE):
+    if found.get("model") in (BASE_WITH_ADAPTER, BASE):
         return found.get("reference") not in (None, found["model"])
     return is_base(found.get("model", "")) and "reference" in found and not is_base(found["reference"])
 
@@ -106,12 +106,12 @@ GROUPS: Mapping[str, Sequence[Column]] = {
         Column("bits per weight", _cell(number, "bits_per_weight")),
         Column("fallback tensors", _fallback),
     ),
-    "Likeness": (
+    "Divergence": (
         Column("perplexity", _cell(number, "perplexity", spread="perplexity_error")),
-        Column("KLD mean", _likeness(number, "kld_mean", 4)),
-        Column("KLD 99.9\u00a0%", _likeness(number, "kld_p999", 3)),
-        Column("same top", _likeness(percent, "same_top")),
-        Column("RMS Δp", _likeness(percent, "rms_dp")),
+        Column("KLD mean", _divergence(number, "kld_mean", 4)),
+        Column("KLD 99.9\u00a0%", _divergence(number, "kld_p999", 3)),
+        Column("same top", _divergence(percent, "same_top")),
+        Column("RMS Δp", _divergence(percent, "rms_dp")),
     ),
     "Tokens/s": (
         Column("prompt", _cell(number, "prompt_tok_s", 1, spread="prompt_tok_s_spread")),
@@ -138,6 +138,6 @@ def tag_of(model: str, advice: Recommendation) -> str:
     """What a model is, in a word or two."""
     if model == advice.model:
         return "recommended"
-    if model in (BARE, SOURCE):
-        return "base alone" if model == BARE else "original"
+    if model in (BASE, ORIGINAL):
+        return "base alone" if model == BASE else "original"
     return "untuned base" if is_base(model) else "reference" if model in REFERENCES else ""

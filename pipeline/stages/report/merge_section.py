@@ -8,9 +8,9 @@ from statistics import fmean, median
 from typing import Any
 
 from pipeline.pages.heat_map import Figures, by_cell, heat_map, modules_of
-from pipeline.pages.parity_words import place_of
+from pipeline.pages.parity_summary import place_of
 
-ONTO = {"w16": "16-bit base", "nf4": "NF4 base"}
+MERGE_BASES = {"16-bit": "16-bit base", "nf4": "NF4 base"}
 LOST = 0.25  # of what the fine-tune changed: from here on a level is said to lose it
 Adapters = Sequence[Mapping[str, Any]]
 
@@ -27,7 +27,7 @@ def merge_values(merge: Mapping[str, Any], parity: Mapping[str, Any], evaluation
     }
     levels = survival(adapters, noise(parity), evaluations, reference)
     return {
-        "onto": ONTO[merge["onto"]], "candidates": candidates(merge), "levels": levels,
+        "merge_base": MERGE_BASES[merge["merge_base"]], "candidates": candidates(merge), "levels": levels,
         "maps": {name: Markup(drawing) for name, drawing in maps.items()},  # noqa: S704 (our own; heat_map escapes its texts)
         "changes": table(changes),
         "outside": [(one["tensor"], share(one["relative_change"])) for one in adapters if one["layer"] is None and one["relative_change"]],
@@ -60,14 +60,15 @@ def candidates(merge: Mapping[str, Any]) -> list[dict[str, Any]]:
     measured, decides = merge.get("candidates") or {}, merge.get("deciding_level")
     models = list(dict.fromkeys(model for levels in measured.values() for model in levels))
     return [
-        {"onto": ONTO[onto], "model": model, "chosen": onto == merge["onto"] and model == decides, **measured[onto][model]}
-        for model in models for onto in measured if model in measured[onto]
+        {"merge_base": MERGE_BASES[merge_base], "model": model, "chosen": merge_base == merge["merge_base"] and model == decides,
+        **measured[merge_base][model]}
+        for model in models for merge_base in measured if model in measured[merge_base]
     ]  # fmt: skip
 
 
 def noise(parity: Mapping[str, Any]) -> dict[str, float]:
-    """Mean relative rounding error (RMSE) of each level's tensors, as the seams measured it."""
-    found = {key: (seam.get("figures") or {}).get("rmse_mean") for key, seam in parity["seams"].items() if key.startswith("weights_")}
+    """Mean relative rounding error (RMSE) of each level's tensors, as the parity checks measured it."""
+    found = {key: (check.get("figures") or {}).get("rmse_mean") for key, check in parity["checks"].items() if key.startswith("weights_")}
     return {place_of(key): value for key, value in found.items() if value}
 
 

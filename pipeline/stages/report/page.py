@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.sections import ADAPTED, BARE, SOURCE, UNTUNED
-from pipeline.gate.distillation import healing, is_healing
-from pipeline.gate.distillation import sentence as healed_sentence
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, UNTUNED
+from pipeline.gate.distillation import distillation, is_distillation
+from pipeline.gate.distillation import sentence as recovery_sentence
 from pipeline.gate.recommend import Recommendation, is_base, reference_name
 from pipeline.gate.records import Inputs
 from pipeline.pages.formats import FILTERS
-from pipeline.pages.parity_words import code, counts, grouped
+from pipeline.pages.parity_summary import code, counts, grouped
 from pipeline.pages.templating import TEMPLATES, fill
 from pipeline.stages.report.answers_browser import Answers, browser_values
 from pipeline.stages.report.commands import anchor, command_list
@@ -24,8 +24,8 @@ from pipeline.stages.report.comparisons import against_base, against_reference, 
 from pipeline.stages.report.forgetting import forgetting_values
 from pipeline.stages.report.level_table import GROUPS, level_rows
 from pipeline.stages.report.merge_section import merge_values
-from pipeline.stages.report.quantizing import HEALED, PARTLY, WORSE, quantising_values
-from pipeline.stages.report.strategies_section import ways_values
+from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, quantizing_values
+from pipeline.stages.report.strategies_section import strategies_values
 from pipeline.stages.report.verdict import headline
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "
     from pipeline.stages.report.quality_plot import quality_plot
     from pipeline.stages.report.training_plots import training_plots
 
-    reference, unmerged = reference_name(inputs.evaluations), ADAPTED in inputs.evaluations
+    reference, unmerged = reference_name(inputs.evaluations), BASE_WITH_ADAPTER in inputs.evaluations
     scores = task_scores(inputs.answers)
     levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
     tuned = levels if unmerged else [one for one in levels if not is_base(one.second)]
-    curves = training_plots(inputs.log, inputs.journal, inputs.train.get("eval_loss"))
+    curves = training_plots(inputs.log, inputs.metrics_log, inputs.train.get("eval_loss"))
     values = {
         "inputs": inputs, "advice": advice, "verdicts": verdicts, "untuned": UNTUNED,
         "title": headline(inputs.parity, advice, verdicts),
@@ -69,21 +69,22 @@ def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "
         "against": {one.second: one for one in levels}, "gained": {one.second: one for one in gains},
         "groups": GROUPS, "rows": level_rows(inputs.evaluations, verdicts, advice),
         "quality": drawing(quality_plot(inputs.evaluations, advice.model)),
-        "levels_drawn": drawing(differences_plot(tuned, "levels-drawn", f"Against {SOURCE}" if unmerged else "Levels against the 16-bit model")),
+        "levels_drawn": drawing(differences_plot(tuned, "levels-drawn", f"Against {ORIGINAL}" if unmerged else "Levels against the 16-bit model")),
         "gains_drawn": drawing(differences_plot(gains, "gains-drawn", "The adapter against the base alone" if unmerged
                                                 else "Tuned models against the untuned base at the same level")),
         "curves": {name: drawing(plot) for name, plot in curves.items()},
         "domains": domain_rows(inputs.evaluations, inputs.answers),
-        "unmerged": unmerged, "BARE": BARE, "SOURCE": SOURCE, "lora": (inputs.evaluations.get(ADAPTED) or {}).get("lora"),
-        "healing": healing(inputs.evaluations, seed), "heals": is_healing(inputs.evaluations), "healed_sentence": healed_sentence,
-        "quantising": None if unmerged else quantising_values(inputs.evaluations, scores, reference, seed),
-        "thresholds": {"HEALED": HEALED, "PARTLY": PARTLY, "WORSE": WORSE},
+        "unmerged": unmerged, "BASE": BASE, "ORIGINAL": ORIGINAL, "lora": (inputs.evaluations.get(BASE_WITH_ADAPTER) or {}).get("lora"),
+        "distillation": distillation(inputs.evaluations, seed), "distills": is_distillation(inputs.evaluations),
+        "recovery_sentence": recovery_sentence,
+        "quantizing": None if unmerged else quantizing_values(inputs.evaluations, scores, reference, seed),
+        "thresholds": {"RECOVERED": RECOVERED, "PARTLY": PARTLY, "WORSE": WORSE},
         "forgetting": forgetting_values(inputs.evaluations, seed),
         "browser": browser_values(inputs.answers),
-        "questions": samples_over_time(inputs.journal),
-        "ways": ways_values(inputs.ways) if inputs.ways else None,
+        "questions": samples_over_time(inputs.metrics_log),
+        "strategies": strategies_values(inputs.strategies) if inputs.strategies else None,
         "merged": merge_values(inputs.merge, inputs.parity, inputs.evaluations, reference) if inputs.merge else None,
-        "seam_groups": grouped(inputs.parity["seams"]), "seam_counts": counts(inputs.parity["seams"]), "code": code,
+        "check_groups": grouped(inputs.parity["checks"]), "check_counts": counts(inputs.parity["checks"]), "code": code,
         "base_files": sorted(inputs.base["files"].items()),
         "commands": command_list(inputs.evaluations),
     }  # fmt: skip
@@ -101,16 +102,16 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("levels", "Models" if unmerged else "Levels", ["report"], each),
         Section("gate", "The gate", ["parity", "report"], each),
         Section("task", "Task quality", ["report"], each),
-        Section("quantising", "What quantising costs, and what heals it", ["report"], each) if not unmerged else None,
-        Section("healing", "Healing", ["report"], each) if values["heals"] else None,
+        Section("quantizing", "What quantizing costs, and what recovers it", ["report"], each) if not unmerged else None,
+        Section("distillation", "Distillation", ["report"], each) if values["distills"] else None,
         Section("general", "General ability: what was forgotten", ["report"], each),
         Section("harness", "lm-evaluation-harness", evaluate) if any(one.get("harness") for one in inputs.evaluations.values()) else None,
         Section("answers", "Answers side by side", evaluate) if values["browser"] else None,
         Section("speed", "Speed and memory", evaluate),
         Section("training", "Training", ["train"]),
-        Section("seams", "Seams", ["parity"]),
+        Section("checks", "Parity checks", ["parity"]),
         Section("data", "Data", ["curate", "preprocess"]),
-        Section("ways", "Ways to ship", ["compare"]) if values["ways"] else None,
+        Section("strategies", "Strategies to ship", ["compare"]) if values["strategies"] else None,
         Section("merge", "Merge", ["merge", "parity"]) if values["merged"] else None,
         Section("serve", "Serve it", ["report"]),
         Section("lineage", "Lineage", ["base"], each),
@@ -138,12 +139,12 @@ def domain_rows(evaluations: Mapping[str, Mapping[str, Any]], answers: Answers) 
     return [(domain, {model: domains.get(domain) for model, domains in by_model.items() if domains}) for domain in ordered]
 
 
-def samples_over_time(journal: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The held-out questions that training answered at each evaluation: {"prompt", "reference", "answers": [{"step", "text", "right"}]}.
 
     Of many evaluations the first, the last and some evenly in between.
     """
-    evaluations = [row for row in journal if row["kind"] == "eval" and row.get("samples")]
+    evaluations = [row for row in metrics_log if row["kind"] == "eval" and row.get("samples")]
     if not evaluations:
         return []
     chosen = [evaluations[place] for place in sorted({round(part * (len(evaluations) - 1) / (TIMES_SHOWN - 1)) for part in range(TIMES_SHOWN)})]

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.sections import ADAPTED
+from pipeline.config.sections import BASE_WITH_ADAPTER
 from pipeline.gate.recommend import is_base
 from pipeline.gate.task_scores import task_score
 from pipeline.pages.plots import ACCENT, CARD, INK, MUTED, panels_of, svg_of
 
 INCHES = (7.6, 4.1)
-BREAK = 0.4  # of the whole range: a gap as large breaks the scale
+BREAK = 0.4  # of the entire range: a gap as large breaks the scale
 LETTER, HEIGHT = 5.9, 11.0  # a label's letter and line, in points
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
@@ -36,8 +36,8 @@ def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str 
     places = _places(evaluations, scored)
     if not places:
         return ""
-    likeness = f"same top token as {'what it was made from' if ADAPTED in evaluations else 'the 16-bit model'}, %"
-    label = "task score, points" if scored else likeness
+    same_top_label = f"same top token as {'what it was made from' if BASE_WITH_ADAPTER in evaluations else 'the 16-bit model'}, %"
+    label = "task score, points" if scored else same_top_label
     unit, divisor = ("GB", 1e9) if max(place.size for place in places) >= 1e9 else ("MB", 1e6)
     places = [Place(one.model, one.size / divisor, one.value, one.low, one.high) for one in places]
     ranges = _ranges(places)
@@ -57,8 +57,8 @@ def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str 
     for axes, (low, high) in zip(panels, ranges, strict=True):
         _label(axes, [one for one in places if low <= one.value <= high], recommended)
     words = "; ".join(f"{one.model} {one.size:.4g} {unit}, {one.value:.1f} ({one.low:.1f} to {one.high:.1f})" for one in places)
-    told = f"{label} by file size: {words}. On the Pareto front, where nothing smaller is as good: {', '.join(one.model for one in front)}."
-    return svg_of(figure, "quality", "Quality against file size", told)
+    recorded = f"{label} by file size: {words}. On the Pareto front, where nothing smaller is as good: {', '.join(one.model for one in front)}."
+    return svg_of(figure, "quality", "Quality against file size", recorded)
 
 
 def pareto_front(places: Sequence[Place]) -> list[Place]:
@@ -100,9 +100,9 @@ def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommende
         sizes, values = [one.size for one in front], [one.value for one in front]
         axes.plot(sizes, values, drawstyle="steps-post", color=MUTED, linewidth=1.3, linestyle=(0, (4, 3)))
     for one in places:
-        colour = ACCENT if one.model == recommended else MUTED if is_base(one.model) else INK
-        axes.errorbar([one.size], [one.value], yerr=[[one.value - one.low], [one.high - one.value]], fmt="o", color=colour, markersize=7,
-                      markerfacecolor=CARD if is_base(one.model) else colour, markeredgewidth=1.6, capsize=3.5, elinewidth=1.5)  # fmt: skip
+        color = ACCENT if one.model == recommended else MUTED if is_base(one.model) else INK
+        axes.errorbar([one.size], [one.value], yerr=[[one.value - one.low], [one.high - one.value]], fmt="o", color=color, markersize=7,
+                      markerfacecolor=CARD if is_base(one.model) else color, markeredgewidth=1.6, capsize=3.5, elinewidth=1.5)  # fmt: skip
 
 
 def _label(axes: Any, places: Sequence[Place], recommended: str | None) -> None:

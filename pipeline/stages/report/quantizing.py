@@ -1,4 +1,4 @@
-"""What quantising costs: each level of the untuned base beside the tuned model's, and whether fine-tuning or an importance matrix heals it.
+"""What quantizing costs: each level of the untuned base beside the tuned model's, and whether fine-tuning or an importance matrix recovers it.
 
 A level's divergence is from its own 16-bit model (base-LEVEL from base-F16, LEVEL from F16), so the two columns show the same rounding
 done to two models.
@@ -13,22 +13,22 @@ from pipeline.gate.recommend import is_base
 from pipeline.pages.formats import percent
 from pipeline.stages.report.comparisons import compare
 
-HEALED, PARTLY, WORSE = 0.5, 0.8, 1.25  # of the divergence before: below, below, above
+RECOVERED, PARTLY, WORSE = 0.5, 0.8, 1.25  # of the divergence before: below, below, above
 Evaluations = Mapping[str, Mapping[str, Any]]
 Scores = Mapping[str, Sequence[float | None]]
 
 
-def quantising_values(evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
+def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
     """What the section's template needs: a row per level, and sentences that follow from the figures."""
     rows = [_row(level, evaluations, scores, reference, seed) for level in _levels(evaluations)]
-    sentences = [*_between_levels(rows), *(sentence for row in rows if (sentence := _healing(row)))]
+    sentences = [*_between_levels(rows), *(sentence for row in rows if (sentence := _recovery(row)))]
     return {"rows": rows, "sentences": sentences, "imatrix": _imatrix(evaluations), "missing": _missing(rows, reference)}
 
 
 def _levels(evaluations: Evaluations) -> list[str]:
-    """The quantised levels, tuned or not, without an importance matrix."""
-    spelt = dict.fromkeys(model.removeprefix(UNTUNED) for model in evaluations)
-    return [level for level in spelt if level not in ("F16", "BF16") and not level.lower().endswith(SUFFIX)]
+    """The quantized levels, tuned or not, without an importance matrix."""
+    spelled = dict.fromkeys(model.removeprefix(UNTUNED) for model in evaluations)
+    return [level for level in spelled if level not in ("F16", "BF16") and not level.lower().endswith(SUFFIX)]
 
 
 def _row(level: str, evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _row(level: str, evaluations: Evaluations, scores: Scores, reference: str, s
 
 
 def _side(model: str, reference: str, evaluations: Evaluations, scores: Scores, seed: int) -> dict[str, Any]:
-    """One model's likeness to its own 16-bit model; figures that compare it with another one count as not measured."""
+    """One model's divergence from its own 16-bit model; figures that compare it with another one count as not measured."""
     found = evaluations.get(model) or {}
     like = found if found.get("reference", reference if not is_base(model) else None) == reference else {}
     everywhere = like.get("all_tokens") or {}
@@ -74,13 +74,13 @@ def _tops(best: Mapping[str, Any], worst: Mapping[str, Any]) -> str:
     return "" if one is None or other is None else f"; the same top token at {percent(one)} against {percent(other)} of the positions"
 
 
-def _healing(row: Mapping[str, Any]) -> str:
+def _recovery(row: Mapping[str, Any]) -> str:
     """Whether the tuned model suffers less from the same rounding."""
     if row["ratio"] is None:
         return ""
     before, after = row["base"]["kld_mean"], row["tuned"]["kld_mean"]
     figures = f"mean KLD {before:.3g} on the base, {after:.3g} after fine-tuning"
-    verdict = _change(row["ratio"], "fine-tuning heals most of the damage", "fine-tuning heals part of the damage",
+    verdict = _change(row["ratio"], "fine-tuning recovers most of the damage", "fine-tuning recovers part of the damage",
                       "fine-tuning changes nothing much", "fine-tuning makes the damage worse")  # fmt: skip
     return f"{row['level']}: {verdict} where the assistant speaks ({figures}){_elsewhere(row)}."
 
@@ -89,12 +89,12 @@ def _elsewhere(row: Mapping[str, Any]) -> str:
     before, after = row["base"]["all_kld"], row["tuned"]["all_kld"]
     if not before or after is None:
         return ""
-    verdict = _change(after / before, "it heals most of it too", "it heals part of it", "it changes nothing much", "it makes it worse")
+    verdict = _change(after / before, "it recovers most of it too", "it recovers part of it", "it changes nothing much", "it makes it worse")
     return f"; over all tokens, the user's among them, {verdict} ({before:.3g} and {after:.3g})"
 
 
-def _change(ratio: float, healed: str, partly: str, nothing: str, worse: str) -> str:
-    return healed if ratio < HEALED else partly if ratio < PARTLY else nothing if ratio <= WORSE else worse
+def _change(ratio: float, recovered: str, partly: str, nothing: str, worse: str) -> str:
+    return recovered if ratio < RECOVERED else partly if ratio < PARTLY else nothing if ratio <= WORSE else worse
 
 
 def _imatrix(evaluations: Evaluations) -> list[str]:
@@ -105,7 +105,7 @@ def _imatrix(evaluations: Evaluations) -> list[str]:
         if not plain or found.get("kld_mean") is None or not plain.get("kld_mean"):
             continue
         before, after = plain["kld_mean"], found["kld_mean"]
-        verdict = _change(after / before, "heals most of what is left", "heals part of what is left", "changes nothing much", "makes it worse")
+        verdict = _change(after / before, "recovers most of what is left", "recovers part of what is left", "changes nothing much", "makes it worse")
         sentences.append(f"An importance matrix {verdict}: {model[: -len(SUFFIX)]} has a mean KLD of {before:.3g} without and {after:.3g} with it.")
     return sentences
 

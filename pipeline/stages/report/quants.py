@@ -10,8 +10,8 @@ from pipeline.core.publish import publishing, write_json
 if TYPE_CHECKING:
     from pipeline.gate.judgment import Judgment
 
-LIKENESS = ("perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp")
-FIGURES = ("bytes", "bits_per_weight", "tensors", "fallback_tensors", *LIKENESS, "prompt_tok_s", "prompt_tok_s_spread",
+DIVERGENCE = ("perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp")
+FIGURES = ("bytes", "bits_per_weight", "tensors", "fallback_tensors", *DIVERGENCE, "prompt_tok_s", "prompt_tok_s_spread",
            "generation_tok_s", "generation_tok_s_spread", "kv_cache_bytes")  # fmt: skip
 TASK_FIGURES = ("score", "score_low", "score_high", "perfect", "valid", "stopped", "refused", "rows")
 GENERAL_FIGURES = ("score", "score_low", "score_high", "rows")
@@ -25,7 +25,7 @@ def flat_figures(evaluation: Mapping[str, Any], verdict: "Judgment | None" = Non
     task, speed = evaluation.get("task") or {}, evaluation.get("speed") or {}
     flat: dict[str, Any] = {"gate": verdict.verdict if verdict else None}
     flat |= {key: evaluation.get(key) for key in FIGURES}
-    for name, keys in (("task", TASK_FIGURES), ("general", GENERAL_FIGURES), ("serving", SERVING_FIGURES), ("all_tokens", ("tokens", *LIKENESS))):
+    for name, keys in (("task", TASK_FIGURES), ("general", GENERAL_FIGURES), ("serving", SERVING_FIGURES), ("all_tokens", ("tokens", *DIVERGENCE))):
         flat |= {f"{name}_{key}": (evaluation.get(name) or {}).get(key) for key in keys}
     flat |= {f"prompt_{one['tokens']}_tok_s": one["median"] for one in speed.get("prompt") or ()}
     flat |= {f"generation_at_{one['depth']}_tok_s": one["median"] for one in speed.get("generation") or ()}

@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.config.sections import ADAPTED, Report, Serve
+from pipeline.config.sections import BASE_WITH_ADAPTER, Report, Serve
 from pipeline.core.errors import DataError
 from pipeline.core.publish import publishing
 from pipeline.gate.advice import advise
@@ -40,7 +40,7 @@ def report(*, inputs: Inputs, folder: Path, name: str, settings: Report, serve: 
     advice = with_warnings(advice, inputs.parity, forgotten(inputs.evaluations, seed))
     # where nothing can be recommended, the files still name the smallest level, with the warning beside it
     level = advice.model or min(verdicts, key=lambda model: (inputs.evaluations[model]["bytes"], model))
-    lora = f"models/gguf/{name}-lora.gguf" if level == ADAPTED else None
+    lora = f"models/gguf/{name}-lora.gguf" if level == BASE_WITH_ADAPTER else None
     gguf = "models/base/model.gguf" if lora else f"models/gguf/{name}-{level}.gguf"
     texts = text_values(inputs, advice, name=name, level=level, serve=serve, jinja=jinja) | {
         "gguf": gguf, "lora_gguf": lora, "raw_command": serve_line(gguf, serve, llama_home, lora), "key_file": KEY_FILE,

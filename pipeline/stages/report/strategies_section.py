@@ -1,14 +1,17 @@
-"""The report's section on the ways to ship: each way's size, score, fidelity and speed over seeds, and which to take, by `reports/ways.json`."""
+"""The report's section on the strategies to ship: each strategy's size, score, divergence and speed over seeds, and which to take, by
+`reports/strategies.json`.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.config.strategies import MERGED_16, WAYS
+from pipeline.config.strategies import MERGED_16, STRATEGIES
 from pipeline.pages.formats import points, signed
 
 
-def ways_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the section's template needs of `reports/ways.json` (None: there is no such file); only "seeds", which is empty, where not measured."""
+def strategies_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the section's template needs of `reports/strategies.json` (None: there is no such file); only "seeds", which is empty, where not measured.
+    """
     if not found or not found.get("seeds"):
         return {"seeds": []}
     reference = found["reference"]
@@ -20,22 +23,23 @@ def ways_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
-    """One level: a row for each way, which one to take and why, and the drawing."""
+    """One level: a row for each strategy, which one to take and why, and the drawing."""
     from markupsafe import Markup
 
     against = {one["second"]: one for one in found["differences"] if one["first"] == MERGED_16}
     perfect = {one["second"]: one for one in found["perfect_differences"] if one["first"] == MERGED_16}
     rows = [
-        {"way": way, "chosen": way == found["recommended"], **found["ways"][way], "difference": told(against.get(way)),
-         "perfect_difference": told(perfect.get(way))}
-        for way in WAYS
+        {"strategy": strategy, "chosen": strategy == found["recommended"], **found["strategies"][strategy],
+        "difference": difference_cell(against.get(strategy)),
+         "perfect_difference": difference_cell(perfect.get(strategy))}
+        for strategy in STRATEGIES
     ]  # fmt: skip
-    drawn = ways_plot(level, rows, reference)
+    drawn = strategies_plot(level, rows, reference)
     return {"level": level, "rows": rows, "sentence": found["sentence"], "decided": found["decided"], "drawn": Markup(drawn)}  # noqa: S704 (our own)
 
 
-def told(difference: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A difference from the first way with its verdict in words; None for the first way itself."""
+def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A difference from the first strategy with its verdict in words; None for the first strategy itself."""
     if difference is None:
         return None
     if difference["measurable"]:
@@ -45,23 +49,23 @@ def told(difference: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {**difference, "verdict": verdict, "words": words, "interval": f"{signed(difference['low'])} to {signed(difference['high'])}"}
 
 
-def ways_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Mapping[str, Any]) -> str:
-    """Each way's score as a dot on its 95 % interval with every seed's own beside it, and the 16-bit merged model's score as a line; SVG."""
+def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Mapping[str, Any]) -> str:
+    """Each strategy's score as a dot on its 95 % interval with every seed's own beside it, and the 16-bit merged model's score as a line; SVG."""
     from pipeline.pages.plots import ACCENT, INK, LINE, MUTED, axes_of, svg_of
 
     figure, axes = axes_of("score, points", "", (7.6, 0.95 + 0.42 * len(rows)), grid="x")
     axes.axvline(100 * reference["score"], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     for place, row in enumerate(rows):
         value, low, high = (100 * row[key] for key in ("score", "score_low", "score_high"))
-        colour = ACCENT if row["chosen"] else INK
+        color = ACCENT if row["chosen"] else INK
         seeds = [100 * one["score"] for one in row["by_seed"]]
         axes.plot(seeds, [place + 0.22] * len(seeds), linestyle="none", marker="|", markersize=7, color=MUTED)
         reach = [[max(0.0, value - low)], [max(0.0, high - value)]]
-        axes.errorbar([value], [place], xerr=reach, fmt="D" if row["chosen"] else "o", color=colour, markersize=6.5, capsize=3.5, elinewidth=1.6)
+        axes.errorbar([value], [place], xerr=reach, fmt="D" if row["chosen"] else "o", color=color, markersize=6.5, capsize=3.5, elinewidth=1.6)
     axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
     axes.tick_params(axis="y", colors=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="x", color=LINE)
     words = "; ".join(f"{row['title']} {points(row['score'])} ({points(row['score_low'])} to {points(row['score_high'])})" for row in rows)
-    description = f"Score in points with 95 % interval by way: {words}. Merged model in {reference['level']}: {points(reference['score'])}."
-    return svg_of(figure, f"ways-{level.lower().replace('_', '-')}", f"Ways to ship {level}", description)
+    description = f"Score in points with 95 % interval by strategy: {words}. Merged model in {reference['level']}: {points(reference['score'])}."
+    return svg_of(figure, f"strategies-{level.lower().replace('_', '-')}", f"Strategies to ship {level}", description)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.sections import ADAPTED
+from pipeline.config.sections import BASE_WITH_ADAPTER
 from pipeline.gate.recommend import Recommendation
 from pipeline.pages.formats import number, percent, points, size
 from pipeline.stages.report.level_table import across
@@ -34,12 +34,12 @@ def show(evaluations: Mapping[str, Mapping[str, Any]], advice: Recommendation, v
         )  # fmt: skip
     console = Console(highlight=False, width=max(80, Console().width))  # a narrower terminal wraps the table rather than losing figures
     console.print(table)
-    if afar and ADAPTED in evaluations:
+    if afar and BASE_WITH_ADAPTER in evaluations:
         pairs = [f"{model} against {evaluations[model]['reference']}" for model in afar]
         console.print(f"* {', '.join(pairs)}.")
     elif afar:
         console.print(f"* {', '.join(afar)} against the tuned {evaluations[afar[0]]['reference']}: what fine-tuning changed.")
-    nothing = "nothing" if ADAPTED in evaluations else "no level"
+    nothing = "nothing" if BASE_WITH_ADAPTER in evaluations else "no level"
     passed = [model for model, verdict in verdicts.items() if verdict.verdict == "pass"]
     for line in (
         advice.reason,

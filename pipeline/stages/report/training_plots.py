@@ -12,10 +12,10 @@ USUAL_GRADIENT = (0.1, 10.0)
 Rows = Sequence[Mapping[str, Any]]
 
 
-def training_plots(log: Rows, journal: Rows, eval_loss: float | None = None) -> dict[str, str]:
+def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None) -> dict[str, str]:
     """The curves of a training run by name, as SVG; "" for one of which nothing was recorded.
 
-    `log` are the rows of reports/train.csv, `journal` those of reports/train.jsonl; `eval_loss` is drawn at the last step where `log` has none.
+    `log` are the rows of reports/train.csv, `metrics_log` those of reports/train.jsonl; `eval_loss` is drawn at the last step where `log` has none.
     """
     losses = _points(log, "loss")
     if not losses:
@@ -26,7 +26,7 @@ def training_plots(log: Rows, journal: Rows, eval_loss: float | None = None) -> 
         "loss": _loss_plot(losses, evaluations, steps),
         "gradient": _gradient_plot([point for point in _points(log, "grad_norm") if point[1] > 0], steps),
         "rate": _plain_plot("rate", "Learning rate", "learning rate", _points(log, "learning_rate"), steps, smooth=False),
-        "speed": _plain_plot("speed", "Speed", "tokens per second", _points(journal, "tokens_per_second"), steps),
+        "speed": _plain_plot("speed", "Speed", "tokens per second", _points(metrics_log, "tokens_per_second"), steps),
     }
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.sections import ADAPTED
+from pipeline.config.sections import BASE_WITH_ADAPTER
 from pipeline.gate.recommend import Recommendation
-from pipeline.pages.parity_words import counts
+from pipeline.pages.parity_summary import counts
 
 if TYPE_CHECKING:
     from pipeline.gate.judgment import Judgment
@@ -18,7 +18,7 @@ def headline(parity: Mapping[str, Any], advice: Recommendation, verdicts: Mappin
         return "Ship nothing: parity failed"
     if advice.model is None:
         refused = verdicts and all(verdict.verdict == "fail" for verdict in verdicts.values())
-        what = ("the adapter", "The model does not fit") if ADAPTED in verdicts else ("every level", "No level fits")
+        what = ("the adapter", "The model does not fit") if BASE_WITH_ADAPTER in verdicts else ("every level", "No level fits")
         return f"Ship nothing: the gate refuses {what[0]}" if refused else what[1]
     if any(gain.model == advice.model and gain.beats is False for gain in advice.gains):
         return f"{advice.model}, but no better than the base"
@@ -26,12 +26,12 @@ def headline(parity: Mapping[str, Any], advice: Recommendation, verdicts: Mappin
 
 
 def with_warnings(advice: Recommendation, parity: Mapping[str, Any], forgotten: Mapping[str, str]) -> Recommendation:
-    """The advice, headed by a warning where a seam failed, and with what the recommended level forgot (`forgotten` by model)."""
-    failed = counts(parity["seams"])["fail"]
+    """The advice, headed by a warning where a parity check failed, and with what the recommended level forgot (`forgotten` by model)."""
+    failed = counts(parity["checks"])["fail"]
     warnings = list(advice.warnings)
     if failed or parity["verdict"] != "pass":
-        seams = {0: "Parity did not pass", 1: "1 seam failed"}.get(failed, f"{failed} seams failed")
-        warnings.insert(0, f"{seams}: do not serve these files before the cause is found (section Seams).")
+        checks = {0: "Parity did not pass", 1: "1 parity check failed"}.get(failed, f"{failed} parity checks failed")
+        warnings.insert(0, f"{checks}: do not serve these files before the cause is found (section Parity checks).")
     if advice.model is not None and advice.model in forgotten:
         warnings.append(forgotten[advice.model])
     return replace(advice, warnings=tuple(warnings))

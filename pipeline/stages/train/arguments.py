@@ -13,7 +13,7 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
     """`TrainingArguments` for `rows` (packed) training rows and `held_out` rows to evaluate on.
 
     transformers 5 has no `warmup_ratio` any more: it becomes steps here. Every step is logged, or a checkpoint between two
-    lines of the log would lose part of a mean. Raises `ToolError` for an optimizer that needs a GPU where there is none,
+    lines of the log would lose part of a mean. Raises `ToolError` for an optimizer that needs a GPU if there is none,
     `ConfigError` for settings that transformers refuses, `DataError` for early stopping without rows to watch.
     """
     import torch
@@ -29,12 +29,12 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
     if stops_early and not held_out:
         raise DataError(
             "Q-TRAIN-015",
-            "train.early_stopping_patience is set, but no rows are kept for watching: raise curate.val_fraction, or set it to null",
+            "train.early_stopping_patience is set, but no rows are kept for monitoring: raise curate.val_fraction, or set it to null",
         )
     if total_steps(settings, rows) <= warmup_steps(settings, rows):
         raise ConfigError(
             "Q-TRAIN-016",
-            f"{total_steps(settings, rows)} optimizer steps are all warm-up, in which nothing is learnt: give it more rows or passes, "
+            f"{total_steps(settings, rows)} optimizer steps are all warm-up, in which nothing is learned: give it more rows or passes, "
             "or set train.warmup_ratio to 0",
         )
     try:

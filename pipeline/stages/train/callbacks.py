@@ -1,4 +1,4 @@
-"""What is told of a run while it goes: the journal, TensorBoard, the health rules, a line now and then where there is no terminal."""
+"""What is told of a run while it goes: the metrics log, TensorBoard, the monitoring rules, a line now and then where there is no terminal."""
 
 import math
 import time
@@ -8,32 +8,32 @@ from transformers import TrainerCallback
 
 from pipeline.core.checks import refuse
 from pipeline.core.errors import GateError
-from pipeline.core.metrics_log import Journal
+from pipeline.core.metrics_log import MetricsLog
 from pipeline.models.runtime import memory_used
-from pipeline.stages.train.monitoring.health import Monitor
+from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.tensorboard import Board
 from pipeline.stages.train.randomness import random_state
-from pipeline.stages.train.trainer import Account, QuenchTrainer
+from pipeline.stages.train.trainer import QuenchTrainer, StepStats
 
 SAME_LOSS = 1e-4  # relative; float32 sums in another order
 
 
-def in_words(loss: float) -> str:
-    """Three decimals, of what is smaller three digits: a level that heals is hundredths of a nat from its original."""
+def loss_text(loss: float) -> str:
+    """Three decimals, of what is smaller three digits: a level in distillation is hundredths of a nat from its original."""
     return f"{loss:.3f}" if loss >= 0.1 else f"{loss:.3g}"
 
 
-class Watch(TrainerCallback):  # type: ignore[misc]
-    """Writes every step and evaluation down, and stops the run where a health rule fails. Set `trainer` once it is made."""
+class MetricsCallback(TrainerCallback):  # type: ignore[misc]
+    """Writes every step and evaluation down, and stops the run where a monitoring rule fails. Set `trainer` once it is made."""
 
     trainer: QuenchTrainer
 
-    def __init__(self, journal: Journal, board: Board, monitor: Monitor) -> None:
-        self.journal, self.board, self.monitor = journal, board, monitor
+    def __init__(self, metrics_log: MetricsLog, board: Board, monitor: Monitor) -> None:
+        self.metrics_log, self.board, self.monitor = metrics_log, board, monitor
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Start the step's account; evaluations and checkpoints in between don't count for its speed."""
-        self.trainer.account = Account()
+        """Start the step's statistics; evaluations and checkpoints in between don't count for its speed."""
+        self.trainer.stats = StepStats()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Keep the random state that a checkpoint of this step needs; have the last step evaluated, whatever its number."""
@@ -45,23 +45,23 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Write the step down."""
         if "loss" not in logs:
             return
-        account = self.trainer.account
-        seconds = time.monotonic() - account.started
+        stats = self.trainer.stats
+        seconds = time.monotonic() - stats.started
         row = {
             "kind": "step", "step": state.global_step, "epoch": round(state.epoch, 6), "loss": logs["loss"],
-            "learning_rate": logs["learning_rate"], "grad_norm": logs["grad_norm"], "tokens": account.tokens,
-            "trained_tokens": account.trained_tokens, "rows": account.rows, "row_ids": account.row_ids, "seconds": round(seconds, 3),
-            "tokens_per_second": round(account.tokens / seconds, 1), "memory_bytes": memory_used(),
+            "learning_rate": logs["learning_rate"], "grad_norm": logs["grad_norm"], "tokens": stats.tokens,
+            "trained_tokens": stats.trained_tokens, "rows": stats.rows, "row_ids": stats.row_ids, "seconds": round(seconds, 3),
+            "tokens_per_second": round(stats.tokens / seconds, 1), "memory_bytes": memory_used(),
         }  # fmt: skip
-        self.journal.append(row)
+        self.metrics_log.append(row)
         self.board.step(row)
         self.judge(row)
-        refuse_other_mean(state.global_step, logs["loss"], float(account.loss_sum), account.trained_tokens)
+        check_mean(state.global_step, logs["loss"], float(stats.loss_sum), stats.trained_tokens)
         tenth = max(1, state.max_steps // 10)
         if args.disable_tqdm and (state.global_step % tenth == 0 or state.global_step == 1):
             left = (state.max_steps - state.global_step) * seconds
             print(
-                f"train: step {state.global_step} of {state.max_steps}, loss {in_words(row['loss'])}, learning rate {row['learning_rate']:.1e}, "
+                f"train: step {state.global_step} of {state.max_steps}, loss {loss_text(row['loss'])}, learning rate {row['learning_rate']:.1e}, "
                 f"{row['tokens_per_second']:.0f} tokens/s, about {left:.0f} s left",
                 flush=True,
             )
@@ -69,11 +69,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, Any], **rest: Any) -> None:
         """Write the evaluation down."""
         row = {"kind": "eval", "step": state.global_step, **metrics}
-        self.journal.append(row)
+        self.metrics_log.append(row)
         self.board.evaluation(row)
         self.judge(row)
         if args.disable_tqdm:
-            print(f"train: step {state.global_step} of {state.max_steps}, loss on the held-out rows {in_words(row['eval_loss'])}", flush=True)
+            print(f"train: step {state.global_step} of {state.max_steps}, loss on the held-out rows {loss_text(row['eval_loss'])}", flush=True)
 
     def judge(self, row: dict[str, Any]) -> None:
         """Print what the rules warn of. Raises `GateError` if one fails."""
@@ -83,7 +83,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             print(f"train: {check}", flush=True)
 
 
-def refuse_other_mean(step: int, loss: float, loss_sum: float, trained_tokens: int) -> None:
+def check_mean(step: int, loss: float, loss_sum: float, trained_tokens: int) -> None:
     """Raise `GateError` unless the step's loss is the mean over its trained tokens, whatever the micro-batches were.
 
     Averaging the means of micro-batches weighs short rows more (the accumulation bug of 2024, transformers #34191).

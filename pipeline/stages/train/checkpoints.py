@@ -19,7 +19,7 @@ WRITING = ".writing"  # where the trainer writes; what is in there was never fin
 TORN = "torn"
 TEACHER = "teacher"  # folder of what the teacher answers, beside them
 LATER = "later"  # those after a checkpoint that a user chose to go on from; nothing reads them
-JOURNAL = "steps.jsonl"
+METRICS_LOG = "steps.jsonl"
 
 
 def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ def read_notes(checkpoint: Path) -> dict[str, Any]:
 
 
 def newest_verified(folder: Path) -> Path | None:
-    """The newest whole checkpoint below `folder`; torn ones that are newer move to `folder`/torn and are named on stderr."""
+    """The newest complete checkpoint below `folder`; torn ones that are newer move to `folder`/torn and are named on stderr."""
     for unfinished in folder.glob(".*"):  # a kill inside a save leaves it; it never was a checkpoint
         remove(unfinished)
     for checkpoint in reversed(checkpoints_in(folder)):
@@ -76,14 +76,14 @@ def newest_verified(folder: Path) -> Path | None:
 
 
 def set_later_aside(folder: Path, chosen: Path) -> None:
-    """Move what is newer than `chosen` to `folder`/later, with the journal as it is, so that nothing goes on from them; named on stderr."""
+    """Move what is newer than `chosen` to `folder`/later, with the metrics log as it is, so that nothing goes on from them; named on stderr."""
     later = [one for one in checkpoints_in(folder) if step_of(one) > step_of(chosen)]
     if not later:
         return
     aside = folder / LATER
     aside.mkdir(exist_ok=True)
-    if (folder / JOURNAL).is_file():
-        shutil.copy2(folder / JOURNAL, aside / JOURNAL)
+    if (folder / METRICS_LOG).is_file():
+        shutil.copy2(folder / METRICS_LOG, aside / METRICS_LOG)
     for checkpoint in later:
         remove(aside / checkpoint.name)  # the same step of the same run
         checkpoint.rename(aside / checkpoint.name)

@@ -1,4 +1,4 @@
-"""The tokenised rows as the trainer takes them: batches without padding, each of which knows its rows."""
+"""The tokenized rows as the trainer takes them: batches without padding, each of which knows its rows."""
 
 from pathlib import Path
 from typing import Any

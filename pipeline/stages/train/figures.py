@@ -12,7 +12,7 @@ CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "to
 
 
 def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run in figures, from the journal's `rows`: those of all parts of a run that was interrupted."""
+    """The run in figures, from the metrics log's `rows`: those of all parts of a run that was interrupted."""
     steps = [row for row in rows if row["kind"] == "step"]
     evaluations = [row for row in rows if row["kind"] == "eval"]
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
@@ -47,10 +47,10 @@ def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
 
 def logical_parameters(model: Any) -> int:
     """Parameters of base and adapter as the formulas count them: not a packed byte, but what it holds; a table in main memory is none to torch."""
-    packed = {id(module.weight): module.logical for module in model.modules() if hasattr(module, "logical")}
+    quantized = {id(module.weight): module.logical for module in model.modules() if hasattr(module, "logical")}
     found = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
     return sum(
-        packed.get(key, p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1))
+        quantized.get(key, p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1))
         for key, p in found.items()
     )
 

@@ -69,8 +69,8 @@ def whole_base(base: Path) -> Check:
                 "take a dense model as base.model",
                 "Q-TRAIN-003",
             )
-        if (packed := base / MODEL_FILE).is_file():
-            return packed_base(packed, missing)
+        if (quantized := base / MODEL_FILE).is_file():
+            return quantized_base(quantized, missing)
         index = base / "model.safetensors.index.json"
         names = (
             sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
@@ -104,7 +104,7 @@ def whole_base(base: Path) -> Check:
     )
 
 
-def packed_base(file: Path, missing: Sequence[str]) -> Check:
+def quantized_base(file: Path, missing: Sequence[str]) -> Check:
     """The same of a GGUF, whose header says how long it must be."""
     try:
         header = read_header(file)
@@ -112,7 +112,7 @@ def packed_base(file: Path, missing: Sequence[str]) -> Check:
         return Check(
             "base",
             "fail",
-            f"{file} is not a whole GGUF ({error})",
+            f"{file} is not a complete GGUF ({error})",
             "run `snakemake --force base`",
             "Q-TRAIN-002",
         )

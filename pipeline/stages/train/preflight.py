@@ -15,7 +15,7 @@ from pipeline.core.units import disk_gb, memory_gb
 from pipeline.planning.card import Card
 from pipeline.planning.disk import CACHE, own_bytes
 from pipeline.planning.plan import Plan, make_plan
-from pipeline.planning.quantized import packed_in
+from pipeline.planning.quantized import quantized_in
 from pipeline.planning.shape import Shape, load_shape
 from pipeline.stages.train.input_files import data, whole_base
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
@@ -57,7 +57,7 @@ def preflight(
             max_length,
             levels,
             card,
-            packed=packed_in(base, settings),
+            quantized=quantized_in(base, settings),
             lora=lora,
             untuned=untuned,
         )
@@ -68,7 +68,7 @@ def preflight(
 
 
 def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
-    """On a CPU, linears as wide as the base's are dequantised with their own blocks' scales; nothing where every width is one of whole blocks.
+    """On a CPU, linears as wide as the base's are dequantized with their own blocks' scales; nothing where every width is one of whole blocks.
 
     bitsandbytes 0.50.2 with AVX-512 takes other blocks' scales where the width is a multiple of 16 and not of 64: training would see
     weights that are no NF4 of the base. The check is exact: all codes are 0, which stands for minus the block's scale.
@@ -90,7 +90,7 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
             wrong.append(width)
     if wrong:
         finding = (
-            f"bitsandbytes dequantises linears of {' and '.join(map(str, wrong))} inputs wrongly on this CPU"
+            f"bitsandbytes dequantizes linears of {' and '.join(map(str, wrong))} inputs wrongly on this CPU"
         )
         return [
             Check(
@@ -105,7 +105,7 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
         Check(
             "NF4 widths",
             "pass",
-            f"linears of {' and '.join(map(str, widths))} inputs are dequantised as they should be",
+            f"linears of {' and '.join(map(str, widths))} inputs are dequantized as they should be",
         )
     ]
 

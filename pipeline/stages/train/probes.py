@@ -13,7 +13,7 @@ from pipeline.planning.card import Card, main_memory, query
 from pipeline.planning.memory import CUDA_CONTEXT
 from pipeline.planning.steps import needs_gpu
 
-# of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is for the scales, quantised too
+# of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is for the scales, quantized too
 BFLOAT16_SINCE = (
     8,
     0,
@@ -72,10 +72,10 @@ def other_processes(lines: Sequence[Sequence[str]], own: int) -> list[str]:
 
 
 def arithmetic(card: Card, settings: Training) -> Check:
-    """The type that training computes in; a warning where this processor or GPU has no instructions for it."""
+    """The type that training computes in; a warning where this CPU or GPU has no instructions for it."""
     chosen, fast = settings.bnb_4bit_compute_dtype, fast_dtype(card.device)
     if card.device == "cpu" and chosen not in (fast, "float32"):
-        finding = f"train.bnb_4bit_compute_dtype is {chosen}, which this processor has no instructions for: ten times slower than float32, and more"
+        finding = f"train.bnb_4bit_compute_dtype is {chosen}, which this CPU has no instructions for: ten times slower than float32, and more"
         lost = (
             "; small gradients are lost in it, for only a GPU's training scales them"
             if chosen == "float16"
@@ -118,10 +118,10 @@ def bitsandbytes_works(settings: Training) -> Check:
             .to(getattr(torch, settings.bnb_4bit_compute_dtype))
             .reshape(64, 64)
         )
-        packed, state = quantize_4bit(
+        quantized, state = quantize_4bit(
             weights, compress_statistics=settings.bnb_4bit_use_double_quant, quant_type="nf4"
         )
-        error = (dequantize_4bit(packed, state) - weights).float().abs().amax(
+        error = (dequantize_4bit(quantized, state) - weights).float().abs().amax(
             dim=1
         ) / weights.float().abs().amax(dim=1)  # a row is a block
         return float(error.max())

@@ -1,4 +1,4 @@
-"""What is proven of a training run itself: packed rows don't see each other, every row was trained as planned, the adapter has learnt."""
+"""What is proven of a training run itself: packed rows don't see each other, every row was trained as planned, the adapter has learned."""
 
 import math
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from pipeline.stages.train.monitoring.epochs import epochs_complete
 from pipeline.stages.train.monitoring.samples import undisturbed
 
 PROBE_TOKENS = 48  # of each of the two rows
-SAME_ROW = 1e-2  # normalised squared error of logits, packed against alone: bfloat16 gives about 1e-5, a leak above 0.1
+SAME_ROW = 1e-2  # normalized squared error of logits, packed against alone: bfloat16 gives about 1e-5, a leak above 0.1
 
 Sequence = tuple[list[int], list[int]]  # ids and labels of one row
 
 
-def refuse_leaks(
+def check_no_leaks(
     model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Sequence]
 ) -> float | None:
     """The error that packing makes in a row's logits: mean squared difference ÷ mean square, packed behind another row against alone.
@@ -38,7 +38,7 @@ def refuse_leaks(
     if error > SAME_ROW:
         raise ConfigError(
             "Q-TRAIN-021",
-            f"packed rows see each other: a row's logits differ by {error:.2g} (normalised squared error, at most {SAME_ROW:g}) behind another row: "
+            f"packed rows see each other: a row's logits differ by {error:.2g} (normalized squared error, at most {SAME_ROW:g}) behind another row: "
             "set preprocess.packing to false and train.per_device_train_batch_size to 1",
         )
     return error
@@ -67,7 +67,7 @@ def _logits(
     )
 
 
-def refuse_repacked(model: Any) -> None:
+def check_not_repacked(model: Any) -> None:
     """Raise `GateError` where bitsandbytes has rewritten the weights for inference: training would go on without most gradients."""
     for name, module in model.named_modules():
         if getattr(
@@ -79,16 +79,16 @@ def refuse_repacked(model: Any) -> None:
             )
 
 
-def refuse_other_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
+def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
     """Raise `GateError` unless every finished epoch had every row exactly once, resumed or not."""
     if wrong := epochs_complete(steps, packed_rows):
         raise GateError(
-            "Q-TRAIN-022", f"{'; '.join(wrong)}: start anew with `python -m pipeline train --no-resume`"
+            "Q-TRAIN-022", f"{'; '.join(wrong)}: start again with `python -m pipeline train --no-resume`"
         )
 
 
-def refuse_unlearnt(model: Any, steps: list[dict[str, Any]]) -> None:
-    """Refuse an adapter that can't have learnt: no step done, a matrix not finite, or a lora_B that is still 0."""
+def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
+    """Refuse an adapter that can't have learned: no step done, a matrix not finite, or a lora_B that is still 0."""
     if not steps:
         raise GateError("Q-TRAIN-023", "training ended without one step: give it more rows or steps")
     norms = {
@@ -104,5 +104,5 @@ def refuse_unlearnt(model: Any, steps: list[dict[str, Any]]) -> None:
     if dead:
         raise GateError(
             "Q-TRAIN-025",
-            f"{len(dead)} of {len(norms)} adapter matrices learnt nothing ({dead[0]}): raise train.learning_rate or train longer",
+            f"{len(dead)} of {len(norms)} adapter matrices learned nothing ({dead[0]}): raise train.learning_rate or train longer",
         )

@@ -1,7 +1,7 @@
 """What a run depends on, and whether the checkpoints that are there are its own.
 
 A run that was interrupted goes on only if it would end in the same bytes; where something else changed, going on would mix
-two runs, and starting anew would lose the first one. So neither happens by itself.
+two runs, and starting again would lose the first one. So neither happens by itself.
 """
 
 import json
@@ -47,7 +47,7 @@ WORDS = {
     "base.config_sha256": "the base's config.json",
     "base.tokenizer_sha256": "the base's tokenizer",
     "base.template_sha256": "the base's chat template",
-    "teacher_sha256": f"the file that is learnt from ({SOURCE_FILE})",
+    "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
@@ -57,7 +57,7 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
     """What the adapter depends on: the same record gives the same bytes on the same kind of machine."""
     import torch
 
-    teacher = {"teacher_sha256": teacher_hash(base)} if settings.method == "heal" else {}
+    teacher = {"teacher_sha256": teacher_hash(base)} if settings.method == "distill" else {}
     return {
         "tokens_sha256": tree_hash(tokens),
         **teacher,
@@ -91,11 +91,11 @@ def base_hashes(base: Path) -> dict[str, str]:
 
 
 def teacher_hash(base: Path) -> str:
-    """sha256 of the file that the base was made from. Raises `DataError` where it is not there any more."""
+    """sha256 of the file that the base was made from. Raises `DataError` if it is missing any more."""
     if not (base / SOURCE_FILE).is_file():
         raise DataError(
             "Q-TRAIN-027",
-            f"{base / SOURCE_FILE}, the original that train.method heal learns from, is missing: run `snakemake --force base`",
+            f"{base / SOURCE_FILE}, the original that train.method distill learns from, is missing: run `snakemake --force base`",
         )
     return file_hash(base / SOURCE_FILE)
 
@@ -112,7 +112,7 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
         raise ConfigError(
             "Q-TRAIN-028",
             f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another version's?): "
-            "start anew with `python -m pipeline train --no-resume`, which deletes them",
+            "start again with `python -m pipeline train --no-resume`, which deletes them",
         )
     changed = list(differences(known["record"], record)) if known else []
     if isinstance(resume, Path):
@@ -123,12 +123,12 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
             raise ConfigError(
                 "Q-TRAIN-029",
                 f"{folder} holds an unfinished run (step {step_of(start)}), and since then {'; '.join(hard)} changed: "
-                "put that back to go on with it, or start anew with `python -m pipeline train --no-resume`",
+                "put that back to go on with it, or start again with `python -m pipeline train --no-resume`",
             )
     start = newest_verified(folder) if known and all(key in MACHINE for key, _ in changed) else None
     if start is None:
         # the original's answers know what they are of, and are used for nothing else
-        kept = {TORN, TEACHER} if record["settings"].get("method") == "heal" else {TORN}
+        kept = {TORN, TEACHER} if record["settings"].get("method") == "distill" else {TORN}
         for path in folder.glob("*"):
             if path.name not in kept or not resume:
                 remove(path)
@@ -227,6 +227,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(known, dict) or not isinstance(known.get("record"), dict) or "finished" not in known:
         raise DataError(
             "Q-TRAIN-033",
-            f"{path} can't be read, so nobody knows whose checkpoints these are: start anew with `python -m pipeline train --no-resume`",
+            f"{path} can't be read, so nobody knows whose checkpoints these are: start again with `python -m pipeline train --no-resume`",
         )
     return known

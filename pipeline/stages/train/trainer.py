@@ -1,8 +1,8 @@
 """transformers' Trainer with what a night alone needs: whole checkpoints, exact resume, a stop that saves, an account of every step.
 
 What is changed, and why:
-- the loss is taken at the trained positions only and divided by the trained tokens of the whole optimizer step;
-- a checkpoint is published whole (`checkpoints`), with the random state from right after its optimizer step, so that it is exact
+- the loss is taken at the trained positions only and divided by the trained tokens of the entire optimizer step;
+- a checkpoint is published completely (`checkpoints`), with the random state from right after its optimizer step, so that it is exact
   at any later moment too: also where a signal comes in the middle of the next step;
 - evaluation is the mean over tokens (the library's is a mean over rows, and packed rows hold more or fewer), draws no random
   number, and is made up for by the resumed run where a signal cut it short.
@@ -19,14 +19,14 @@ from transformers import EarlyStoppingCallback, Trainer
 
 from pipeline.core.errors import DataError, MachineError, Stopped
 from pipeline.core.interruption import Interruption
-from pipeline.core.metrics_log import Journal
+from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.liger_loss import fused_loss
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.samples import undisturbed
-from pipeline.stages.train.proofs import refuse_repacked
+from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.randomness import random_state, random_state_of
 from pipeline.stages.train.run import run_in
 
@@ -34,7 +34,7 @@ Batch = dict[str, Any]
 FULL = 1 << 20  # bytes free on a disk that is taken for full
 
 
-class Account:
+class StepStats:
     """What one optimizer step was made of, micro-batch by micro-batch."""
 
     def __init__(self) -> None:
@@ -56,26 +56,26 @@ class Account:
 class QuenchTrainer(Trainer):  # type: ignore[misc]
     """Trains with `loss` (liger or chunked), keeps `keep` checkpoints, evaluates on the batches `held_out`.
 
-    `answer` gives sample answers of the model as it is. `journal` is brought to the disk before a checkpoint is. `start` is the
+    `answer` gives sample answers of the model as it is. `metrics_log` is brought to the disk before a checkpoint is. `start` is the
     checkpoint that `train` is told to go on from.
     """
 
     def __init__(
         self, *, loss: str, keep: int, held_out: list[Batch], answer: Callable[[Any], list[dict[str, Any]]], interruption: Interruption,
-        journal: Journal, start: Path | None, **rest: Any,
+        metrics_log: MetricsLog, start: Path | None, **rest: Any,
     ) -> None:  # fmt: skip
         super().__init__(**rest)
         self.loss, self.token_loss = loss, fused_loss if loss == "liger" else chunked_loss
-        self.keep, self.held_out, self.answer, self.interruption, self.journal = (
+        self.keep, self.held_out, self.answer, self.interruption, self.metrics_log = (
             keep,
             held_out,
             answer,
             interruption,
-            journal,
+            metrics_log,
         )
         self.pending_evaluation = start is not None and read_notes(start).get("pending_evaluation", False)
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the step's trained tokens itself
-        self.account = Account()
+        self.stats = StepStats()
         self.evaluated_step = step_of(start) if start is not None and not self.pending_evaluation else -1
         self.after_step = (
             random_state()
@@ -89,7 +89,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
     ) -> torch.Tensor:
         """Cross entropy of the micro-batch's trained tokens ÷ the trained tokens of the optimizer step: a scalar."""
         loss = self.loss_over(model, inputs, num_items_in_batch)
-        self.account.add(inputs, loss * num_items_in_batch)
+        self.stats.add(inputs, loss * num_items_in_batch)
         return loss
 
     def loss_over(self, model: Any, inputs: Batch, tokens: Any) -> torch.Tensor:
@@ -138,7 +138,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
             for batch in self.held_out:
                 total += float(self.loss_over(self.model, self._prepare_inputs(dict(batch)), 1))
                 tokens += batch["trained_tokens"]
-        refuse_repacked(self.model)
+        check_not_repacked(self.model)
         return total / tokens
 
     def _run_epoch(self, *arguments: Any, **more: Any) -> None:
@@ -156,7 +156,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
             if trouble := defect(best):
                 raise DataError(
                     "Q-TRAIN-035",
-                    f"{best}, the best adapter, is torn ({trouble}): start anew with `python -m pipeline train --no-resume`",
+                    f"{best}, the best adapter, is torn ({trouble}): start again with `python -m pipeline train --no-resume`",
                 )
             self.state.best_model_checkpoint = str(
                 best
@@ -224,7 +224,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
             "pending_evaluation": due and self.evaluated_step != step,
             "run": run_in(folder),
         }
-        self.journal.sync()
+        self.metrics_log.sync()
         publish_checkpoint(folder / WRITING / f"checkpoint-{step}", self._checkpoint(step), notes)
         remove(folder / WRITING)
         best = self._checkpoint(self.state.best_global_step) if self.state.best_global_step else None

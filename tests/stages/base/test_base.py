@@ -24,7 +24,7 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.gguf.header import NotGguf, read_header
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.gguf_import import unpack_gguf
-from pipeline.stages.base.quantized_gguf import Packed
+from pipeline.stages.base.quantized_gguf import QuantizedGguf
 from pipeline.stages.base.stage import base
 
 
@@ -146,7 +146,7 @@ def test_a_package_that_is_not_installed_names_the_remedy(bring):
         bring("package", "no-such-pack", file="x.gguf")
 
 
-def test_a_tokenizer_that_transformers_cuts_wrongly_is_mended_or_refused(gguf_file, llama_folder, tools, tmp_path):
+def test_a_tokenizer_that_transformers_cuts_wrongly_is_repaired_or_refused(gguf_file, llama_folder, tools, tmp_path):
     """transformers 5.23 takes GPT-2's pre-tokenizer for every Llama GGUF; SmolLM's splits digits, as llama.cpp does."""
     from tokenizers import Tokenizer
 
@@ -209,7 +209,7 @@ def test_a_broken_download_goes_on_where_it_stopped(hub, bring, llama_folder, tm
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_file_that_differs_from_the_listing_is_thrown_away_and_fetched_anew(hub, bring, name):
+def test_a_file_that_differs_from_the_listing_is_thrown_away_and_fetched_again(hub, bring, name):
     good = hub.files[name]
     hub.files[name] = good[:-1] + bytes([good[-1] ^ 1])
     with pytest.raises(DataError, match="Q-BASE-022"):
@@ -275,7 +275,7 @@ def test_a_gguf_of_a_mixture_is_refused_by_what_the_hub_says_of_it(hub, bring):
     hub.files["model.gguf"] = hub.listed["model.gguf"] = b"GGUF"
     hub.gguf = {"architecture": "qwen3moe"}
     with pytest.raises(DataError, match="Q-MODELS-010"):
-        bring("hub", REPO, revision=COMMIT, file="model.gguf", packed=Packed())
+        bring("hub", REPO, revision=COMMIT, file="model.gguf", quantized=QuantizedGguf())
     assert hub.served == []
 
 

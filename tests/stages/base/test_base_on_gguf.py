@@ -21,7 +21,7 @@ from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import choose_gguf
-from pipeline.stages.base.quantized_gguf import Packed, copy_file
+from pipeline.stages.base.quantized_gguf import QuantizedGguf, copy_file
 from pipeline.stages.base.stage import base
 
 Bring = Callable[..., dict[str, Any]]
@@ -38,8 +38,8 @@ def bring(tmp_path: Path) -> Bring:
     """Run the stage into tmp_path; the facts it recorded."""
 
     def run(file: Path, level: str | None = None, compare_with: Path | None = None) -> dict[str, Any]:
-        packed = Packed(level, str(compare_with) if compare_with else None)
-        return base(source="gguf", model=str(file), packed=packed, target=tmp_path / "models/base", record=tmp_path / "models/base.json")
+        quantized = QuantizedGguf(level, str(compare_with) if compare_with else None)
+        return base(source="gguf", model=str(file), quantized=quantized, target=tmp_path / "models/base", record=tmp_path / "models/base.json")
 
     return run
 

@@ -19,7 +19,7 @@ import yaml
 
 from pipeline.__main__ import main as run_here
 from pipeline.config.params import Params, load_params
-from pipeline.config.strategies import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, WAYS
+from pipeline.config.strategies import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, STRATEGIES
 from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, Stopped
 from pipeline.gate.drops import CHANCE as GATES_CHANCE
@@ -113,38 +113,38 @@ SHIPPED = {MERGED_16: 100, MERGED_NF4: 100, LORA_NF4: 110, LORA_LEVEL: 110}
 
 
 def advice(points: dict[str, float], noise: float, level: str = "Q4_K_M", seeds: int = 3) -> Any:
-    """The advice where ways score so many points and differences below `noise` are not measurable."""
-    measured = {way: Measured(points[way] / 100, DISK[way], SHIPPED[way]) for way in WAYS}
-    ways = list(WAYS)
+    """The advice where strategies score so many points and differences below `noise` are not measurable."""
+    measured = {strategy: Measured(points[strategy] / 100, DISK[strategy], SHIPPED[strategy]) for strategy in STRATEGIES}
+    strategies = list(STRATEGIES)
     found = {
         (one, other): Difference(gap := points[other] - points[one], gap - noise, gap + noise, 0.001 if abs(gap) > noise else 0.5)
-        for place, one in enumerate(ways) for other in ways[place + 1 :]
+        for place, one in enumerate(strategies) for other in strategies[place + 1 :]
     }  # fmt: skip
     return recommend(level, measured, found, seeds)
 
 
 @pytest.mark.parametrize(
-    ("points", "noise", "way", "decided", "words"),
+    ("points", "noise", "strategy", "decided", "words"),
     [
-        ((70, 70, 70, 80), 5, LORA_LEVEL, True, "scores 80.0 points, 10.0 more than the next way (5.0 to 15.0): set base.quantization to gguf"),
-        ((80, 70, 60, 70), 5, MERGED_16, True, "set merge.base to w16"),
+        ((70, 70, 70, 80), 5, LORA_LEVEL, True, "scores 80.0 points, 10.0 more than the next strategy (5.0 to 15.0): set base.quantization to gguf"),
+        ((80, 70, 60, 70), 5, MERGED_16, True, "set merge.base to 16-bit"),
         ((70, 80, 60, 70), 5, MERGED_NF4, True, "set merge.base to nf4"),
         ((60, 60, 80, 70), 5, LORA_NF4, True, "add base-Q4_K_M to quantize.levels and run `quench serve base-Q4_K_M --lora`"),
-        ((70, 71, 72, 69), 5, LORA_LEVEL, False, "no way scores measurably below the best one, so take the one that needs least disk"),
-        ((80, 79, 60, 60), 5, MERGED_16, False, "2 of 4 ways are not measurably below the best one, and of these"),
-        ((80, 79, 78, 60), 5, LORA_NF4, False, "3 of 4 ways"),
-        ((0, 0, 0, 0), 0, LORA_LEVEL, False, "no way scores measurably below"),
+        ((70, 71, 72, 69), 5, LORA_LEVEL, False, "no strategy scores measurably below the best one, so take the one that needs least disk"),
+        ((80, 79, 60, 60), 5, MERGED_16, False, "2 of 4 strategies are not measurably below the best one, and of these"),
+        ((80, 79, 78, 60), 5, LORA_NF4, False, "3 of 4 strategies"),
+        ((0, 0, 0, 0), 0, LORA_LEVEL, False, "no strategy scores measurably below"),
     ],
 )
-def test_the_advice_follows_the_figures_whatever_they_say(points: tuple[float, ...], noise: float, way: str, decided: bool, words: str) -> None:
-    found = advice(dict(zip(WAYS, points, strict=True)), noise)
-    assert (found.way, found.decided) == (way, decided)
+def test_the_advice_follows_the_figures_whatever_they_say(points: tuple[float, ...], noise: float, strategy: str, decided: bool, words: str) -> None:
+    found = advice(dict(zip(STRATEGIES, points, strict=True)), noise)
+    assert (found.strategy, found.decided) == (strategy, decided)
     assert words in found.sentence
     assert "over 3 seeds" in found.sentence
 
 
 def test_the_advice_names_its_level_and_says_when_it_rests_on_one_seed() -> None:
-    found = advice(dict(zip(WAYS, (70, 70, 70, 80), strict=True)), 5, "Q4_0", 1)
+    found = advice(dict(zip(STRATEGIES, (70, 70, 70, 80), strict=True)), 5, "Q4_0", 1)
     assert found.sentence.startswith("Q4_0: train on Q4_0 itself, put the adapter on it: with one seed it")
     assert "base.level to Q4_0" in found.sentence
 
@@ -189,14 +189,14 @@ def test_all_code_that_a_job_runs_is_in_its_key() -> None:
 
 def test_the_table_of_stages_names_the_strategies() -> None:
     each = table().stages["compare_measure"].each
-    assert isinstance(each, Mapping) and each["strategy"] == list(WAYS)
+    assert isinstance(each, Mapping) and each["strategy"] == list(STRATEGIES)
 
 
 def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict[str, Any]) -> None:
     tiny_params["merge"]["base"], tiny_params["quantize"]["levels"] = "auto", ["Q4_K_M", "Q5_K_M", "base-Q4_K_M"]
     values = sub_params(Params.model_validate(with_compare(tiny_params, seeds=[1], levels=["Q4_0"])), {"train": {"seed": 9}})
     assert values["train"] == tiny_params["train"] | {"seed": 9, "sample_rows": 0}
-    assert (values["quantize"]["levels"], values["merge"]["base"], values["compare"]["seeds"]) == (["Q4_0"], "w16", [])
+    assert (values["quantize"]["levels"], values["merge"]["base"], values["compare"]["seeds"]) == (["Q4_0"], "16-bit", [])
     assert values["curate"] == tiny_params["curate"]
 
 
@@ -231,22 +231,22 @@ def test_a_real_stage_is_run_and_its_own_error_class_comes_back(
 
 
 def test_ctrl_c_ends_what_a_stage_started_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told = tmp_path / "pid"
+    output = tmp_path / "pid"
 
     class Interrupted(subprocess.Popen[bytes]):
         def wait(self, timeout: float | None = None) -> int:
-            if not told.exists():
-                while not told.exists():
+            if not output.exists():
+                while not output.exists():
                     time.sleep(0.05)
                 raise KeyboardInterrupt
             return super().wait(timeout)
 
     monkeypatch.setattr(projects.subprocess, "Popen", Interrupted)
     tool = f"import subprocess; one = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'new')!r}, 'w').write(str(one.pid)); "
-    tool += f"import os; os.rename({str(tmp_path / 'new')!r}, {str(told)!r}); one.wait()"
+    tool += f"import os; os.rename({str(tmp_path / 'new')!r}, {str(output)!r}); one.wait()"
     with pytest.raises(KeyboardInterrupt):
         projects.run_module("timeit", "-n", "1", "-r", "1", tool, what="a stage")
-    process, end = Path("/proc") / told.read_text(), time.monotonic() + 30
+    process, end = Path("/proc") / output.read_text(), time.monotonic() + 30
     while process.exists() and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < end, "what the stage had started runs on"
         time.sleep(0.05)
@@ -269,7 +269,7 @@ def set_params(root: Path, **changed: Any) -> Params:
 def test_without_seeds_nothing_is_measured(tiny_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tiny_root / "models/.compare/nf4-1").mkdir(parents=True)  # an unfinished run's
     main(load_params(tiny_root / "params.yaml"), tiny_root)
-    assert json.loads((tiny_root / "reports/ways.json").read_text()) == {"seeds": []}
+    assert json.loads((tiny_root / "reports/strategies.json").read_text()) == {"seeds": []}
     assert "not measured" in capsys.readouterr().out
     assert not (tiny_root / "models/.compare").exists()
 
@@ -381,7 +381,7 @@ def test_one_more_seed_or_level_is_jobs_of_its_own(tiny_params: dict[str, Any]) 
 
     assert not {rule.name for rule in rules(with_jobs([], "Q4_K_M"), 1)} & {*JOBS}
     made = {rule.name: rule.items for rule in rules(with_jobs([1], "Q4_K_M"), 1)}
-    assert made["compare_measure"] == {"strategy": "|".join(WAYS), "level": "Q4_K_M", "seed": "1"}
+    assert made["compare_measure"] == {"strategy": "|".join(STRATEGIES), "level": "Q4_K_M", "seed": "1"}
     asked = with_jobs([1], "Q4_K_M"), with_jobs([1, 2], "Q4_K_M"), with_jobs([1], "Q4_K_M", "Q6_K")
     one, seeds, levels = (set(jobs_of(params, *JOBS)) for params in asked)
     assert len(one) == 7 and one < seeds and one < levels
@@ -423,26 +423,30 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
     assert sorted(name for name, stage in ran if stage == "train") == ["Q4_K_M-1", "Q4_K_M-2", "nf4-1", "nf4-2"]
     assert list((ready / "models/.compare").iterdir()) == []  # each job has removed its scratch
     main(params, ready)
-    found = json.loads((ready / "reports/ways.json").read_text())
+    found = json.loads((ready / "reports/strategies.json").read_text())
     at_level = found["levels"]["Q4_K_M"]
-    assert list(at_level["ways"]) == sorted(WAYS)
-    for way, figures in at_level["ways"].items():
+    assert list(at_level["strategies"]) == sorted(STRATEGIES)
+    for strategy, figures in at_level["strategies"].items():
         assert [one["seed"] for one in figures["by_seed"]] == [1, 2]
-        assert 0 <= figures["kld"] < 0.1, way  # two steps of training: what is shipped says what the trained model says
-        assert (figures["tok_s_bare"] is None) == (way in (MERGED_16, MERGED_NF4))
-        assert figures["disk_bytes"] > figures["bytes"] or way == LORA_LEVEL
-    assert at_level["ways"][LORA_LEVEL]["disk_bytes"] < at_level["ways"][LORA_NF4]["disk_bytes"] < at_level["ways"][MERGED_16]["disk_bytes"]
+        assert 0 <= figures["kld"] < 0.1, strategy  # two steps of training: what is shipped says what the trained model says
+        assert (figures["tok_s_bare"] is None) == (strategy in (MERGED_16, MERGED_NF4))
+        assert figures["disk_bytes"] > figures["bytes"] or strategy == LORA_LEVEL
+    assert (
+        at_level["strategies"][LORA_LEVEL]["disk_bytes"]
+        < at_level["strategies"][LORA_NF4]["disk_bytes"]
+        < at_level["strategies"][MERGED_16]["disk_bytes"]
+    )
     assert at_level["recommended"] == LORA_LEVEL and not at_level["decided"]  # a random model scores nothing, so disk decides
     assert at_level["sentence"] in capsys.readouterr().out
     assert (found["reference"]["level"], found["seconds"] > 0) == ("F16", True)
     after = {path for path in ready.rglob("*") if ".compare" not in path.parts}
     new = {path.relative_to(ready).as_posix() for path in after - before if path.is_file() and path.suffix == ".json"}
     assert {one for one in new if one.startswith("reports")} == {
-        "reports/ways.json", *(f"reports/compare/{name}.json" for name in ("merged_16-1", "merged_16-2")),
+        "reports/strategies.json", *(f"reports/compare/{name}.json" for name in ("merged_16-1", "merged_16-2")),
         *(f"reports/compare/{job.partition('@')[2]}.json" for job in jobs_of(params, "compare_measure")),
     }  # fmt: skip
     main(set_params(ready, seeds=[2]), ready)  # nothing to train for it, and what is not asked for is gone
-    assert json.loads((ready / "reports/ways.json").read_text())["seeds"] == [2]
+    assert json.loads((ready / "reports/strategies.json").read_text())["seeds"] == [2]
     assert sorted(path.name for path in (ready / "models/compare").iterdir()) == ["Q4_K_M-2", "nf4-2"]
     started = {stage for _, stage in ran}
     assert started == {one for job in JOBS for one in table().stages[job].starts}  # whose code is in the jobs' keys

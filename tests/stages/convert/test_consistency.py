@@ -1,4 +1,4 @@
-"""A model's folder against its config.json: every contradiction is named, and a whole model has none."""
+"""A model's folder against its config.json: every contradiction is named, and a complete model has none."""
 
 import shutil
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "config", "said"),
+    ("tensors", "config", "output"),
     [
         (lambda one: one.update({"lm_head.weight": one[EMBEDDING] * 2}), {}, "tie_word_embeddings is true, but lm_head.weight is stored and differs"),
         (None, {"tie_word_embeddings": False}, "tie_word_embeddings is false, but there is no lm_head.weight"),
@@ -66,12 +66,12 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(model: Path) -> None:
         (set_to(f"{Q}.weight", float("nan")), {}, f"{Q}.weight has numbers up to nan"),
     ],
 )
-def test_a_contradiction_is_named(model: Path, tensors: Callable[[Tensors], Any] | None, config: dict[str, Any], said: str) -> None:
+def test_a_contradiction_is_named(model: Path, tensors: Callable[[Tensors], Any] | None, config: dict[str, Any], output: str) -> None:
     if tensors:
         change(model, tensors)
     change_json(model / "config.json", **config)
     (reason,) = contradictions(model, "F16")
-    assert said in reason
+    assert output in reason
     assert ": " in reason  # and what to do
 
 
@@ -95,19 +95,19 @@ def test_layers_for_multi_token_prediction_may_be_named(model: Path) -> None:
     assert contradictions(model, "F16") == []
 
 
-@pytest.mark.parametrize(("kind", "normalised", "said"), [
-    ("qwen3_moe", False, "norm_topk_prob is false, but llama.cpp always normalises the experts' weights of qwen3_moe: take a base"),
+@pytest.mark.parametrize(("kind", "normalized", "output"), [
+    ("qwen3_moe", False, "norm_topk_prob is false, but llama.cpp always normalizes the experts' weights of qwen3_moe: take a base"),
     ("qwen3_moe", None, "norm_topk_prob is false"),  # transformers' default
     ("qwen3_moe", True, ""),
-    ("qwen2_moe", True, "norm_topk_prob is true, but llama.cpp never normalises the experts' weights of qwen2_moe: take a base"),
+    ("qwen2_moe", True, "norm_topk_prob is true, but llama.cpp never normalizes the experts' weights of qwen2_moe: take a base"),
     ("qwen2_moe", False, ""),
     ("qwen2_moe", None, ""),
 ])  # fmt: skip
-def test_experts_weights_are_normalised_as_llamacpp_does(model: Path, kind: str, normalised: bool | None, said: str) -> None:
-    change_json(model / "config.json", model_type=kind, **({} if normalised is None else {"norm_topk_prob": normalised}))
+def test_experts_weights_are_normalized_as_llamacpp_does(model: Path, kind: str, normalized: bool | None, output: str) -> None:
+    change_json(model / "config.json", model_type=kind, **({} if normalized is None else {"norm_topk_prob": normalized}))
     reasons = contradictions(model, "F16")
-    assert len(reasons) == bool(said)
-    assert said in "".join(reasons)
+    assert len(reasons) == bool(output)
+    assert output in "".join(reasons)
 
 
 def test_every_reason_is_given(model: Path) -> None:

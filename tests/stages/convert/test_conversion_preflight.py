@@ -42,8 +42,8 @@ def test_all_reasons_are_in_one_sentence(folders: tuple[Path, Path], tools: Tool
     change_json(merged / "tokenizer.json", normalizer={"type": "Lowercase"})
     with pytest.raises(DataError) as caught:
         preflight(base=base, merged=merged, kind="F16", tools=tools)
-    said = str(caught.value)
-    assert said.startswith(f"{merged} can't be converted for 3 reasons: base: num_hidden_layers is 3")
-    assert "; merged: vocab_size is 7" in said
-    assert "normalizer Lowercase" in said
-    assert "(other than the base's: tokenizer.json)" in said
+    output = str(caught.value)
+    assert output.startswith(f"{merged} can't be converted for 3 reasons: base: num_hidden_layers is 3")
+    assert "; merged: vocab_size is 7" in output
+    assert "normalizer Lowercase" in output
+    assert "(other than the base's: tokenizer.json)" in output

@@ -1,4 +1,4 @@
-"""convert: three GGUFs with their passport; the adapter's changes what the base says, at 16 bit and at a level; nothing is left of a failure."""
+"""convert: three GGUFs with their provenance; the adapter's changes what the base says, at 16 bit and at a level; nothing is left of a failure."""
 
 import json
 import shutil
@@ -12,8 +12,8 @@ from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.file import is_made
 from pipeline.gguf.header import read_header
-from pipeline.gguf.provenance import passport
-from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.gguf.provenance import provenance
+from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.pretokenizer import PreTokenizer
 from pipeline.llamacpp.tools import VERSION, Toolchain
@@ -27,7 +27,7 @@ def models(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = cut_models(tools) / "hf"
     shutil.copytree(made, folder / "base")
     shutil.copytree(made, folder / "merged")
-    (folder / "merged/merge.json").write_text(json.dumps({"onto": "nf4", "method": "stream", "dtype": "bfloat16"}))
+    (folder / "merged/merge.json").write_text(json.dumps({"merge_base": "nf4", "method": "stream", "dtype": "bfloat16"}))
     random_adapter(folder / "adapter")
     lineage_of(folder / "base.json")
     found = convert(**inputs(folder), folder=folder / "gguf", name="tiny", type="BF16", tools=tools)
@@ -56,7 +56,7 @@ def test_each_says_where_it_comes_from(models: Path, tools: Toolchain) -> None:
     }  # fmt: skip
     tuned = {"quench.adapter.sha256": file_hash(models / "adapter/adapter_model.safetensors"), "quench.data.sha256": "ab" * 32}
     model = {"quench.template.sha256": file_hash(models / "base/chat_template.jinja"), "quench.tokenizer.found_by": "structure"}
-    merge = {"quench.merge.onto": "nf4", "quench.merge.method": "stream", "quench.merge.dtype": "bfloat16"}
+    merge = {"quench.merge.base": "nf4", "quench.merge.method": "stream", "quench.merge.dtype": "bfloat16"}
     wanted = {
         "tiny-BF16": shared | tuned | model | merge | {"general.name": "tiny"},
         "tiny-base-BF16": shared | model | {"general.name": "tiny-base"},
@@ -64,7 +64,7 @@ def test_each_says_where_it_comes_from(models: Path, tools: Toolchain) -> None:
     }
     hashes = {}
     for name, fields in wanted.items():
-        found = passport(models / f"gguf/{name}.gguf")
+        found = provenance(models / f"gguf/{name}.gguf")
         hashes[name] = (found.pop("quench.base.sha256"), found.pop("quench.config.sha256", None))
         assert ("quench.merge.sha256" in found) == (name == "tiny-BF16")
         found.pop("quench.merge.sha256", None)
@@ -76,14 +76,14 @@ def test_each_says_where_it_comes_from(models: Path, tools: Toolchain) -> None:
 
 def test_the_adapter_works_on_every_level_of_the_base(models: Path, tools: Toolchain, tmp_path: Path) -> None:
     level = tmp_path / "tiny-base-Q4_K_M.gguf"
-    quantise_gguf(tools, models / "gguf/tiny-base-BF16.gguf", level, "Q4_K_M", 1)
-    assert passport(level) == passport(models / "gguf/tiny-base-BF16.gguf")  # llama-quantize keeps it
+    quantize_gguf(tools, models / "gguf/tiny-base-BF16.gguf", level, "Q4_K_M", 1)
+    assert provenance(level) == provenance(models / "gguf/tiny-base-BF16.gguf")  # llama-quantize keeps it
     for base in (models / "gguf/tiny-base-BF16.gguf", level):
-        said = []
+        output = []
         for lora in (None, models / "gguf/tiny-lora.gguf"):
             with open_gguf(tools, base, ctx_size=32, threads=1, n_gpu_layers=0, lora=lora) as model:
-                said.append(model.logits([5, 6, 7], [0, 1, 2]))
-        assert np.abs(said[0] - said[1]).max() > 0.01
+                output.append(model.logits([5, 6, 7], [0, 1, 2]))
+        assert np.abs(output[0] - output[1]).max() > 0.01
 
 
 def test_a_base_that_nothing_needs_is_not_converted(models: Path, tools: Toolchain, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_base_that_nothing_needs_is_not_converted(models: Path, tools: Toolcha
     with pytest.raises(
         DataError, match="Q-GGUF-004"
     ):
-        quantise_gguf(tools, stands_in, tmp_path / "tiny-base-Q4_K_M.gguf", "Q4_K_M", 1)
+        quantize_gguf(tools, stands_in, tmp_path / "tiny-base-Q4_K_M.gguf", "Q4_K_M", 1)
     stands_in.write_bytes(b"GGUF")
     with pytest.raises(DataError, match="Q-GGUF-003"):
         is_made(stands_in)
@@ -117,12 +117,12 @@ def test_a_model_that_the_converter_refuses_publishes_nothing(models: Path, tool
 
 
 @pytest.mark.parametrize(
-    ("pre", "said"),
+    ("pre", "output"),
     [
         (PreTokenizer("qwen2", "hash"), "pre-tokenizer qwen2"),
         (PreTokenizer("qwen2", "structure"), "pre-tokenizer qwen2 (llama.cpp does not list this vocabulary"),
         (PreTokenizer(None, "converter"), "pre-tokenizer as the converter finds it"),
     ],
 )
-def test_the_printed_line_says_how_the_pre_tokenizer_was_found(pre: PreTokenizer, said: str) -> None:
-    assert remark(pre).startswith(said)
+def test_the_printed_line_says_how_the_pre_tokenizer_was_found(pre: PreTokenizer, output: str) -> None:
+    assert remark(pre).startswith(output)

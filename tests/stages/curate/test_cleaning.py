@@ -1,4 +1,4 @@
-"""cleaning: text in composed form, turns in order; what is mended is noted, what can't be is rejected."""
+"""cleaning: text in composed form, turns in order; what is repaired is noted, what can't be is rejected."""
 
 import re
 import time
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow, Row, texts
 from pipeline.stages.curate.rules.changes import Changes, first_difference
-from pipeline.stages.curate.rules.cleaning import MARKS_BY_PARTS, MOST_MARKS, check_turns, has_endless_marks, mend_turns, normalise, turns
+from pipeline.stages.curate.rules.cleaning import MARKS_BY_PARTS, MOST_MARKS, check_turns, has_endless_marks, normalize, repair_turns, turns
 
 
 def conversation(script: str) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ GOOD = [
     row("s: u:hi a:hello"),  # a system turn may say nothing: it keeps templates from putting in their own
     row("u:x c: t:5 a:five"),
     row("u:x c:look t:5 t: c: t:6 a:eleven u:y a:z"),
-    row("u:x c:"),  # a call can be what is learnt
+    row("u:x c:"),  # a call can be what is learned
     row("u:x a:y! u:z a:w"),
     row("u:x r:y u:z r:w"),
     row("u:x a:y", "feedback") | {"label": False},
@@ -53,7 +53,7 @@ GOOD = [
     {"source": "a:1", "kind": "text", "domain": "d", "messages": [], "segments": [{"text": "a", "train": False}, {"text": "b", "train": True}]},
 ]
 
-MENDED = [
+REPAIRED = [
     ("u:a u:b a:c", "u:a+b a:c"),
     ("u:a a:b a:c", "u:a a:b+c"),
     ("u:a u:b u:c a:d u:e u:f a:g", "u:a+b+c a:d u:e+f a:g"),
@@ -106,48 +106,48 @@ BAD = [
 
 @pytest.mark.parametrize("good", GOOD)
 def test_what_is_in_order_stays(good: Row) -> None:
-    for mode in ("mend", "reject"):
+    for mode in ("repair", "reject"):
         changes: Changes = []
         assert turns(mode)(good, changes) is good  # type: ignore[arg-type]
         assert not changes
 
 
-@pytest.mark.parametrize(("script", "mended"), MENDED)
-def test_what_can_be_mended_is_and_noted(script: str, mended: str) -> None:
+@pytest.mark.parametrize(("script", "repaired"), REPAIRED)
+def test_what_can_be_repaired_is_and_noted(script: str, repaired: str) -> None:
     changes: Changes = []
-    assert turns("mend")(row(script), changes)["messages"] == conversation(mended)
+    assert turns("repair")(row(script), changes)["messages"] == conversation(repaired)
     gone = sum(int(found[1]) if (found := re.search(r"‹and (\d+) more turn", change.before)) else 1 for change in changes)
-    assert gone == len(conversation(script)) - len(conversation(mended)), "every turn that is gone is noted"
+    assert gone == len(conversation(script)) - len(conversation(repaired)), "every turn that is gone is noted"
     assert {change.rule for change in changes} == {"turns"}
     with pytest.raises(BadRow):
         turns("reject")(row(script), [])
 
 
 @pytest.mark.parametrize(("bad", "code", "detail"), BAD)
-def test_what_can_not_be_mended_is_rejected(bad: Row, code: str, detail: str) -> None:
+def test_what_can_not_be_repaired_is_rejected(bad: Row, code: str, detail: str) -> None:
     with pytest.raises(BadRow) as caught:
-        turns("mend")(bad, [])
+        turns("repair")(bad, [])
     assert (caught.value.code, str(caught.value)) == (code, detail)
     with pytest.raises(BadRow):
         turns("reject")(bad, [])
 
 
-def test_answers_of_a_preference_are_mended_each_for_itself() -> None:
+def test_answers_of_a_preference_are_repaired_each_for_itself() -> None:
     bad = row("u:a u:b", "preference", chosen="a:c a:d u:e", rejected="a:f u:g a:")
     changes: Changes = []
-    mended = turns("mend")(bad, changes)
-    assert mended | {"source": ""} == row("u:a+b", "preference", chosen="a:c+d", rejected="a:f") | {"source": ""}
+    repaired = turns("repair")(bad, changes)
+    assert repaired | {"source": ""} == row("u:a+b", "preference", chosen="a:c+d", rejected="a:f") | {"source": ""}
     assert [change.place for change in changes] == ["messages 1", "chosen 3", "chosen 1", "rejected 2", "rejected 3"]
 
 
 def test_a_note_shows_what_was_joined_or_dropped() -> None:
     changes: Changes = []
-    turns("mend")(row("u:one u:two a:three u:four"), changes)
+    turns("repair")(row("u:one u:two a:three u:four"), changes)
     assert [(change.place, change.before, change.after) for change in changes] == [
         ("messages 4", "four", ""),
         ("messages 1", "one ‹and 1 more turn›", "one\n\ntwo"),
     ]
-    turns("mend")(
+    turns("repair")(
         row("u:a a:b u:c c: t:5 a:") | {"messages": [*conversation("u:a a:b"), *conversation("t:5"), {"role": "assistant", "content": ""}]},
         changes := [],
     )
@@ -173,22 +173,22 @@ ROWS = st.one_of(
 def test_whatever_comes_is_in_order_or_rejected_and_all_that_is_said_is_kept_or_noted(drawn: Row) -> None:
     changes: Changes = []
     try:
-        mended = turns("mend")(drawn, changes)
+        repaired = turns("repair")(drawn, changes)
     except BadRow as error:
         assert error.code in ("bad_order", "empty_turn", "no_assistant", "nothing_to_train")
         return
-    check_turns(mended)
-    assert turns("mend")(mended, []) is mended, "once is enough"
+    check_turns(repaired)
+    assert turns("repair")(repaired, []) is repaired, "once is enough"
     for field in ("messages", "chosen", "rejected"):
         if field in drawn:
             dropped = {change.place for change in changes if not change.after}
-            said = "".join(turn["content"] for number, turn in enumerate(drawn[field], start=1) if f"{field} {number}" not in dropped)
-            assert "".join("".join(turn["content"] for turn in mended[field]).split()) == "".join(said.split())
+            output = "".join(turn["content"] for number, turn in enumerate(drawn[field], start=1) if f"{field} {number}" not in dropped)
+            assert "".join("".join(turn["content"] for turn in repaired[field]).split()) == "".join(output.split())
 
 
-def test_mending_puts_nothing_in_and_moves_nothing() -> None:
+def test_repairing_puts_nothing_in_and_moves_nothing() -> None:
     bad = row("s:a u:b t:c a:d s:e u:f")
-    assert [turn["content"] for turn in mend_turns(bad, [])["messages"]] == ["a", "b", "c", "d"]
+    assert [turn["content"] for turn in repair_turns(bad, [])["messages"]] == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize(
@@ -204,13 +204,13 @@ def test_mending_puts_nothing_in_and_moves_nothing() -> None:
 )
 def test_text_is_composed(text: str, composed: str | None) -> None:
     before, changes = row("u:hi") | {"messages": [{"role": "user", "content": text}]}, list[Any]()
-    after = normalise(before, changes)
+    after = normalize(before, changes)
     if composed is None:
         assert after is before
         assert not changes
     else:
         assert after["messages"] == [{"role": "user", "content": composed}]
-        assert [(change.rule, change.place, change.before, change.after) for change in changes] == [("normalise", "messages 1", text, composed)]
+        assert [(change.rule, change.place, change.before, change.after) for change in changes] == [("normalize", "messages 1", text, composed)]
 
 
 @settings(max_examples=draws(200))
@@ -219,15 +219,15 @@ def test_composing_reaches_every_text_and_once_is_enough(text: str, mark: str) -
     call = {"type": "function", "function": {"name": "f", "arguments": {text + mark: [text + mark]}}}
     messages = [{"role": "assistant", "content": text + mark, "reasoning_content": text + mark, "tool_calls": [call]}]
     before = row("") | {"messages": messages, "tools": [{"description": text + mark}], "answer": text + mark, "segments": [{"text": text + mark}]}
-    after = normalise(before, [])
+    after = normalize(before, [])
     assert all(unicodedata.is_normalized("NFC", words) for _, words in texts(after))
-    assert normalise(after, []) is after
+    assert normalize(after, []) is after
 
 
 def test_keys_that_become_equal_reject_the_row() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"e\u0301": 1, "\u00e9": 2}}}
     with pytest.raises(BadRow) as caught:
-        normalise(row("") | {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}, [])
+        normalize(row("") | {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}, [])
     assert caught.value.code == "duplicate_key"
 
 
@@ -251,7 +251,7 @@ def test_no_line_takes_long(name: str) -> None:
     def clean() -> tuple[Any, Changes]:
         changes: Changes = []
         try:
-            return turns("mend")(normalise(bad, changes), changes)["messages"], changes
+            return turns("repair")(normalize(bad, changes), changes)["messages"], changes
         except BadRow as error:
             return error.code, changes
 

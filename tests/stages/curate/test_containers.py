@@ -213,7 +213,7 @@ def test_what_json_has_no_form_for_rejects_its_row_alone(tmp_path: Path, value: 
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "said"),
+    ("value", "kind", "output"),
     [
         (date(2024, 2, 29), pyarrow.date32(), "2024-02-29"),
         (datetime(2024, 2, 29, 1, 2, 3, tzinfo=UTC), pyarrow.timestamp("us", "UTC"), "2024-02-29T01:02:03+00:00"),
@@ -229,13 +229,13 @@ def test_what_json_has_no_form_for_rejects_its_row_alone(tmp_path: Path, value: 
     ids=str,
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_json_lacks_a_type_for_becomes_text(tmp_path: Path, value: object, kind: pyarrow.DataType, said: object, nested: bool) -> None:
+def test_what_json_lacks_a_type_for_becomes_text(tmp_path: Path, value: object, kind: pyarrow.DataType, output: object, nested: bool) -> None:
     array = pyarrow.array([value], kind)
     column = pyarrow.StructArray.from_arrays([array], ["b"]) if nested else array
     sink = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"], "a": column}), sink)
     ((_, _, row),) = read_bytes(tmp_path, "a.parquet", sink.getvalue(), max_line_bytes=1000)
-    assert json.loads(row) == {"text": "x", "a": {"b": said} if nested else said}
+    assert json.loads(row) == {"text": "x", "a": {"b": output} if nested else output}
 
 
 def test_a_time_that_nobody_can_tell_does_not_cost_the_row(tmp_path: Path) -> None:

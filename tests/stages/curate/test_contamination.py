@@ -23,7 +23,7 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.curate.comparing.compare import Comparison
 from pipeline.stages.curate.comparing.contamination import DOCUMENT, Leak, Overlaps
 from pipeline.stages.curate.comparing.features import WINDOW, Boilerplate, boilerplate, features, fingerprints, of_boilerplate
-from pipeline.stages.curate.comparing.shingles import Common, tokenise, word_ngrams
+from pipeline.stages.curate.comparing.shingles import Common, tokenize, word_ngrams
 from pipeline.stages.curate.reading.guarded import read_texts
 from pipeline.stages.curate.spool import Spool
 
@@ -40,9 +40,9 @@ def words(seed: int, count: int = 30) -> str:
     return " ".join(f"w{seed}x{dice.randrange(10**9)}" for _ in range(count))
 
 
-def chat(asked: str, said: str, **more: Any) -> dict[str, Any]:
+def chat(asked: str, output: str, **more: Any) -> dict[str, Any]:
     """A row of one exchange."""
-    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
     return {"id": "0" * 16, "source": "a.jsonl:1", "kind": "chat", "domain": "a", "messages": turns, **more}
 
 
@@ -62,15 +62,15 @@ def leaks(rows: list[dict[str, Any]], test: set[int], *files: Path, ngram: int =
     return found
 
 
-def with_leak(row: int, said: str) -> list[dict[str, Any]]:
-    """Twenty rows; the last has the leaked text, and `row` answers with `said`."""
+def with_leak(row: int, output: str) -> list[dict[str, Any]]:
+    """Twenty rows; the last has the leaked text, and `row` answers with `output`."""
     rows = [chat(words(i), words(i + 100)) for i in range(20)]
     rows[19] = chat(f"Tell me: {LEAKED}", words(1000))
-    rows[row] = chat(words(row), said)
+    rows[row] = chat(words(row), output)
     return rows
 
 
-@pytest.mark.parametrize(("said", "shared"), [
+@pytest.mark.parametrize(("output", "shared"), [
     (f"Well. {LEAKED} Indeed.", LEAKED[:-1]),
     (f"Well. {LEAKED.upper()} Indeed.", LEAKED.upper()[:-1]),
     (f"Well. {LEAKED.replace(',', '')} Indeed.", LEAKED.replace(",", "")[:-1]),
@@ -80,13 +80,13 @@ def with_leak(row: int, said: str) -> list[dict[str, Any]]:
     (" ".join([*LEAKED.split()[:12], "very", *LEAKED.split()[12:]]), None),
     (" ".join(reversed(LEAKED.split())), None),
 ])  # fmt: skip
-def test_a_leak_is_found_and_shown(said: str, shared: str | None) -> None:
-    found = leaks(with_leak(7, said), {19})
+def test_a_leak_is_found_and_shown(output: str, shared: str | None) -> None:
+    found = leaks(with_leak(7, output), {19})
     assert [(leak.row, leak.other, leak.file) for leak in found] == ([(7, 19, None)] if shared else [])
     for leak in found:
         [span] = leak.spans
         assert (span.place, span.text) == ("messages 2", shared)
-        assert said[span.start : span.end] == shared
+        assert output[span.start : span.end] == shared
 
 
 def test_turns_are_not_put_together() -> None:
@@ -127,9 +127,9 @@ def test_what_is_told_of_a_leak(tmp_path: Path) -> None:
     spool.finish()
     settings = load_params(PROJECT / "recipes/demo.yaml").curate
     comparison = Comparison(spool, settings, tmp_path)
-    told = comparison.tell(leak)
-    [span] = told["spans"]
-    assert (told["detail"], span["place"]) == ("shares a run of 13 words or more with test row b.jsonl:2", "messages 2 tool_calls")
+    printed = comparison.tell(leak)
+    [span] = printed["spans"]
+    assert (printed["detail"], span["place"]) == ("shares a run of 13 words or more with test row b.jsonl:2", "messages 2 tool_calls")
     assert span["text"].startswith(LEAKED)
     assert span["end"] - span["start"] > len(span["text"]) - 1 == 300
 
@@ -233,8 +233,8 @@ def test_a_guarded_file_of_no_known_kind_is_refused(name: str, tmp_path: Path) -
 def test_texts_with_a_run_in_common_have_a_fingerprint_in_common(a: list[str], b: list[str], c: list[str], d: list[str], data: st.DataObject) -> None:
     ngram = data.draw(st.integers(8, 16))
     run = data.draw(st.lists(WORD, min_size=ngram, max_size=ngram + 3))
-    tokens = tokenise([" ".join([*a, *run, *b]), ", ".join([*c, *run, *d])])
-    grams = word_ngrams(tokenise([" ".join(run)]), ngram - WINDOW + 1)[0]
+    tokens = tokenize([" ".join([*a, *run, *b]), ", ".join([*c, *run, *d])])
+    grams = word_ngrams(tokenize([" ".join(run)]), ngram - WINDOW + 1)[0]
     common = np.unique(grams[data.draw(st.lists(st.integers(0, len(grams) - 1)))])
     keys, rows = fingerprints(tokens, np.arange(3), Boilerplate(NOTHING, Common(common), NOTHING, NOTHING), ngram)
     shared = np.intersect1d(keys[rows == 0], keys[rows == 1])
@@ -252,9 +252,9 @@ def test_candidates_are_those_of_a_plain_join(rows: list[tuple[list[int], str]])
     with TemporaryDirectory() as folder:
         overlaps = Overlaps(Path(folder), N, PLAIN)
         for i, (keys, role) in enumerate(rows):
-            spelt = np.array([key * 0x9E3779B97F4A7C15 % 2**64 for key in keys], np.uint64)
+            spelled = np.array([key * 0x9E3779B97F4A7C15 % 2**64 for key in keys], np.uint64)
             number = i if role != "document" else DOCUMENT + i - len(known)
-            overlaps.spill.add(spelt, np.full(len(keys), number, np.uint32))
+            overlaps.spill.add(spelled, np.full(len(keys), number, np.uint32))
         found = overlaps.candidates(
             np.array([role == "train" for _, role in known], np.bool_), np.array([role == "test" for _, role in known], np.bool_)
         )

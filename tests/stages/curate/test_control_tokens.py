@@ -22,7 +22,7 @@ from pipeline.stages.curate.rules.template import ChatTemplate
 
 
 class Base(NamedTuple):
-    """A base model's tokenizer, as it is and behind other normalisers, its template and its added tokens."""
+    """A base model's tokenizer, as it is and behind other normalizers, its template and its added tokens."""
 
     tokenizers: list[Tokenizer]
     template: ChatTemplate
@@ -40,10 +40,10 @@ class Base(NamedTuple):
         return any(self.control(form, tokenizer) for form in {text, bare, bare.lower()} for tokenizer in range(len(self.tokenizers)))
 
 
-def behind(tokenizer: Tokenizer, normaliser: str) -> Tokenizer:
-    """The tokenizer with another normaliser, which its added tokens go through as well."""
+def behind(tokenizer: Tokenizer, normalizer: str) -> Tokenizer:
+    """The tokenizer with another normalizer, which its added tokens go through as well."""
     settings = json.loads(tokenizer.to_str())
-    settings["normalizer"] = {"type": normaliser}
+    settings["normalizer"] = {"type": normalizer}
     for token in settings["added_tokens"]:
         token["normalized"] = True
     return Tokenizer.from_str(json.dumps(settings))
@@ -120,15 +120,15 @@ def everywhere(text: str) -> Row:
 
 
 def test_no_control_token_survives_more_than_600_injections(base: Base) -> None:
-    rule, tried = ControlTokens(base.tokens, "neutralise"), 0
+    rule, tried = ControlTokens(base.tokens, "neutralize"), 0
     for token, name, text in injections(base.tokens):
         if name in ("plain", "twice", "nested", "in a word"):
             assert base.control(text) == [token] * (1 + (name == "twice")), "the injection itself must work"
         for place, cleaned in texts(rule(everywhere(text), [])):
             assert rule.find(cleaned) is None, (name, place, cleaned)
-        cleaned = rule.neutralise(text)
+        cleaned = rule.neutralize(text)
         assert not base.any_control(cleaned), (name, text, cleaned)
-        assert rule.neutralise(cleaned) == cleaned
+        assert rule.neutralize(cleaned) == cleaned
         assert f"{token[0]} {token[1:-1]} {token[-1]}" in cleaned, "it is broken up for all to see"
         tried += 1
     assert tried >= 600, tried
@@ -136,7 +136,7 @@ def test_no_control_token_survives_more_than_600_injections(base: Base) -> None:
 
 def test_a_rendered_row_has_the_control_tokens_of_its_turns_only(base: Base) -> None:
     """Also where a piece of a token meets the template's own text at a turn's border."""
-    rule = ControlTokens(base.tokens, "neutralise")
+    rule = ControlTokens(base.tokens, "neutralize")
     turns = ("system", "user", "assistant", "user", "assistant")
     implied = base.control(base.template.render([{"role": role, "content": "x"} for role in turns]))
     pieces = {piece for token in base.tokens for i in range(1, len(token)) for piece in (token[:i], token[i:])}
@@ -158,15 +158,15 @@ PIECES = st.sampled_from([
 @given(parts=st.lists(PIECES, max_size=12))
 def test_once_is_enough_and_nothing_is_left(parts: list[str]) -> None:
     text = "".join(parts)
-    cleaned = RULE.neutralise(text)
-    assert RULE.neutralise(cleaned) == cleaned
+    cleaned = RULE.neutralize(text)
+    assert RULE.neutralize(cleaned) == cleaned
     assert RULE.find(cleaned) is None
     assert (cleaned == text) == (RULE.find(text) is None)
     for form in (cleaned, *(unicodedata.normalize(form, cleaned) for form in ("NFC", "NFKC"))):
         assert not any(token in form for token in QWEN_ADDED)
 
 
-RULE = ControlTokens(QWEN_ADDED, "neutralise")
+RULE = ControlTokens(QWEN_ADDED, "neutralize")
 
 CLEAN = (
     "if (a < b && c > d) { x |= 1; y = a <| f |> g; } // <T> vector<int> v; cout << x >> y;",
@@ -188,12 +188,12 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
 
 
 def test_our_own_code_and_documents_stay_as_they_are() -> None:
-    rule, looked = ControlTokens([*QWEN_ADDED, "<s>", "</s>", "<unk>", "<think>", "</think>", "[INST]", "[/INST]"], "neutralise"), 0
+    rule, looked = ControlTokens([*QWEN_ADDED, "<s>", "</s>", "<unk>", "<think>", "</think>", "[INST]", "[/INST]"], "neutralize"), 0
     for path in sorted((PROJECT / "pipeline").rglob("*.*")):
         if path.suffix in (".py", ".jinja", ".css", ".js"):
             for line in path.read_text(encoding="utf-8").splitlines():
                 if not re.search(r"im_(end|start)|<\|(endoftext|user)|</?(s|think|tool_call|unk)>|\[/?INST\]|ﬁ", line):
-                    assert rule.neutralise(line) == line
+                    assert rule.neutralize(line) == line
                     looked += 1
     assert looked > 5000
 
@@ -215,20 +215,20 @@ def test_our_own_code_and_documents_stay_as_they_are() -> None:
     ],
 )
 def test_other_tokenizers_tokens(tokens: list[str], text: str, cleaned: str) -> None:
-    rule = ControlTokens(tokens, "neutralise")
-    assert rule.neutralise(text) == cleaned
-    assert rule.neutralise(cleaned) == cleaned
+    rule = ControlTokens(tokens, "neutralize")
+    assert rule.neutralize(text) == cleaned
+    assert rule.neutralize(cleaned) == cleaned
 
 
 def test_a_character_that_holds_more_than_the_token_is_not_lost() -> None:
-    assert ControlTokens(["[I"], "neutralise").neutralise("z［Ⅳ") == "z[ IV"
-    assert ControlTokens(["1)y"], "neutralise").neutralise("⑴y") == "(1 ) y"
+    assert ControlTokens(["[I"], "neutralize").neutralize("z［Ⅳ") == "z[ IV"
+    assert ControlTokens(["1)y"], "neutralize").neutralize("⑴y") == "(1 ) y"
 
 
 def test_tokens_without_end_are_rejected() -> None:
     chain = ["a" + " " * spaces + "b" for spaces in (0, *range(1, 41, 2))]  # breaking one up makes the next
     with pytest.raises(BadRow, match="interwoven"):
-        ControlTokens(chain, "neutralise").neutralise("ab")
+        ControlTokens(chain, "neutralize").neutralize("ab")
 
 
 def test_changes_are_noted_and_other_rows_are_the_same_object() -> None:
@@ -277,14 +277,14 @@ def test_keys_that_become_equal_reject_the_row() -> None:
 
 
 @settings(max_examples=draws(100))
-@given(parts=st.lists(PIECES, max_size=8), mode=st.sampled_from(["neutralise", "reject"]))
+@given(parts=st.lists(PIECES, max_size=8), mode=st.sampled_from(["neutralize", "reject"]))
 def test_no_row_raises_anything_but_bad_row(parts: list[str], mode: Any) -> None:
     row = everywhere("".join(parts))
     try:
         cleaned = ControlTokens(QWEN_ADDED, mode)(row, [])
     except BadRow:
         return
-    assert cleaned is edit_texts(cleaned, lambda place, text: RULE.neutralise(text))
+    assert cleaned is edit_texts(cleaned, lambda place, text: RULE.neutralize(text))
 
 
 @pytest.mark.parametrize("text", ["<|" * 200_000, "<|im_" * 100_000, "<" + "\u200b" * 200_000, ("<|" + " " * 100) * 3_000, "<|é" * 100_000])
@@ -292,5 +292,5 @@ def test_no_text_takes_long(text: str) -> None:
     import time
 
     start = time.process_time()
-    RULE.neutralise(text)
+    RULE.neutralize(text)
     assert time.process_time() - start < 10  # a second on an idle core; what is quadratic takes hours

@@ -1,4 +1,4 @@
-"""The whole stage: every line ends in a split or in the rejects, groups stay together, and the outputs are the same bytes every time."""
+"""The entire stage: every line ends in a split or in the rejects, groups stay together, and the outputs are the same bytes every time."""
 
 import hashlib
 import json
@@ -189,7 +189,7 @@ def test_changes_say_what_was_done(tmp_path: Path) -> None:
     project = Project(tmp_path, {"a.jsonl": lines(chat("say <|im_end|> to e\u0301ve@cafe.fr", "ok"), {"messages": [ASK, ANSWER, ASK]})})
     report = project.run()
     changes = {change["rule"]: change for change in project.changes()}
-    assert set(changes) == {"normalise", "control_tokens", "personal", "turns"}
+    assert set(changes) == {"normalize", "control_tokens", "personal", "turns"}
     assert "[EMAIL_1]" in changes["personal"]["after"] and "cafe" not in changes["personal"]["before"]
     assert report["changed"] == dict.fromkeys(changes, 1)
     first = project.rows()[0]
@@ -239,7 +239,7 @@ def test_whatever_the_bytes_the_account_balances(tmp_path_factory: pytest.TempPa
 def test_with_every_rule_off_valid_rows_are_all_kept_unchanged_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
 ) -> None:
-    off = {"normalise": False, "refusals": "keep", "secrets": "keep", "personal": [], "drop_duplicates": "none"}
+    off = {"normalize": False, "refusals": "keep", "secrets": "keep", "personal": [], "drop_duplicates": "none"}
     project = Project(tmp_path_factory.mktemp("curate"), {"a.jsonl": lines(*rows)})
     project.run(**off)
     assert [row["messages"] for row in project.rows()] == [row["messages"] for row in rows]
@@ -340,11 +340,13 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[str, list[int]] = {}
+    recorded: dict[str, list[int]] = {}
     files = {"a.jsonl": lines(GOOD) + b"\n\nbad\n", "b.jsonl": b"", "c.jsonl": lines(chat("x"))}
-    monkeypatch.setattr(pipeline.stages.curate.stage, "progress", lambda label, wanted: nullcontext(told.setdefault(f"{label} {wanted}", []).append))
+    monkeypatch.setattr(
+        pipeline.stages.curate.stage, "progress", lambda label, wanted: nullcontext(recorded.setdefault(f"{label} {wanted}", []).append)
+    )
     Project(tmp_path, files).run()
-    assert {label.split()[1]: sum(amounts) for label, amounts in told.items()} == {"reading": sum(map(len, files.values())), "comparing": 2}
+    assert {label.split()[1]: sum(amounts) for label, amounts in recorded.items()} == {"reading": sum(map(len, files.values())), "comparing": 2}
 
 
 def test_whole_files_that_are_not_read_are_rejected_too(tmp_path: Path) -> None:
@@ -443,8 +445,8 @@ def test_the_stage_runs_on_the_projects_own_params(tmp_path: Path, capsys: pytes
     project = Project(tmp_path, {"a.jsonl": lines(*(chat(f"word{number} question", f"reply{number}") for number in range(100)), {"x": 1})}, tokens=[])
     main(load_params(REPO / "recipes/demo.yaml"), tmp_path)
     assert sum(count_lines(tmp_path / f"data/final/{split}.jsonl") for split in SPLITS) == 100
-    said = capsys.readouterr().out
-    assert "101 rows read, 100 kept (train 85, val 3, test 12), 1 rejected" in said
+    printed = capsys.readouterr().out
+    assert "101 rows read, 100 kept (train 85, val 3, test 12), 1 rejected" in printed
     assert len(project.rejects()) == 1
     assert b"100 of 101 rows kept" in project.outputs()["data.html"]
 
@@ -461,11 +463,11 @@ def test_what_training_does_not_use_is_counted_and_said(tmp_path: Path, capsys: 
     main(load_params(REPO / "recipes/demo.yaml"), tmp_path)
     counts = json.loads((tmp_path / "reports/data.json").read_text())
     assert (counts["untrained"], counts["scored"]) == ({"preference": 1, "prompt": 1}, 2)
-    said = capsys.readouterr().out
-    assert "4 files, of which 2 were not read: b.txt, c\\n\\x1b.md" in said
-    assert "1 file holds no row: d.json.gz" in said
-    assert "2 rows won't be trained (1 preference and 1 prompt)" in said
-    assert "2 rows have a reward" in said
+    printed = capsys.readouterr().out
+    assert "4 files, of which 2 were not read: b.txt, c\\n\\x1b.md" in printed
+    assert "1 file holds no row: d.json.gz" in printed
+    assert "2 rows won't be trained (1 preference and 1 prompt)" in printed
+    assert "2 rows have a reward" in printed
     page = project.outputs()["data.html"].decode()
     for words in ("2 rows won&#39;t be trained", "2 rows have a reward", "4 files found: 2 read, 2 not read"):
         assert words in page

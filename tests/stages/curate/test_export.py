@@ -47,9 +47,9 @@ def test_sharegpt_and_back(made: dict[str, Any]) -> None:
 
 
 @given(st.lists(TEXT.filter(bool), min_size=2, max_size=7), st.none() | st.floats(-9, 9))
-def test_alpaca_and_back(said: list[str], reward: float | None) -> None:
-    turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(said[len(said) % 2 :])]
-    system = [{"role": "system", "content": text} for text in said[: len(said) % 2]]
+def test_alpaca_and_back(printed: list[str], reward: float | None) -> None:
+    turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(printed[len(printed) % 2 :])]
+    system = [{"role": "system", "content": text} for text in printed[: len(printed) % 2]]
     row = chat(*system, *turns, **({} if reward is None else {"reward": reward}))
     exported = to_alpaca(row)
     assert detect(exported) == "alpaca"

@@ -47,7 +47,7 @@ def openai_call(arguments: Any = '{"a": 2}', **more: Any) -> dict[str, Any]:
 
 
 CALLING_WITH_ID = CALLING | {"tool_calls": [CALLING["tool_calls"][0] | {"id": "c1"}]}  # type: ignore[index]
-SAID = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]
+OUTPUTS = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]
 
 READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("messages", {"messages": [ASK, ANSWER]}, chat(ASK, ANSWER)),
@@ -80,17 +80,17 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("messages", {"messages": [ASK, ANSWER], "chosen": None, "rejected": None}, chat(ASK, ANSWER)),
     # the order of turns is a rule's matter
     ("messages", {"messages": [ANSWER, ANSWER, RESULT | {"content": ""}]}, chat(ANSWER, ANSWER, RESULT | {"content": ""})),
-    ("sharegpt", {"conversations": SAID}, chat(ASK, ANSWER)),
-    ("sharegpt", {"conversations": [{"from": "system", "value": "Be brief."}, *SAID], "images": []}, chat(SYSTEM, ASK, ANSWER)),
+    ("sharegpt", {"conversations": OUTPUTS}, chat(ASK, ANSWER)),
+    ("sharegpt", {"conversations": [{"from": "system", "value": "Be brief."}, *OUTPUTS], "images": []}, chat(SYSTEM, ASK, ANSWER)),
     ("sharegpt", {"system": "Be brief.", "conversations": [ASK, ANSWER]}, chat(SYSTEM, ASK, ANSWER)),
     ("sharegpt", {"conversation": [{"role": "User", "text": "2 + 2?"}, {"role": "ASSISTANT", "text": "4"}]}, chat(ASK, ANSWER)),
-    ("sharegpt", {"conversations": SAID, "label": "true"}, chat(ASK, ANSWER, kind="feedback", label=True)),
-    ("sharegpt", {"conversation": SAID, "kto_tag": 0, "label": "math"}, chat(ASK, ANSWER, kind="feedback", label=False)),
-    ("sharegpt", {"conversations": [SAID[0] | {"weight": 0}, SAID[1] | {"loss": False}]}, chat(ASK, ANSWER | {"train": False})),
-    ("sharegpt", {"conversations": [SAID[0], {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
-                                    {"from": "observation", "value": "4"}, SAID[1]], "tools": json.dumps([ADD])},
+    ("sharegpt", {"conversations": OUTPUTS, "label": "true"}, chat(ASK, ANSWER, kind="feedback", label=True)),
+    ("sharegpt", {"conversation": OUTPUTS, "kto_tag": 0, "label": "math"}, chat(ASK, ANSWER, kind="feedback", label=False)),
+    ("sharegpt", {"conversations": [OUTPUTS[0] | {"weight": 0}, OUTPUTS[1] | {"loss": False}]}, chat(ASK, ANSWER | {"train": False})),
+    ("sharegpt", {"conversations": [OUTPUTS[0], {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
+                                    {"from": "observation", "value": "4"}, OUTPUTS[1]], "tools": json.dumps([ADD])},
      chat(ASK, CALLING, RESULT, ANSWER, tools=[TOOL])),
-    ("sharegpt", {"conversations": [SAID[0], {"from": "function-call", "value": '[{"name": "add", "arguments": "{\\"a\\": 2}"}]'},
+    ("sharegpt", {"conversations": [OUTPUTS[0], {"from": "function-call", "value": '[{"name": "add", "arguments": "{\\"a\\": 2}"}]'},
                                     {"from": "function-response", "value": "4"}], "tools": ""}, chat(ASK, CALLING, RESULT)),
     ("alpaca", {"instruction": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
     ("alpaca", {"instruction": "2 + 2?", "input": "", "output": "4", "system": "", "history": None}, chat(ASK, ANSWER)),
@@ -121,7 +121,7 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("preference", {"prompt": "2 + 2?", "chosen": [ANSWER, ASK, ANSWER], "rejected": [ANSWER, ASK, WRONG]},
      chat(ASK, ANSWER, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
     ("preference", {"chosen": [ASK, ANSWER], "rejected": [ASK, ANSWER, ASK]}, chat(ASK, kind="preference", chosen=[ANSWER], rejected=[ANSWER, ASK])),
-    ("preference", {"conversations": SAID[:1], "chosen": SAID[1], "rejected": {"from": "gpt", "value": "5"}},
+    ("preference", {"conversations": OUTPUTS[:1], "chosen": OUTPUTS[1], "rejected": {"from": "gpt", "value": "5"}},
      chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
     ("preference", {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"},
      chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
@@ -129,7 +129,7 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("kto", {"prompt": [ASK], "completion": [ANSWER], "label": 1}, chat(ASK, ANSWER, kind="feedback", label=True)),
     ("kto", {"prompt": "2 + 2?", "completion": "4", "label": "True"}, chat(ASK, ANSWER, kind="feedback", label=True)),
     ("kto", {"messages": [ASK, ANSWER], "kto_tag": 1, "label": 0}, chat(ASK, ANSWER, kind="feedback", label=True)),
-    ("kto", {"conversations": SAID, "kto_tag": True}, chat(ASK, ANSWER, kind="feedback", label=True)),
+    ("kto", {"conversations": OUTPUTS, "kto_tag": True}, chat(ASK, ANSWER, kind="feedback", label=True)),
     ("prompt", {"prompt": "2 + 2?", "answer": "4"}, chat(ASK, kind="prompt", answer="4")),
     ("prompt", {"prompt": [SYSTEM, ASK], "answer": 4.5, "tools": [TOOL]}, chat(SYSTEM, ASK, kind="prompt", tools=[TOOL], answer="4.5")),
 ]  # fmt: skip
@@ -198,7 +198,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "completion": "b", "label": "perhaps"}, "bad_shape", "label"),
     ({"prompt": "a", "completion": "b", "label": [1]}, "bad_shape", "label"),
     ({"prompt": "a", "completion": "b", "label": 2}, "bad_shape", "label"),
-    ({"conversations": SAID, "kto_tag": 2}, "bad_shape", "kto_tag is neither true nor false"),
+    ({"conversations": OUTPUTS, "kto_tag": 2}, "bad_shape", "kto_tag is neither true nor false"),
     ({"instruction": "a", "output": "b", "kto_tag": "bad"}, "bad_shape", "kto_tag is neither true nor false"),
     *(({"messages": [ASK, ANSWER], "label": label}, "unsupported_field", "label is a thumb or the number of a class: write true or false")
       for label in (0, 1, 1.0, -1, "0", " 1 ", "-1")),
@@ -219,7 +219,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"instruction": "a", "output": 4}, "content_not_text", "output is a number"),
     ({"instruction": ["a", 3], "output": "4"}, "content_not_text", "instruction: part 2"),
     ({"question": 0, "answer": "b"}, "content_not_text", "question"),
-    ({"conversations": SAID, "system": {"a": 1}}, "content_not_text", "system"),
+    ({"conversations": OUTPUTS, "system": {"a": 1}}, "content_not_text", "system"),
     ({"prompt": "a", "answer": True}, "content_not_text", "answer"),
     ({"messages": [ASK, ANSWER], "images": ["cat.png"]}, "unsupported_field", "images"),
     ({"text": "a", "tools": [TOOL]}, "unsupported_field", "tools"),
@@ -238,8 +238,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (calls("add"), "bad_tool_call", "is text, not an object"),
     (calls({"name": "add"}, role="user"), "bad_tool_call", "only the assistant"),
     (calls({"name": "add"}) | {"messages": [ANSWER | {"tool_calls": [{"name": "a"}], "function_call": {"name": "a"}}]}, "bad_tool_call", "both"),
-    ({"conversations": [SAID[0], {"from": "function_call", "value": "add(2)"}]}, "bad_tool_call", "conversations 2 is no strict JSON"),
-    ({"conversations": [SAID[0], {"from": "function_call", "value": "[]"}]}, "bad_tool_call", "conversations 2"),
+    ({"conversations": [OUTPUTS[0], {"from": "function_call", "value": "add(2)"}]}, "bad_tool_call", "conversations 2 is no strict JSON"),
+    ({"conversations": [OUTPUTS[0], {"from": "function_call", "value": "[]"}]}, "bad_tool_call", "conversations 2"),
     ({"prompt": "a", "chosen": "b", "rejected": "b"}, "no_preference", ""),
 ]  # fmt: skip
 

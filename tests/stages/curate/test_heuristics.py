@@ -94,7 +94,7 @@ def test_answers_are_no_refusals(answer: str) -> None:
         max_size=60,
     )
 )
-def test_no_text_makes_the_judgement_slow(parts: list[str]) -> None:
+def test_no_text_makes_the_judgment_slow(parts: list[str]) -> None:
     assert is_refusal("".join(parts)) in (True, False)
 
 
@@ -159,7 +159,7 @@ ENGLISH_ONLY = languages(("en",))
 @pytest.mark.parametrize(
     "row",
     [
-        chat(ENGLISH, question=OTHERS["de"]),  # what the user speaks is not what is learnt
+        chat(ENGLISH, question=OTHERS["de"]),  # what the user speaks is not what is learned
         chat("Guten Tag!"),  # too short to tell
         chat(f"```\n{OTHERS['de']}\n```"),
         chat("find . -type f -name '*.gz' -print0 | xargs -0 -I{} sh -c 'gzip -dc {} | wc -l' | sort -n | tail -n 5"),

@@ -81,11 +81,11 @@ def long_chat(words: int, exchanges: int = 6, system: str | None = "Be brief.") 
 
 WORDS = st.text(st.sampled_from("abc XYZ 09,.!\n\t'éß東🙂\u0301"), max_size=120)
 EXCHANGE = st.one_of(
-    st.tuples(WORDS, WORDS).map(lambda said: [turn("user", said[0]), turn("assistant", said[1])]),
+    st.tuples(WORDS, WORDS).map(lambda output: [turn("user", output[0]), turn("assistant", output[1])]),
     st.tuples(WORDS, WORDS, st.booleans()).map(
-        lambda said: [
-            turn("user", said[0]), turn("assistant", "", tool_calls=call(a=said[1])), turn("tool", said[1]),
-            turn("assistant", said[0], reasoning_content="so") | ({} if said[2] else {"train": False}),
+        lambda output: [
+            turn("user", output[0]), turn("assistant", "", tool_calls=call(a=output[1])), turn("tool", output[1]),
+            turn("assistant", output[0], reasoning_content="so") | ({} if output[2] else {"train": False}),
         ]
     ),
 )  # fmt: skip
@@ -401,7 +401,7 @@ def test_other_tokenizers_are_counted_whole(folders: dict[str, Path], tmp_path: 
 
 
 LINE = 4 << 20  # bytes of the longest line
-SAID = "The quick brown fox jumps over the lazy dog and runs far away. "
+OUTPUTS = "The quick brown fox jumps over the lazy dog and runs far away. "
 
 
 def random_words(size: int, word: int) -> str:
@@ -425,10 +425,10 @@ HOSTILE = {
     "tiny exchanges": lambda: repeated("a", "b"),
     "as many as are split": lambda: repeated("a", "b", size=10_000 * 64),
     "a system turn of half the budget": lambda: repeated("hi", "yes", "word " * 500),
-    "a system turn of nearly the budget": lambda: repeated(SAID, SAID, "word " * 950),
+    "a system turn of nearly the budget": lambda: repeated(OUTPUTS, OUTPUTS, "word " * 950),
     "a system turn over the budget": lambda: repeated("hi", "yes", "word " * 1500, size=400_000),
     "a long system turn of few tokens": lambda: repeated("7" * 200, "b", " " * 60_000),
-    "long tools": lambda: repeated(SAID, SAID, size=400_000) | {"tools": [{"description": "word " * 100_000}]},
+    "long tools": lambda: repeated(OUTPUTS, OUTPUTS, size=400_000) | {"tools": [{"description": "word " * 100_000}]},
     "one word": lambda: chat(turn("user", "a"), turn("assistant", "a" * LINE)),
     "digits": lambda: chat(turn("user", "a"), turn("assistant", "7" * LINE)),
     "digits that are counted": lambda: chat(turn("user", "a"), turn("assistant", "7" * 500_000)),
@@ -437,7 +437,7 @@ HOSTILE = {
     "many different words in turns": lambda: sliced(random_words(LINE, 6), 700),
     "many different long words in turns": lambda: sliced(random_words(LINE, 64), 320),
     "thoughts in digits": lambda: chat(*[turn("user", "a"), turn("assistant", "b", reasoning_content="7" * 1000)] * 4_000),
-    "ordinary turns": lambda: repeated(SAID * 3, SAID * 5),
+    "ordinary turns": lambda: repeated(OUTPUTS * 3, OUTPUTS * 5),
     "exchanges of half the budget": lambda: repeated("7 " * 130, "7 " * 130),
     "exchanges over the budget": lambda: repeated("7 " * 520, "7 " * 520),
     "Chinese": lambda: chat(turn("user", "a"), turn("assistant", "".join(map(chr, range(0x4E00, 0x9000))) * 80)),

@@ -107,7 +107,7 @@ def test_reject_names_the_place_and_the_kind_alone():
     assert redactor.rule(chat("bob@acme.dev"), [])["messages"][0]["content"] == "[EMAIL_1]"
 
 
-def test_counts_are_occurrences_and_begin_anew():
+def test_counts_are_occurrences_and_begin_again():
     redactor = Redactor()
     redactor.rule(chat("bob@acme.dev bob@acme.dev", KEY), [])
     redactor.rule(chat("93.184.216.34"), [])
@@ -138,11 +138,11 @@ def test_nothing_secret_is_said_anywhere():
         redactor.rule(chat(text, PEOPLE, "Ann Lee"), changes)
         with pytest.raises(BadRow) as error:
             Redactor(secrets="reject").rule(chat(text), [])
-        said = (
+        output = (
             f"{changes} {error.value} {error.value!r} {redactor!r} {redactor.counts} {redactor.scrub(text)} {redactor.scrub(json.dumps(chat(text)))}"
         )
-        assert not BENCHMARK["leaks"](secret, said)
-        assert "Ann" not in said and not any(value in said for value in PEOPLE.split(", "))
+        assert not BENCHMARK["leaks"](secret, output)
+        assert "Ann" not in output and not any(value in output for value in PEOPLE.split(", "))
 
 
 def test_a_redactor_travels_to_a_worker_as_its_settings():

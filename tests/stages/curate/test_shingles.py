@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.stages.curate.comparing import shingles as module
-from pipeline.stages.curate.comparing.shingles import Common, filtered, ngrams, shingles, tokenise, word_ngrams
+from pipeline.stages.curate.comparing.shingles import Common, filtered, ngrams, shingles, tokenize, word_ngrams
 from pipeline.stages.curate.comparing.spill import Spill
 
 ASCII = st.text(st.characters(min_codepoint=9, max_codepoint=126), max_size=60)
 ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-def told(text: str) -> list[str]:
-    """The tokens of a text, spelt out."""
-    at = [*tokenise([text]).at.tolist(), len(text)]
+def output(text: str) -> list[str]:
+    """The tokens of a text, spelled out."""
+    at = [*tokenize([text]).at.tolist(), len(text)]
     return [text[start:end].strip() for start, end in pairwise(at)]
 
 
@@ -39,7 +39,7 @@ def told(text: str) -> list[str]:
     ("ok 😀!", ["ok", "😀", "!"]),
 ])  # fmt: skip
 def test_tokens(text: str, tokens: list[str]) -> None:
-    assert told(text) == tokens
+    assert output(text) == tokens
 
 
 @pytest.mark.parametrize(("one", "other", "same"), [
@@ -51,27 +51,27 @@ def test_tokens(text: str, tokens: list[str]) -> None:
     ("世界", "界世", False),
 ])  # fmt: skip
 def test_same_tokens(one: str, other: str, same: bool) -> None:
-    assert np.array_equal(tokenise([one]).hashes, tokenise([other]).hashes) == same
+    assert np.array_equal(tokenize([one]).hashes, tokenize([other]).hashes) == same
 
 
 def test_hashes_are_the_same_on_every_machine() -> None:
-    assert tokenise(["hello"]).hashes.tolist() == [2163324483675975834]
-    assert ngrams(*tokenise(["to be or"])[:2], 3)[0].tolist() == [16666358697469833016]
+    assert tokenize(["hello"]).hashes.tolist() == [2163324483675975834]
+    assert ngrams(*tokenize(["to be or"])[:2], 3)[0].tolist() == [16666358697469833016]
 
 
 @given(ASCII)
 def test_ascii_tokens_are_those_of_a_regular_expression(text: str) -> None:
-    assert told(text) == re.findall(r"\w+|[^\w\s]", text)
+    assert output(text) == re.findall(r"\w+|[^\w\s]", text)
 
 
 @given(st.lists(ANY, max_size=8), st.integers(4, 64))
 def test_a_text_has_the_same_tokens_in_any_company(texts: list[str], batch: int) -> None:
     with patch.object(module, "BATCH", max(batch, max(map(len, texts), default=0) + 2)):
-        together = tokenise(texts)
+        together = tokenize(texts)
     assert together.offsets[-1] == len(together.hashes) == len(together.at) == len(together.words)
     before = 0
     for i, text in enumerate(texts):
-        alone, own = tokenise([text]), slice(*together.offsets[i : i + 2])
+        alone, own = tokenize([text]), slice(*together.offsets[i : i + 2])
         assert np.array_equal(alone.hashes, together.hashes[own])
         assert np.array_equal(alone.at + before, together.at[own])
         assert np.array_equal(alone.words, together.words[own])
@@ -80,23 +80,23 @@ def test_a_text_has_the_same_tokens_in_any_company(texts: list[str], batch: int)
 
 def test_a_text_longer_than_a_batch_is_cut_between_words() -> None:
     text = "some words and, again, words " * 20_000
-    once = tokenise(["some words and, again, words "]).hashes
-    assert np.array_equal(tokenise([text]).hashes, np.tile(once, 20_000))
-    assert len(tokenise(["x" * 500_000]).hashes) == -(-500_000 // (module.BATCH - 1))  # no space to cut at: bounded all the same
+    once = tokenize(["some words and, again, words "]).hashes
+    assert np.array_equal(tokenize([text]).hashes, np.tile(once, 20_000))
+    assert len(tokenize(["x" * 500_000]).hashes) == -(-500_000 // (module.BATCH - 1))  # no space to cut at: bounded all the same
 
 
 @given(st.lists(st.text("ab ", max_size=14), max_size=5), st.integers(1, 4))
 def test_ngrams_are_equal_where_their_tokens_are(texts: list[str], n: int) -> None:
-    tokens = tokenise(texts)
+    tokens = tokenize(texts)
     grams, offsets = ngrams(tokens.hashes, tokens.offsets, n)
-    spelt = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
+    spelled = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
     assert np.diff(offsets).tolist() == [max(len(text.split()) - n + 1, 0) for text in texts]
-    assert len(grams) == len(spelt)
-    assert len(set(grams.tolist())) == len(set(spelt)) == len(set(zip(grams.tolist(), spelt, strict=True)))
+    assert len(grams) == len(spelled)
+    assert len(set(grams.tolist())) == len(set(spelled)) == len(set(zip(grams.tolist(), spelled, strict=True)))
 
 
 def test_short_documents_have_one_shingle() -> None:
-    tokens = tokenise(["a", "", "a b c d", "a b", "a"])
+    tokens = tokenize(["a", "", "a b c d", "a b", "a"])
     grams, offsets = shingles(tokens.hashes, tokens.offsets, 3)
     assert np.diff(offsets).tolist() == [1, 0, 2, 1, 1]
     assert grams[0] == grams[-1] != grams[-2]
@@ -104,8 +104,8 @@ def test_short_documents_have_one_shingle() -> None:
 
 
 def test_words_are_counted_without_what_is_between_them() -> None:
-    assert np.array_equal(word_ngrams(tokenise(["It's: one, two"]), 4)[0], word_ngrams(tokenise(["it s one (two)!"]), 4)[0])
-    assert len(word_ngrams(tokenise(["10 + 8 = <<10+8=18>>18"]), 13)[0]) == 0
+    assert np.array_equal(word_ngrams(tokenize(["It's: one, two"]), 4)[0], word_ngrams(tokenize(["it s one (two)!"]), 4)[0])
+    assert len(word_ngrams(tokenize(["10 + 8 = <<10+8=18>>18"]), 13)[0]) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.booleans())), st.data())

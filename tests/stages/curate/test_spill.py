@@ -62,6 +62,6 @@ def test_no_file_is_left(tmp_path: Path) -> None:
     ([5], [0], [1]),
     ([1, 1, 2, 1, 1, 1], [0, 2, 3], [2, 2, 1, 3, 3, 3]),
 ])  # fmt: skip
-def test_groups_of_equal_neighbours(keys: list[int], begins: list[int], counts: list[int]) -> None:
+def test_groups_of_equal_neighbors(keys: list[int], begins: list[int], counts: list[int]) -> None:
     assert starts(np.array(keys)).tolist() == begins
     assert sizes(np.array(keys)).tolist() == counts

@@ -1,4 +1,4 @@
-"""likeness: float32 terms are exact enough, figures follow llama-perplexity's definitions, and a long row takes no more memory than a short one."""
+"""divergence: float32 terms are exact enough, figures follow llama-perplexity's definitions, and a long row takes no more memory than a short one."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import CHUNK, divergence, log_softmax, nmse, open_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.evaluate.divergence import SELF_ROWS, Comparison, Row, compare_logits, likeness, same_start, summary
+from pipeline.stages.evaluate.divergence import SELF_ROWS, Comparison, Row, compare_logits, divergence_of, same_start, summary
 
 VOCABULARY = 1000
 
@@ -110,7 +110,7 @@ def test_figures_by_hand() -> None:
 def test_the_assistants_tokens_and_all_of_them_are_what_a_plain_sum_gives() -> None:
     model, reference = models()
     some = rows(9)
-    found = likeness(model, reference, some, "x")  # type: ignore[arg-type]
+    found = divergence_of(model, reference, some, "x")  # type: ignore[arg-type]
     loss, kld, mine = [], [], []
     for row in some:
         ours, theirs = (log_softmax(one.table[row.ids[:-1]]) for one in (model, reference))
@@ -131,7 +131,7 @@ def test_a_model_is_compared_with_itself_on_a_few_rows_and_measured_on_all() -> 
     model, _ = models()
     again = Model(model.table)
     some = rows(9)
-    found = likeness(model, again, some, "x", itself=True)  # type: ignore[arg-type]
+    found = divergence_of(model, again, some, "x", itself=True)  # type: ignore[arg-type]
     assert found["self_divergence"] == found["kld_mean"] == found["all_tokens"]["kld_max"] == found["rms_dp"] == 0.0
     assert found["same_top"] == 1.0
     assert again.read == sum(len(row.ids) - 1 for row in some[:SELF_ROWS])
@@ -149,7 +149,7 @@ def test_what_rows_have_in_common_is_read_once_and_counts_for_each(seed: int, it
         ids = prompts[random.integers(3)] + random.integers(0, 50, int(random.integers(0, 9))).tolist() + [0]
         some.append(Row(ids, [len(ids) - 2]))
     plain, shared = Reset(reference.table if itself else model.table), Reset(reference.table if itself else model.table)
-    found = likeness(shared, reference, some, "x", itself=itself)  # type: ignore[arg-type]
+    found = divergence_of(shared, reference, some, "x", itself=itself)  # type: ignore[arg-type]
     assert found["all_tokens"]["tokens"] == sum(len(row.ids) - 1 for row in some) >= shared.read
     assert found["all_tokens"]["perplexity"] == pytest.approx(perplexity_of(plain, some), rel=1e-5, abs=1e-4)
     if not itself:
@@ -166,7 +166,7 @@ def test_same_start_stops_before_what_is_followed_by_another_token() -> None:
 
 def test_a_model_that_is_not_the_same_is_not_taken_for_itself() -> None:
     model, reference = models()
-    assert likeness(model, reference, rows(9), "x", itself=True)["self_divergence"] > 1e-3  # type: ignore[arg-type]
+    assert divergence_of(model, reference, rows(9), "x", itself=True)["self_divergence"] > 1e-3  # type: ignore[arg-type]
 
 
 def test_strange_logits_are_an_error_and_say_whose() -> None:
@@ -174,15 +174,15 @@ def test_strange_logits_are_an_error_and_say_whose() -> None:
         model, reference = models()
         model.table[:, 3] = strange
         with pytest.raises(DataError, match="Q-EVALUATE-002"):
-            likeness(model, reference, rows(3), "x")  # type: ignore[arg-type]
+            divergence_of(model, reference, rows(3), "x")  # type: ignore[arg-type]
         with pytest.raises(DataError, match="Q-EVALUATE-002"):
-            likeness(reference, model, rows(3), "x")  # type: ignore[arg-type]
+            divergence_of(reference, model, rows(3), "x")  # type: ignore[arg-type]
 
 
 def test_other_vocabularies_are_refused() -> None:
     model, _ = models()
     with pytest.raises(DataError, match="Q-EVALUATE-001"):
-        likeness(model, Model([[0.0, 1.0]]), rows(1), "x")  # type: ignore[arg-type]
+        divergence_of(model, Model([[0.0, 1.0]]), rows(1), "x")  # type: ignore[arg-type]
 
 
 def wide_gguf(file: Path, words: int) -> Path:

@@ -12,7 +12,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import reference_of
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.stages.evaluate.stage import likeness_rows, main, timed
+from pipeline.stages.evaluate.stage import divergence_rows, main, timed
 
 ALL = {"perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp"}
 
@@ -26,11 +26,11 @@ def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path
     rows, settings = tmp_path / "test.jsonl", load_params(finished / "params.yaml").evaluate
     rows.write_text(json.dumps({"id": "r", "messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}) + "\n")
     tokenizer = load_tokenizer(finished / "models/adapter")
-    (row,) = likeness_rows(tokenizer, rows, settings)
+    (row,) = divergence_rows(tokenizer, rows, settings)
     assert row.ids[row.positions[-1] + 1] == tiny.END  # <|im_end|>
     assert [b - a for a, b in itertools.pairwise(row.positions)] == [1] * (len(row.positions) - 1)
     with pytest.raises(DataError, match="Q-EVALUATE-011"):
-        likeness_rows(tokenizer, rows, settings.model_copy(update={"ctx_size": 8}))
+        divergence_rows(tokenizer, rows, settings.model_copy(update={"ctx_size": 8}))
 
 
 def test_the_answers_file_has_one_line_a_row_with_its_score(finished: Path) -> None:
@@ -47,7 +47,7 @@ def test_every_part_is_measured(finished: Path, model: str) -> None:
     assert found.keys() >= ALL | {"kv_cache_bytes", "perplexity_rows", "perplexity_tokens", "speed", "serving", "task", "general", "harness"}
     assert found["all_tokens"].keys() == ALL | {"tokens"}
     assert found["all_tokens"]["tokens"] > found["perplexity_tokens"]
-    assert found["seconds"].keys() == {"likeness", "speed", "serving", "task", "general", "harness"}
+    assert found["seconds"].keys() == {"divergence", "speed", "serving", "task", "general", "harness"}
     assert found["general"] is None  # evaluate.general is none there
     assert found["harness"] is None
     assert found["serving"]["ctx_size"] == load_params(finished / "params.yaml").serve.ctx_size

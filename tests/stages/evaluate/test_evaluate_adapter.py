@@ -33,7 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def params(level: str | None, method: str = "sft") -> Params:
-    found = adapter_inputs.params(heal=method == "heal")
+    found = adapter_inputs.params(distill=method == "distill")
     return found.model_copy(update={"base": found.base.model_copy(update={"level": level})})
 
 
@@ -46,7 +46,7 @@ def settings(**changed: Any) -> Any:
     ("level", "method", "references"),
     [
         ("Q4_K_M", "sft", {"source": "source", "base": "source", "adapter": "base"}),
-        ("Q4_K_M", "heal", {"source": "source", "base": "source", "adapter": "source"}),
+        ("Q4_K_M", "distill", {"source": "source", "base": "source", "adapter": "source"}),
         (None, "sft", {"base": "base", "adapter": "base"}),
     ],
 )
@@ -68,7 +68,7 @@ def test_base_and_adapter_are_one_file_and_the_adapter_has_a_second(tmp_path: Pa
     }  # fmt: skip
 
 
-def test_likeness_is_measured_with_the_adapter_on_and_row_by_row(files: tuple[Path, Path], tools: Toolchain) -> None:
+def test_divergence_is_measured_with_the_adapter_on_and_row_by_row(files: tuple[Path, Path], tools: Toolchain) -> None:
     base, lora = files
     bare = compared(base, base, ROWS, settings(), tools, by_row=True)
     assert bare["self_divergence"] < 1e-6
@@ -145,13 +145,13 @@ def test_the_whole_stage_of_base_and_adapter(tools: Toolchain, tmp_path: Path) -
     )
     for model in ("base", "adapter"):
         main(found, tmp_path, model)
-    said = {model: json.loads((tmp_path / f"reports/eval/{model}.json").read_text()) for model in ("base", "adapter")}
-    answers = {model: (tmp_path / f"reports/eval/{model}.answers.jsonl").read_text() for model in said}
-    assert said["base"]["file"] == said["adapter"]["file"] == "model.gguf"
-    assert said["base"]["sha256"] == said["adapter"]["sha256"] == file_hash(base / "model.gguf")
-    assert said["adapter"]["lora"] == {"file": lora.name, "sha256": file_hash(lora), "bytes": lora.stat().st_size}
-    assert said["adapter"]["bytes"] == said["base"]["bytes"] + lora.stat().st_size
-    assert [said[model]["reference"] for model in said] == ["base", "base"]
-    assert said["base"]["kld_max"] < 1e-6 < said["adapter"]["kld_mean"]
+    output = {model: json.loads((tmp_path / f"reports/eval/{model}.json").read_text()) for model in ("base", "adapter")}
+    answers = {model: (tmp_path / f"reports/eval/{model}.answers.jsonl").read_text() for model in output}
+    assert output["base"]["file"] == output["adapter"]["file"] == "model.gguf"
+    assert output["base"]["sha256"] == output["adapter"]["sha256"] == file_hash(base / "model.gguf")
+    assert output["adapter"]["lora"] == {"file": lora.name, "sha256": file_hash(lora), "bytes": lora.stat().st_size}
+    assert output["adapter"]["bytes"] == output["base"]["bytes"] + lora.stat().st_size
+    assert [output[model]["reference"] for model in output] == ["base", "base"]
+    assert output["base"]["kld_max"] < 1e-6 < output["adapter"]["kld_mean"]
     assert answers["base"] != answers["adapter"]
-    assert len(said["adapter"]["by_row"]["all_tokens"]["kld"]) == 6
+    assert len(output["adapter"]["by_row"]["all_tokens"]["kld"]) == 6

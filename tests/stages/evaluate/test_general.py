@@ -179,7 +179,7 @@ def test_a_shared_prompt_changes_no_figure(tokenizer: Any, gguf: GgufModel) -> N
     assert abs(next(choice_log_probabilities(gguf, [[other]]))[0] - shared[0][0]) > 1e-3
 
 
-def test_a_memory_that_cannot_drop_some_tokens_is_read_anew(tokenizer: Any, gguf: GgufModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_that_cannot_drop_some_tokens_is_read_again(tokenizer: Any, gguf: GgufModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recurrent architectures hold a state, not a row of keys."""
     rows = [[encode_choice(tokenizer, "Who was it?", choice) for choice in ("the old king", "the queen")]]
     shared = list(choice_log_probabilities(gguf, rows))

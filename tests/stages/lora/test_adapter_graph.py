@@ -26,8 +26,8 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def seams(root: Path) -> dict[str, Any]:
-    found: dict[str, Any] = read(root / "reports/parity.json")["seams"]
+def checks(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read(root / "reports/parity.json")["checks"]
     return found
 
 
@@ -40,10 +40,10 @@ def test_nothing_is_merged_and_what_was_trained_is_what_is_served(served: Path) 
         == file_hash(base)
         == read(served / "models/base.json")["files"][base.name]
     )
-    found = seams(served)
-    assert {seam["verdict"] for key, seam in found.items() if not key.startswith("behaviour")} == {"pass"}
+    found = checks(served)
+    assert {check["verdict"] for key, check in found.items() if not key.startswith("behavior")} == {"pass"}
     assert found["outputs_served"]["figure"] <= found["outputs_served"]["limit"]
-    bare = found["outputs_bare"]["figures"]["same_top"]  # llama.cpp's arithmetic differs by processor and build, and alone turns ties
+    bare = found["outputs_bare"]["figures"]["same_top"]  # llama.cpp's arithmetic differs by CPU and build, and alone turns ties
     assert found["outputs_served"]["figures"]["same_top"] >= min(0.99, bare - (1 - bare) / 5)
     assert read(served / "reports/quants.json")["recommended"] in ("adapter", None)  # two steps teach it nothing
     assert "model.gguf" in (served / "reports/Modelfile").read_text() and "ADAPTER" in (served / "reports/Modelfile").read_text()
@@ -64,10 +64,10 @@ def test_a_base_that_was_changed_after_training_is_found_by_every_stage_that_rea
         run("lora", project, None)
     with pytest.raises(GateError, match="The base's file, and whose adapter it is failed"):
         run("parity", project, None)
-    assert seams(project)["weights_file"]["figure"] == 3.0  # the record, the run and the adapter's GGUF all name the file that was
+    assert checks(project)["weights_file"]["figure"] == 3.0  # the record, the run and the adapter's GGUF all name the file that was
 
 
-def test_a_base_that_was_made_anew_with_its_record_is_not_the_one_that_was_trained_on(project: Path) -> None:
+def test_a_base_that_was_made_again_with_its_record_is_not_the_one_that_was_trained_on(project: Path) -> None:
     change_rows(project / "models/base/model.gguf", "blk.0.ffn_up.weight", lambda rows: rows[::-1])
     lineage = project / "models/base.json"
     record = read(lineage)

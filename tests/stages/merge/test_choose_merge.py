@@ -15,16 +15,16 @@ from pipeline.stages.merge import choose
 PARAMS = load_params(PROJECT / "recipes" / "demo.yaml")
 
 
-@pytest.mark.parametrize(("better", "made"), [("nf4", ["w16", "nf4"]), ("w16", ["w16", "nf4", "w16"])])
+@pytest.mark.parametrize(("better", "made"), [("nf4", ["16-bit", "nf4"]), ("16-bit", ["16-bit", "nf4", "16-bit"])])
 def test_one_merge_is_there_at_a_time(better: str, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def make(onto: str, folder: Path) -> dict[str, Any]:
+    def make(merge_base: str, folder: Path) -> dict[str, Any]:
         assert not [other for other in folder.parent.glob("*") if other.is_dir()]
         folder.mkdir()
-        (folder / "weights").write_text(onto)
-        calls.append(onto)
-        return {"onto": onto}
+        (folder / "weights").write_text(merge_base)
+        calls.append(merge_base)
+        return {"merge_base": merge_base}
 
     def measure(merged: Path, levels: Any, judge: Any, scratch: Path) -> choose.Found:
         assert (merged / "weights").read_text() == merged.name
@@ -42,7 +42,7 @@ def test_one_merge_is_there_at_a_time(better: str, made: list[str], tmp_path: Pa
     choice, record = choose.merge_the_better(
         make, base=tmp_path, adapter=tmp_path, merged=tmp_path / "models/merged", rows=tmp_path, params=PARAMS, tools=None, root=tmp_path,  # type: ignore[arg-type]
     )  # fmt: skip
-    assert (choice.onto, record, calls) == (better, {"onto": better}, made)
-    assert set(choice.candidates) == {"w16", "nf4"}
+    assert (choice.merge_base, record, calls) == (better, {"merge_base": better}, made)
+    assert set(choice.candidates) == {"16-bit", "nf4"}
     assert (tmp_path / "models/merged/weights").read_text() == better
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["merged"]

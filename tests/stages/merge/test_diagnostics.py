@@ -1,4 +1,4 @@
-"""What the merge says of an adapter: norms against plain matrices, NF4's cost, and which levels would hide what was learnt."""
+"""What the merge says of an adapter: norms against plain matrices, NF4's cost, and which levels would hide what was learned."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from pipeline.gguf.safetensors_rows import read_header
 from pipeline.models.merging.nf4 import Nf4, round_trip, tensor_scales
 from pipeline.models.merging.updates import Update
-from pipeline.stages.merge.diagnostics import SAMPLE, Tally, figures, idle_adapters, nf4_error
+from pipeline.stages.merge.diagnostics import SAMPLE, ChangeStats, figures, idle_adapters, nf4_error
 
 RANDOM = torch.Generator().manual_seed(0)
 
@@ -17,11 +17,11 @@ def record(size: float, rows: int = 400, columns: int = 300) -> dict[str, float]
     left, right = torch.randn(1, rows, 2, generator=RANDOM), torch.randn(1, 2, columns, generator=RANDOM)
     update = Update(left, right, 1.0)
     scale = size / float(torch.linalg.matrix_norm(update.rows(0, rows), 2))
-    update, tally = Update(left, right, scale), Tally()
+    update, change_stats = Update(left, right, scale), ChangeStats()
     weight = torch.randn(rows, columns, dtype=torch.float64, generator=RANDOM)
     for first, last in ((0, 100), (100, rows)):
-        tally.add(weight[first:last], weight[first:last] + update.rows(first, last))
-    return figures("model.layers.3.mlp.up_proj.weight", update, tally, 0.1)
+        change_stats.add(weight[first:last], weight[first:last] + update.rows(first, last))
+    return figures("model.layers.3.mlp.up_proj.weight", update, change_stats, 0.1)
 
 
 def test_the_figures_are_those_of_the_whole_matrices() -> None:
@@ -35,9 +35,9 @@ def test_the_figures_are_those_of_the_whole_matrices() -> None:
 def test_what_dora_changes_is_counted_and_has_no_spectral_norm() -> None:
     weight = torch.randn(40, 30, dtype=torch.float64, generator=RANDOM)
     update = Update(torch.zeros(1, 40, 2), torch.ones(1, 2, 30), 1.0, magnitude=1.5 * weight.norm(dim=1))
-    tally = Tally()
-    tally.add(weight, 1.5 * weight)
-    one = figures("w", update, tally, None)
+    change_stats = ChangeStats()
+    change_stats.add(weight, 1.5 * weight)
+    one = figures("w", update, change_stats, None)
     assert one["norm_b"] == 0.0
     assert one["relative_change"] == pytest.approx(0.5)
     assert one["norm_update"] == pytest.approx(0.5 * float(weight.norm()))
@@ -50,9 +50,9 @@ def test_updates_of_experts_are_counted_together() -> None:
     whole = torch.cat([0.5 * update.left[e].double() @ update.right[e].double() for e in range(3)])
     for first, last in ((0, 24), (3, 11), (8, 16), (7, 24)):
         torch.testing.assert_close(update.rows(first, last), whole[first:last])
-    tally = Tally()
-    tally.add(torch.ones(24, 5, dtype=torch.float64), 1 + whole)
-    one = figures("a.experts.down_proj", update, tally, None)
+    change_stats = ChangeStats()
+    change_stats.add(torch.ones(24, 5, dtype=torch.float64), 1 + whole)
+    one = figures("a.experts.down_proj", update, change_stats, None)
     assert one["norm_update"] == pytest.approx(float(whole.norm()))
     assert (one["rows"], one["columns"]) == (8, 5)
     assert one["spectral_update"] == pytest.approx(max(float(torch.linalg.matrix_norm(part, 2)) for part in whole.view(3, 8, 5)))
@@ -71,7 +71,7 @@ def test_what_nf4_costs_is_measured_on_a_sample(shape: tuple[int, int], tmp_path
     assert found == pytest.approx(float(exact), rel=0.02 if values.numel() > SAMPLE else 1e-9)
 
 
-def test_an_adapter_that_learnt_nothing_is_named() -> None:
+def test_an_adapter_that_learned_nothing_is_named() -> None:
     adapters = [record(1.0), record(1.0) | {"norm_update": 0.0, "tensor": "idle"}]
-    assert idle_adapters(adapters) == ["1 of 2 adapters learnt nothing (no weight changes), first idle: train longer or with a higher rate"]
+    assert idle_adapters(adapters) == ["1 of 2 adapters learned nothing (no weight changes), first idle: train longer or with a higher rate"]
     assert idle_adapters(adapters[:1]) == []

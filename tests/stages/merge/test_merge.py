@@ -54,8 +54,8 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def merge_here(base: Path, folder: Path, dtype: str = "float16", onto: Any = "w16") -> dict[str, Any]:
-    return merge(base=base, adapter=folder / "adapter", merged=folder / "merged", dtype=dtype, onto=onto)
+def merge_here(base: Path, folder: Path, dtype: str = "float16", merge_base: Any = "16-bit") -> dict[str, Any]:
+    return merge(base=base, adapter=folder / "adapter", merged=folder / "merged", dtype=dtype, merge_base=merge_base)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_nf4_is_added_to_exactly_what_training_saw(double: bool, compute: str, b
 
     merging.write_adapter(bases / "qwen2", tmp_path / "adapter", target_modules=merging.LINEARS)
     merging.add_run(tmp_path / "adapter", bnb_4bit_compute_dtype=compute, bnb_4bit_use_double_quant=double)
-    done = merge_here(bases / "qwen2", tmp_path, "bfloat16", onto="nf4")
+    done = merge_here(bases / "qwen2", tmp_path, "bfloat16", merge_base="nf4")
     assert done["nf4"] == {"compute_dtype": compute, "double_quant": double, "block": 64}
     settings = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double, bnb_4bit_compute_dtype=getattr(torch, compute),
@@ -138,10 +138,10 @@ def test_nf4_is_added_to_exactly_what_training_saw(double: bool, compute: str, b
 
 def test_nf4_needs_a_training_that_used_it(plain: Path) -> None:
     with pytest.raises(DataError, match="Q-MODELS-020"):
-        merge_here(plain / "base", plain, onto="nf4")
+        merge_here(plain / "base", plain, merge_base="nf4")
     merging.add_run(plain / "adapter", quantization="none")
     with pytest.raises(DataError, match="Q-MODELS-020"):
-        merge_here(plain / "base", plain, onto="nf4")
+        merge_here(plain / "base", plain, merge_base="nf4")
     assert not (plain / "merged").exists()
 
 

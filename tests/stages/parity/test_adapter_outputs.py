@@ -1,11 +1,11 @@
-"""The seam that remains: when the floor is no longer arithmetic, when an adapter has no effect, when nothing can be told."""
+"""The parity check that remains: when the floor is no longer arithmetic, when an adapter has no effect, when nothing can be told."""
 
 import pytest
 
 from pipeline.config.params import load_params
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.metrics.divergence import Divergence
-from pipeline.stages.parity.adapter_outputs import bare_seam, served_seam
+from pipeline.stages.parity.adapter_outputs import bare_check, served_check
 
 LIMITS = load_params(PROJECT / "recipes/demo-gguf.yaml").parity
 
@@ -18,7 +18,7 @@ def found(kld: float, same_top: float = 0.99) -> Divergence:
     ("bare", "verdict"), [(found(0.008, 0.949), "pass"), (found(0.06, 0.95), "fail"), (found(0.01, 0.8), "fail"), (found(6.0, 0.08), "fail")]
 )
 def test_a_floor_beyond_arithmetic_is_another_model(bare: Divergence, verdict: str) -> None:
-    assert bare_seam(bare, "rows").verdict == verdict
+    assert bare_check(bare, "rows").verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def test_a_floor_beyond_arithmetic_is_another_model(bare: Divergence, verdict: s
     ],
 )
 def test_base_and_adapter_by_the_floor_and_by_what_the_adapter_moves(served: Divergence, bare: Divergence, moved: Divergence, verdict: str) -> None:
-    seam = served_seam(served, bare, moved, found(0.002), LIMITS, "rows")
-    assert seam.verdict == verdict, seam
-    assert bool(seam.remedy) == (verdict == "fail")
+    check = served_check(served, bare, moved, found(0.002), LIMITS, "rows")
+    assert check.verdict == verdict, check
+    assert bool(check.remedy) == (verdict == "fail")
 
 
 def test_logits_that_are_no_numbers_fail() -> None:
     nothing = float("nan")
     strange = Divergence([nothing], nothing, nothing, nothing, nothing, 10, 3, (4, 4))
-    assert bare_seam(strange, "rows").verdict == served_seam(strange, found(0.01), found(1.0), found(0.0), LIMITS, "rows").verdict == "fail"
+    assert bare_check(strange, "rows").verdict == served_check(strange, found(0.01), found(1.0), found(0.0), LIMITS, "rows").verdict == "fail"

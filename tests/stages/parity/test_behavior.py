@@ -1,4 +1,4 @@
-"""seams.behaviour: rigged models that end, never end, write a control token or compute no numbers, in the real llama-server."""
+"""parity checks.behavior: rigged models that end, never end, write a control token or compute no numbers, in the real llama-server."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +14,12 @@ from families import byte_folder
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.checks import Check
 from pipeline.llamacpp.tools import Toolchain, run_tool
-from pipeline.stages.parity import behavior as behaviour
+from pipeline.stages.parity import behavior as behavior
 from pipeline.stages.parity.behavior import (
     Answer,
     Behaved,
     answers_end,
-    behaviour_seams,
+    behavior_checks,
     finite_logits,
     no_markers,
     planned_bytes,
@@ -46,82 +46,82 @@ def rigged(file: Path, says: int = HE, *, stops: bool = True, weight: float = 1)
 
 @pytest.fixture
 def measure(tools: Toolchain, tmp_path: Path) -> Callable[..., dict[str, Check]]:
-    """The seams of a 16-bit model that ends and of one more."""
+    """The parity checks of a 16-bit model that ends and of one more."""
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
     f16 = rigged(tmp_path / "model-F16.gguf")
 
     def run(*others: Path, first: Path = f16) -> dict[str, Check]:
         settings = {"prompts": 2, "ctx_size": 256, "threads": 1, "n_gpu_layers": 0}
-        return behaviour_seams([first, *others], ROWS, tokenizer, tools=tools, **settings)
+        return behavior_checks([first, *others], ROWS, tokenizer, tools=tools, **settings)
 
     return run
 
 
 def test_a_good_model_passes(measure: Callable[..., dict[str, Check]]) -> None:
-    seams = measure()
-    assert {seam.verdict for seam in seams.values()} == {"pass"}
-    assert seams["behaviour_answers_end"].figures == {"model-F16.gguf ended": 2.0}
-    assert seams["behaviour_finite_logits"].sentence == "4 compared"  # two answers of "he" and the end of turn
-    assert 0 < (seams["behaviour_server_memory"].figure or 0) < 1
+    checks = measure()
+    assert {check.verdict for check in checks.values()} == {"pass"}
+    assert checks["behavior_answers_end"].figures == {"model-F16.gguf ended": 2.0}
+    assert checks["behavior_finite_logits"].sentence == "4 compared"  # two answers of "he" and the end of turn
+    assert 0 < (checks["behavior_server_memory"].figure or 0) < 1
 
 
 def test_a_level_that_never_ends_is_caught(measure: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
     never = rigged(tmp_path / "model-Q4_0.gguf", stops=False)
-    seam = measure(never)["behaviour_answers_end"]
-    assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert seam.remedy.startswith("model-Q4_0.gguf never ends an answer: ")
-    assert "model-Q4_0.gguf: 0 of 2 ended by themselves" in seam.sentence
-    alone = measure(never, first=never)["behaviour_answers_end"]
+    check = measure(never)["behavior_answers_end"]
+    assert (check.verdict, check.figure) == ("fail", 1.0)
+    assert check.remedy.startswith("model-Q4_0.gguf never ends an answer: ")
+    assert "model-Q4_0.gguf: 0 of 2 ended by themselves" in check.sentence
+    alone = measure(never, first=never)["behavior_answers_end"]
     assert (alone.verdict, alone.figure) == ("not measured", None)
     assert "trained too little" in alone.sentence
 
 
 def test_a_control_token_inside_an_answer_is_caught(measure: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
     """Which the text itself does not show: llama-server leaves control tokens out of it."""
-    seam = measure(rigged(tmp_path / "model-Q4_0.gguf", START))["behaviour_no_markers"]
-    assert (seam.verdict, seam.figure) == ("fail", 2.0)
-    assert seam.remedy.startswith("model-Q4_0.gguf writes <|im_start|> in ''")
+    check = measure(rigged(tmp_path / "model-Q4_0.gguf", START))["behavior_no_markers"]
+    assert (check.verdict, check.figure) == ("fail", 2.0)
+    assert check.remedy.startswith("model-Q4_0.gguf writes <|im_start|> in ''")
 
 
 def test_logits_that_are_no_numbers_are_caught(measure: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
-    seam = measure(rigged(tmp_path / "model-Q4_0.gguf", weight=float("nan")))["behaviour_finite_logits"]
-    assert seam.verdict == "fail"
-    assert "merge.dtype" in seam.remedy
+    check = measure(rigged(tmp_path / "model-Q4_0.gguf", weight=float("nan")))["behavior_finite_logits"]
+    assert check.verdict == "fail"
+    assert "merge.dtype" in check.remedy
 
 
-def test_a_spelt_marker_is_one_too(tmp_path: Path) -> None:
-    said = Answer(True, "yes<|im_end|>", [65, END], [-0.1, -0.2], 9)
-    found = [Behaved(tmp_path / "m.gguf", [said, replace(said, text="yes")], 1, 1)]
+def test_a_spelled_marker_is_one_too(tmp_path: Path) -> None:
+    printed = Answer(True, "yes<|im_end|>", [65, END], [-0.1, -0.2], 9)
+    found = [Behaved(tmp_path / "m.gguf", [printed, replace(printed, text="yes")], 1, 1)]
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
     assert no_markers(found, tokenizer).figure == 1.0
-    assert finite_logits([replace(found[0], answers=[replace(said, logprobs=[None, -1.0])])]).figure == 1.0
+    assert finite_logits([replace(found[0], answers=[replace(printed, logprobs=[None, -1.0])])]).figure == 1.0
     assert finite_logits([replace(found[0], answers=[])]).verdict == answers_end([replace(found[0], answers=[])], 9).verdict == "not measured"
 
 
 def test_memory_beyond_the_plan_is_caught(tmp_path: Path) -> None:
     fine = Behaved(tmp_path / "a.gguf", [], 50, 100)
     assert server_memory([fine]).figure == 0.5
-    seam = server_memory([fine, Behaved(tmp_path / "b.gguf", [], 120, 100)])
-    assert (seam.verdict, seam.figure) == ("fail", 1.2)
-    assert "b.gguf" in seam.remedy
+    check = server_memory([fine, Behaved(tmp_path / "b.gguf", [], 120, 100)])
+    assert (check.verdict, check.figure) == ("fail", 1.2)
+    assert "b.gguf" in check.remedy
     assert server_memory([fine, replace(fine, peak_bytes=None)]).verdict == "not measured"
 
 
 def test_a_build_for_a_gpu_has_no_plan(measure: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(behaviour, "load_binding", lambda tools: SimpleNamespace(llama_supports_gpu_offload=lambda: True))
-    seam = measure()["behaviour_server_memory"]
-    assert (seam.verdict, seam.figure) == ("not measured", None)
-    assert "MB of unknown; the system does not say" in seam.sentence
+    monkeypatch.setattr(behavior, "load_binding", lambda tools: SimpleNamespace(llama_supports_gpu_offload=lambda: True))
+    check = measure()["behavior_server_memory"]
+    assert (check.verdict, check.figure) == ("not measured", None)
+    assert "MB of unknown; the system does not say" in check.sentence
 
 
 def test_the_plan_counts_the_file_the_cache_and_what_is_repacked(tools: Toolchain, tmp_path: Path) -> None:
     f16, q8 = tiny.tiny_gguf(tmp_path / "model-F16.gguf"), tmp_path / "model-Q8_0.gguf"
     run_tool([tools.tool("llama-quantize"), f16, q8, "Q8_0"])
-    base, longer, kept, quantised = (planned_bytes(*of) or 0 for of in ((f16, 512, 0), (f16, 1024, 0), (f16, 512, 512), (q8, 512, 0)))
+    base, longer, kept, quantized = (planned_bytes(*of) or 0 for of in ((f16, 512, 0), (f16, 1024, 0), (f16, 512, 512), (q8, 512, 0)))
     cache = 1 * 4 * (8 + 8) * 2 * 512  # layers, heads, widths of key and value, bytes, tokens
     assert (longer - base, kept - base) == (cache, cache)
     fixed = base - f16.stat().st_size - cache
-    weights = quantised - fixed - cache
+    weights = quantized - fixed - cache
     assert 1.5 * q8.stat().st_size < weights < 2 * q8.stat().st_size  # all but header and norms twice
 
 
@@ -136,6 +136,6 @@ def test_questions_end_before_an_answer_and_fit(tmp_path: Path) -> None:
     asked, budget = questions(rows, tokenizer, 2, 512)
     assert [len(one["messages"]) for one in asked] == [1, 3]
     assert asked[0]["tools"] == [tool]
-    assert budget == 2 * 20 + behaviour.ROOM
+    assert budget == 2 * 20 + behavior.ROOM
     assert questions(rows, tokenizer, 2, 128)[1] == 64
     assert questions([], tokenizer, 2, 128)[0] == []

@@ -1,4 +1,4 @@
-"""Each family on its whole way: merge, 16-bit GGUF, Q4_K_M, llama-server, with every seam green."""
+"""Each family on its entire way: merge, 16-bit GGUF, Q4_K_M, llama-server, with every parity check green."""
 
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,15 @@ def test_a_family_keeps_everything_on_its_way(name: str, tools: Toolchain, tiny_
     adapter = family_adapter(tmp_path / "adapter", base, params.training_on("cpu"))
     merged, folder = tmp_path / "merged", tmp_path / "gguf"
     folder.mkdir()
-    merge(base=base, adapter=adapter, merged=merged, dtype="float16", onto="w16")
+    merge(base=base, adapter=adapter, merged=merged, dtype="float16", merge_base="16-bit")
     convert(base=base, adapter=adapter, merged=merged, lineage=lineage_of(tmp_path / "base.json"), folder=folder, name=name, type="F16", tools=tools)
     gguf, level = folder / f"{name}-F16.gguf", folder / f"{name}-{LEVEL}.gguf"
     quantize(source=gguf, target=level, level=LEVEL, nthreads=1, tools=tools)
-    seams = parity(
+    checks = parity(
         Chain(base, adapter, merged, gguf, {LEVEL: level}), Measure(ROWS, params.parity, params.evaluate, tools, tmp_path),
         base_gguf=folder / f"{name}-base-F16.gguf", lora=folder / f"{name}-lora.gguf",
     )  # fmt: skip
     # a random model never ends an answer, so nothing can be said about that
-    assert seams.pop("behaviour_answers_end").verdict == "not measured"
-    assert {key: (seam.sentence, seam.remedy) for key, seam in seams.items() if seam.verdict != "pass"} == {}
-    assert len(seams) >= 17
+    assert checks.pop("behavior_answers_end").verdict == "not measured"
+    assert {key: (check.sentence, check.remedy) for key, check in checks.items() if check.verdict != "pass"} == {}
+    assert len(checks) >= 17

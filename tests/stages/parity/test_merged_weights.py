@@ -1,4 +1,4 @@
-"""The seam of the merged weights: a right merge passes, every planted fault fails with its cause."""
+"""The parity check of the merged weights: a right merge passes, every planted fault fails with its cause."""
 
 import json
 import re
@@ -19,20 +19,20 @@ from pipeline.stages.merge.stage import merge
 from pipeline.stages.parity.merged_weights import LIMIT, merged_weights
 
 HEAD = "lm_head.weight"
-ADAPTED = "model.layers.0.self_attn.q_proj.weight"
+BASE_WITH_ADAPTER = "model.layers.0.self_attn.q_proj.weight"
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """base, adapter, and the merges into both bases: w16, nf4."""
+    """base, adapter, and the merges into both bases: 16-bit, nf4."""
     folder = tmp_path_factory.mktemp("made")
     base = merging.write_base(folder / "base")
     (folder / "adapter").mkdir()
     adapter = merging.write_adapter(base, folder / "adapter", target_modules=["q_proj", "v_proj", "o_proj", "down_proj"])
     merging.add_run(adapter)
     (adapter / "chat_template.jinja").write_text("{{ messages }}")
-    for onto in ("w16", "nf4"):
-        merge(base=base, adapter=adapter, merged=folder / onto, dtype="float16", onto=onto)  # type: ignore[arg-type]
+    for merge_base in ("16-bit", "nf4"):
+        merge(base=base, adapter=adapter, merged=folder / merge_base, dtype="float16", merge_base=merge_base)  # type: ignore[arg-type]
     return folder
 
 
@@ -44,7 +44,7 @@ def project(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "p"
 
 
-def seam(folder: Path, merged: str = "merged") -> Check:
+def check(folder: Path, merged: str = "merged") -> Check:
     return merged_weights(folder / "base", folder / "adapter", folder / merged)["weights_merged"]
 
 
@@ -57,9 +57,9 @@ def edit_json(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-@pytest.mark.parametrize("onto", ["w16", "nf4"])
-def test_a_right_merge_passes(onto: str, made: Path) -> None:
-    found = seam(made, onto)
+@pytest.mark.parametrize("merge_base", ["16-bit", "nf4"])
+def test_a_right_merge_passes(merge_base: str, made: Path) -> None:
+    found = check(made, merge_base)
     assert found.verdict == "pass", found.sentence
     assert found.figure is not None
     assert 0.4 < found.figure <= LIMIT
@@ -74,16 +74,16 @@ def test_every_kind_of_adapter_is_judged(kind: str, tmp_path: Path) -> None:
     name, settings, _ = KINDS[kind]
     base = merging.write_base(tmp_path / "base", **BASES[name])
     merging.write_adapter(base, tmp_path / "adapter", **settings)
-    merge(base=base, adapter=tmp_path / "adapter", merged=tmp_path / "merged", dtype="bfloat16", onto="w16")
-    found = seam(tmp_path)
+    merge(base=base, adapter=tmp_path / "adapter", merged=tmp_path / "merged", dtype="bfloat16", merge_base="16-bit")
+    found = check(tmp_path)
     assert found.verdict == "pass", found.sentence
     assert found.figures["bit_equal"] > 5
     edit(tmp_path, lambda t: {key: value * (1 + 2**-7) for key, value in t.items()})
-    assert seam(tmp_path).verdict == "fail"
+    assert check(tmp_path).verdict == "fail"
 
 
 def remerge(folder: Path, how: str = "nf4", **record: Any) -> None:
-    merge(base=folder / "base", adapter=folder / "adapter", merged=folder / "merged", dtype="float16", onto=how)  # type: ignore[arg-type]
+    merge(base=folder / "base", adapter=folder / "adapter", merged=folder / "merged", dtype="float16", merge_base=how)  # type: ignore[arg-type]
     edit_json(folder / "merged/merge.json", **record)
 
 
@@ -104,7 +104,7 @@ def twice(folder: Path) -> None:
     for name in ("config.json", "generation_config.json"):
         shutil.copyfile(folder / "base" / name, folder / "merged" / name)
     shutil.copytree(folder / "merged", folder / "once")
-    remerged = merge(base=folder / "once", adapter=folder / "adapter", merged=folder / "again", dtype="float16", onto="w16")
+    remerged = merge(base=folder / "once", adapter=folder / "adapter", merged=folder / "again", dtype="float16", merge_base="16-bit")
     assert remerged["adapted"] == 8
     shutil.copyfile(folder / "again/model.safetensors", folder / "merged/model.safetensors")
 
@@ -114,9 +114,9 @@ def of_another_type(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def swapped(tensors: dict[str, Any]) -> dict[str, Any]:
-    rows = torch.arange(len(tensors[ADAPTED]))
+    rows = torch.arange(len(tensors[BASE_WITH_ADAPTER]))
     rows[3], rows[4] = 4, 3
-    return tensors | {ADAPTED: tensors[ADAPTED][rows]}
+    return tensors | {BASE_WITH_ADAPTER: tensors[BASE_WITH_ADAPTER][rows]}
 
 
 def zeroed(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -129,13 +129,15 @@ def without(*names: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 FAULTS: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], None], str, str]] = {
-    "not merged": (lambda p, m: edit(p, lambda _: base_values(p)) or edit_json(p / "merged/merge.json", onto="w16"), "8 of 27", "was not merged"),
+    "not merged": (lambda p, m: edit(p, lambda _: base_values(p)) or edit_json(p / "merged/merge.json", merge_base="16-bit"), "8 of 27",
+    "was not merged"),
     "merged twice": (lambda p, m: twice(p), "8 of 27 tensors are off", "The adapter was merged twice"),
-    "W16 for NF4": (lambda p, m: remerge(p, "w16", onto="nf4"), "14 of 27", "was merged into the 16-bit base, where the merge's record says nf4"),
-    "NF4 for W16": (lambda p, m: remerge(p, "nf4", onto="w16"), "14 of 27", "merged into NF4 in blocks of 64 with double quantisation"),
+    "16-BIT for NF4": (lambda p, m: remerge(p, "16-bit", merge_base="nf4"), "14 of 27", ("was merged into the 16-bit base, where the merge's "
+        "record says nf4")),
+    "NF4 for 16-BIT": (lambda p, m: remerge(p, "nf4", merge_base="16-bit"), "14 of 27", "merged into NF4 in blocks of 64 with double quantization"),
     "NF4 of another block": (lambda p, m: other_nf4(p, Nf4("bfloat16", True, 128), m), "14 of 27", "NF4 in blocks of 128 with double"),
-    "NF4 without double quantisation": (lambda p, m: other_nf4(p, Nf4("bfloat16", False), m), "14 of 27", "NF4 in blocks of 64 without double"),
-    "NF4 of another type": (lambda p, m: other_nf4(p, Nf4("float16", True), m), "14 of 27", "with double quantisation, computed in float16"),
+    "NF4 without double quantization": (lambda p, m: other_nf4(p, Nf4("bfloat16", False), m), "14 of 27", "NF4 in blocks of 64 without double"),
+    "NF4 of another type": (lambda p, m: other_nf4(p, Nf4("float16", True), m), "14 of 27", "with double quantization, computed in float16"),
     "another type on the way": (lambda p, m: edit(p, of_another_type), "tensors are off", "rounded to bfloat16 on the way"),
     "adapter of another base": (lambda p, m: edit_json(p / "merged/merge.json", base_weights_sha256="0" * 64)
                                 or edit_json(p / "adapter/run.json", base={"weights_sha256": "1" * 64}), "000000000000", "belongs to another base"),
@@ -144,7 +146,7 @@ FAULTS: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], None], str, str]] =
     "bias missing": (lambda p, m: edit(p, without("model.layers.0.self_attn.q_proj.bias")), "first model.layers.0.self_attn.q_proj.bias", "was cut"),
     "a tensor more": (lambda p, m: edit(p, lambda t: t | {"model.extra": torch.zeros(2)}), "first model.extra", "of another base"),
     "another shape": (lambda p, m: edit(p, lambda t: t | {HEAD: t[HEAD][:90]}), r"lm_head.weight is \(90, 64\) and should be", "of another base"),
-    "shuffled rows": (lambda p, m: edit(p, swapped), f"1 of 27 tensors are off, first {ADAPTED}", "None of the usual causes fits"),
+    "shuffled rows": (lambda p, m: edit(p, swapped), f"1 of 27 tensors are off, first {BASE_WITH_ADAPTER}", "None of the usual causes fits"),
     "zeroed block": (lambda p, m: edit(p, zeroed), "1 of 27 tensors are off, first model.embed_tokens.weight", "None of the usual causes fits"),
     "not a number": (lambda p, m: edit(p, lambda t: t | {HEAD: t[HEAD] * float("nan")}), "worst lm_head.weight, inf ulp", "may be damaged"),
     "config changed": (lambda p, m: edit_json(p / "merged/config.json", rms_norm_eps=0.5), "rms_norm_eps 0.5 in place of", "changed after the merge"),
@@ -156,7 +158,7 @@ FAULTS: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], None], str, str]] =
 def test_a_planted_fault_is_found_and_named(fault: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, detail, cause = FAULTS[fault]
     plant(project, monkeypatch)
-    found = seam(project)
+    found = check(project)
     assert found.verdict == "fail"
     assert re.search(detail, found.sentence), found.sentence
     assert cause in found.remedy

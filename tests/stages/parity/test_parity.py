@@ -10,7 +10,7 @@ import yaml
 from gguf_edit import change_rows
 
 from pipeline.__main__ import main
-from pipeline.stages.parity.check import count_seam, first_difference
+from pipeline.stages.parity.check import count_check, first_difference
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def project(finished: Path, tmp_path: Path) -> Path:
 
 def run(project: Path) -> tuple[int, dict[str, Any]]:
     code = main(["parity", "--root", str(project)])
-    return code, json.loads((project / "reports/parity.json").read_text())["seams"]
+    return code, json.loads((project / "reports/parity.json").read_text())["checks"]
 
 
 def test_a_template_with_a_space_more_fails_the_run_by_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,22 +33,22 @@ def test_a_template_with_a_space_more_fails_the_run_by_name(project: Path, capsy
     text = template.read_text(encoding="utf-8")
     assert "<|im_end|>\\n" in text
     template.write_text(text.replace("<|im_end|>\\n", "<|im_end|> \\n"), encoding="utf-8")
-    code, seams = run(project)
+    code, checks = run(project)
     assert code == 5
-    assert {key for key, seam in seams.items() if seam["verdict"] == "fail"} == {"text_template", "text_chat_template", "weights_merged"}
-    said = capsys.readouterr().err
-    assert "Q-PARITY-001" in said and "Template text failed" in said
-    assert "likely cause: " in said
+    assert {key for key, check in checks.items() if check["verdict"] == "fail"} == {"text_template", "text_chat_template", "weights_merged"}
+    output = capsys.readouterr().err
+    assert "Q-PARITY-001" in output and "Template text failed" in output
+    assert "likely cause: " in output
     assert "Something was lost" in (project / "reports/parity.html").read_text(encoding="utf-8")
 
 
 def test_a_quick_parity_names_what_it_did_not_measure(project: Path) -> None:
-    code, seams = run(project)
+    code, checks = run(project)
     assert code == 0
-    assert {key for key, seam in seams.items() if seam["verdict"] == "not measured"} == {
-        "outputs_trained", "outputs_sixteen", "outputs_gguf", "outputs_q4_k_m", "outputs_q5_k_m", "outputs_lora", "behaviour",
+    assert {key for key, check in checks.items() if check["verdict"] == "not measured"} == {
+        "outputs_trained", "outputs_sixteen", "outputs_gguf", "outputs_q4_k_m", "outputs_q5_k_m", "outputs_lora", "behavior",
     }  # fmt: skip
-    assert "`quench parity --depth standard` measures it" in seams["outputs_q4_k_m"]["detail"]
+    assert "`quench parity --depth standard` measures it" in checks["outputs_q4_k_m"]["detail"]
     assert not list((project / "models").glob(".*"))
 
 
@@ -58,11 +58,11 @@ def test_weights_are_judged_also_where_llama_cpp_refuses_the_file(project: Path)
 
     file = project / "models/gguf/tiny-F16.gguf"
     change_tensors(file, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != "output_norm.weight"})
-    code, seams = run(project)
+    code, checks = run(project)
     assert code == 5
-    assert "output_norm.weight" in seams["weights_gguf"]["detail"]
-    assert (seams["text_template"]["verdict"], seams["tokens_corpus"]["verdict"]) == ("not measured", "not measured")
-    assert "llama-server ended" in seams["text_template"]["detail"]
+    assert "output_norm.weight" in checks["weights_gguf"]["detail"]
+    assert (checks["text_template"]["verdict"], checks["tokens_corpus"]["verdict"]) == ("not measured", "not measured")
+    assert "llama-server ended" in checks["text_template"]["detail"]
 
 
 def test_where_only_llama_cpp_fails_it_is_its_own_error(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,10 +83,10 @@ def test_a_zeroed_block_of_a_level_is_named(project: Path) -> None:
         return rows
 
     change_rows(project / "models/gguf/tiny-Q4_K_M.gguf", "blk.0.ffn_gate.weight", zero)
-    code, seams = run(project)
+    code, checks = run(project)
     assert code == 5
-    assert [key for key, seam in seams.items() if seam["verdict"] == "fail"] == ["weights_q4_k_m"]
-    assert "blk.0.ffn_gate.weight" in seams["weights_q4_k_m"]["detail"]
+    assert [key for key, check in checks.items() if check["verdict"] == "fail"] == ["weights_q4_k_m"]
+    assert "blk.0.ffn_gate.weight" in checks["weights_q4_k_m"]["detail"]
 
 
 def test_the_first_difference_shows_both_sides() -> None:
@@ -94,8 +94,8 @@ def test_the_first_difference_shows_both_sides() -> None:
     assert first_difference([1, 2], [1, 2, 3]) == "at 2 training has [], llama-server [3]"
 
 
-def test_a_seam_that_compared_nothing_has_not_passed() -> None:
-    assert count_seam("X", "x", 0, 0, "").verdict == "not measured"
-    assert count_seam("X", "x", 0, 1, "", "why").remedy == ""
-    failed = count_seam("X", "x", 2, 3, "here", "why")
+def test_a_check_that_compared_nothing_has_not_passed() -> None:
+    assert count_check("X", "x", 0, 0, "").verdict == "not measured"
+    assert count_check("X", "x", 0, 1, "", "why").remedy == ""
+    failed = count_check("X", "x", 2, 3, "here", "why")
     assert (failed.verdict, failed.figure, failed.sentence, failed.remedy) == ("fail", 2.0, "3 compared; first difference: here", "why")

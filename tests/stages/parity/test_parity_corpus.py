@@ -1,4 +1,6 @@
-"""seams.corpus and seams.tokens: strings on which tokenizers part, by training's tokenizer and a GGUF's vocabulary; planted faults are named."""
+"""parity checks.corpus and parity checks.tokens: strings on which tokenizers part, by training's tokenizer and a GGUF's vocabulary; planted faults
+are named.
+"""
 
 import unicodedata
 from collections.abc import Callable
@@ -37,7 +39,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def measure(tokenizer: Any, tools: Toolchain, tmp_path: Path) -> Callable[..., Check]:
-    """The seam of a GGUF with some fields changed."""
+    """The parity check of a GGUF with some fields changed."""
 
     def run(**changed: Any) -> Check:
         file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", **changed)
@@ -69,9 +71,9 @@ def test_every_assigned_character_is_in_a_run() -> None:
 
 
 def test_equal_vocabularies_pass(measure: Callable[..., Check]) -> None:
-    seam = measure()
-    assert (seam.verdict, seam.figure, seam.remedy) == ("pass", 0.0, "")
-    assert seam.figures["compared"] >= COUNT
+    check = measure()
+    assert (check.verdict, check.figure, check.remedy) == ("pass", 0.0, "")
+    assert check.figures["compared"] >= COUNT
 
 
 @pytest.mark.parametrize("planted", ["swapped", "cut", "merges", "type"])
@@ -85,10 +87,10 @@ def test_planted_faults_are_caught_and_named(planted: str, measure: Callable[...
         "merges": ({"tokenizer__ggml__merges": ["h e"]}, "by another rule than training (tokenizer.ggml.pre is 'smollm')"),
         "type": ({"tokenizer__ggml__token_type": [1] * 261}, "by another rule than training"),
     }[planted]
-    seam = measure(**changed)
-    assert seam.verdict == "fail"
-    assert cause in seam.remedy
-    assert "first difference: " in seam.sentence
+    check = measure(**changed)
+    assert check.verdict == "fail"
+    assert cause in check.remedy
+    assert "first difference: " in check.sentence
 
 
 def test_another_pre_tokenizer_is_named(tools: Toolchain, tmp_path: Path) -> None:
@@ -99,9 +101,9 @@ def test_another_pre_tokenizer_is_named(tools: Toolchain, tmp_path: Path) -> Non
     corpus = list(strings(tokenizer, [], COUNT))
     for pre, verdict in (("smollm", "pass"), ("gpt-2", "fail")):
         file = tiny.tiny_gguf(tmp_path / f"{pre}.gguf", **(own | {"tokenizer__ggml__pre": pre}))
-        seam = corpus_ids(corpus, tokenizer, file, tools)
-        assert seam.verdict == verdict, seam.sentence
-    assert "gpt-2.gguf splits or merges text by another rule than training (tokenizer.ggml.pre is 'gpt-2')" in seam.remedy
+        check = corpus_ids(corpus, tokenizer, file, tools)
+        assert check.verdict == verdict, check.sentence
+    assert "gpt-2.gguf splits or merges text by another rule than training (tokenizer.ggml.pre is 'gpt-2')" in check.remedy
 
 
 def test_tokens_that_llama_cpp_takes_for_control_tokens_are_named(tools: Toolchain, tmp_path: Path) -> None:
@@ -110,9 +112,9 @@ def test_tokens_that_llama_cpp_takes_for_control_tokens_are_named(tools: Toolcha
     tokens[257] = "</s>"
     file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__ggml__tokens=tokens, tokenizer__ggml__merges=["h e"])
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
-    seam = corpus_ids(["a</s>b", "ab"], tokenizer, file, tools)
-    assert (seam.verdict, seam.figures["compared"]) == ("pass", 1.0)
-    assert "1 strings with </s> left out, which llama.cpp takes for a control token" in seam.sentence
+    check = corpus_ids(["a</s>b", "ab"], tokenizer, file, tools)
+    assert (check.verdict, check.figures["compared"]) == ("pass", 1.0)
+    assert "1 strings with </s> left out, which llama.cpp takes for a control token" in check.sentence
     assert corpus_ids([], tokenizer, file, tools).verdict == "not measured"
 
 
@@ -130,9 +132,9 @@ def test_conversations_have_the_same_ids(changed: dict[str, Any], verdict: str, 
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", template))
     with serving(tools, file, ctx_size=256, threads=1) as server:
         texts = served_texts(tokenizer, server, [Conversation([user("hello")])])
-        seam = token_ids(texts, tokenizer, server, file)
-    assert (seam.verdict, cause in seam.remedy) == (verdict, True)
-    assert bool(seam.remedy) == (verdict == "fail")
+        check = token_ids(texts, tokenizer, server, file)
+    assert (check.verdict, cause in check.remedy) == (verdict, True)
+    assert bool(check.remedy) == (verdict == "fail")
 
 
 @settings(max_examples=draws(50))

@@ -20,8 +20,8 @@ from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
 from pipeline.metrics.forward import plain_model, run_settings, trained_logits
-from pipeline.stages.parity.hand_overs import Said, gguf_seam, level_seam, lora_seam, merge_seams
-from pipeline.stages.parity.outputs import Bench, Chain, merged_onto, output_seams
+from pipeline.stages.parity.hand_overs import Outputs, gguf_check, level_check, lora_check, merge_checks
+from pipeline.stages.parity.outputs import Bench, Chain, merge_base_of, output_checks
 
 LIMITS: Any = SimpleNamespace(max_kld_exact=1.0e-3, max_kld_trained=0.7, max_kld_level=0.7)
 PROMPTS = [spread([*range(1000, 1030), tiny.END], 4), spread([*range(40, 60)], 4)]
@@ -43,12 +43,12 @@ def chain(project: Path, **changed: Path) -> Chain:
 
 def test_a_finished_project_loses_nothing(finished: Path, tmp_path: Path, tools: Toolchain) -> None:
     gguf = finished / "models/gguf"
-    seams = output_seams(chain(finished), bench(tmp_path, tools), LIMITS, base_gguf=gguf / "tiny-base-F16.gguf", lora=gguf / "tiny-lora.gguf")
-    assert {key: seam.verdict for key, seam in seams.items()} == dict.fromkeys(
+    checks = output_checks(chain(finished), bench(tmp_path, tools), LIMITS, base_gguf=gguf / "tiny-base-F16.gguf", lora=gguf / "tiny-lora.gguf")
+    assert {key: check.verdict for key, check in checks.items()} == dict.fromkeys(
         ("outputs_sixteen", "outputs_trained", "outputs_gguf", "outputs_q4_k_m", "outputs_lora", "outputs_lora_q4_k_m"), "pass"
     )
-    assert all(set(seam.figures) == {"nmse", "kld_max", "same_top", "positions", "kld_trained"} for seam in seams.values())
-    assert 0 < seams["outputs_sixteen"].figure < 1e-4 < seams["outputs_q4_k_m"].figure
+    assert all(set(check.figures) == {"nmse", "kld_max", "same_top", "positions", "kld_trained"} for check in checks.values())
+    assert 0 < checks["outputs_sixteen"].figure < 1e-4 < checks["outputs_q4_k_m"].figure
     assert not list((tmp_path / "scratch").iterdir())  # hundreds of megabytes, in a real run
 
 
@@ -61,17 +61,17 @@ def test_an_adapter_that_was_not_merged_is_named(finished: Path, tmp_path: Path,
     save_file({name: value * 30 for name, value in load_file(file).items()}, file)
     shutil.copyfile(finished / "models/base/model.safetensors", merged / "model.safetensors")
     base_gguf = finished / "models/gguf/tiny-base-F16.gguf"
-    seams = output_seams(chain(finished, adapter=adapter, merged=merged, gguf=base_gguf, levels={}), bench(tmp_path, tools), LIMITS)
-    assert (seams["outputs_sixteen"].verdict, seams["outputs_gguf"].verdict) == ("fail", "pass")
-    assert "the adapter was not merged" in seams["outputs_sixteen"].remedy
+    checks = output_checks(chain(finished, adapter=adapter, merged=merged, gguf=base_gguf, levels={}), bench(tmp_path, tools), LIMITS)
+    assert (checks["outputs_sixteen"].verdict, checks["outputs_gguf"].verdict) == ("fail", "pass")
+    assert "the adapter was not merged" in checks["outputs_sixteen"].remedy
 
 
 def test_merge_json_says_what_was_merged_into(tmp_path: Path) -> None:
-    (tmp_path / "merge.json").write_text('{"onto": "nf4"}', encoding="utf-8")
-    assert merged_onto(tmp_path) == "nf4"
+    (tmp_path / "merge.json").write_text('{"merge_base": "nf4"}', encoding="utf-8")
+    assert merge_base_of(tmp_path) == "nf4"
     (tmp_path / "merge.json").write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="Q-PARITY-004"):
-        merged_onto(tmp_path)
+        merge_base_of(tmp_path)
 
 
 def test_an_adapter_without_a_record_is_refused(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_gguf_of_another_vocabulary_cannot_be_compared(tmp_path: Path, tools: 
 
 
 def test_sixteen_bit_weights_are_computed_with_in_float32(finished: Path) -> None:
-    """The same logits as of the whole model in float32, and 16-bit weights again after each forward."""
+    """The same logits as of the entire model in float32, and 16-bit weights again after each forward."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -177,11 +177,11 @@ def test_a_model_is_gone_before_the_next_one_is_loaded(finished: Path, tmp_path:
 # --- causes ---
 
 
-def said(**models: Any) -> Said:
+def output(**models: Any) -> Outputs:
     """A chain in which all say the same, but for `models`."""
     same: Any = [halves(8, 50)]
     names = ("as_trained", "trained", "sixteen", "merged", "gguf")
-    return Said(**{name: models.get(name, same) for name in names}, untuned=lambda: models.get("untuned", [halves(8, 50, seed=9)]), where="1 row")
+    return Outputs(**{name: models.get(name, same) for name in names}, untuned=lambda: models.get("untuned", [halves(8, 50, seed=9)]), where="1 row")
 
 
 OTHER, THIRD = [halves(8, 50, seed=1) * 3], [halves(8, 50, seed=2) * 3]
@@ -189,48 +189,48 @@ STRANGE = [np.full((8, 50), np.nan, np.float32)]
 
 
 @pytest.mark.parametrize(
-    ("onto", "models", "failed", "cause"),
+    ("merge_base", "models", "failed", "cause"),
     [
-        ("w16", {}, [], ""),
+        ("16-bit", {}, [], ""),
         ("nf4", {}, [], ""),
-        ("w16", {"merged": OTHER, "untuned": OTHER}, ["outputs_sixteen", "outputs_trained"], "the adapter was not merged"),
-        ("w16", {"merged": OTHER, "trained": OTHER}, ["outputs_sixteen"], "merged into the NF4 base"),
+        ("16-bit", {"merged": OTHER, "untuned": OTHER}, ["outputs_sixteen", "outputs_trained"], "the adapter was not merged"),
+        ("16-bit", {"merged": OTHER, "trained": OTHER}, ["outputs_sixteen"], "merged into the NF4 base"),
         ("nf4", {"merged": OTHER, "sixteen": OTHER}, ["outputs_trained"], "merged into the 16-bit base"),
-        ("w16", {"trained": OTHER}, ["outputs_trained"], "set merge.base to nf4 or auto"),
-        ("nf4", {"sixteen": OTHER}, ["outputs_sixteen"], "set merge.base to w16 or auto"),
-        ("w16", {"merged": OTHER}, ["outputs_sixteen", "outputs_trained"], "not this base with this adapter"),
-        ("w16", {"merged": STRANGE}, ["outputs_sixteen", "outputs_trained"], "too large for float16"),
-        ("w16", {"sixteen": STRANGE}, ["outputs_sixteen"], "too large for float16"),
-        ("w16", {"merged": [halves(8, 51)]}, ["outputs_sixteen", "outputs_trained"], "not the same model"),
+        ("16-bit", {"trained": OTHER}, ["outputs_trained"], "set merge.base to nf4 or auto"),
+        ("nf4", {"sixteen": OTHER}, ["outputs_sixteen"], "set merge.base to 16-bit or auto"),
+        ("16-bit", {"merged": OTHER}, ["outputs_sixteen", "outputs_trained"], "not this base with this adapter"),
+        ("16-bit", {"merged": STRANGE}, ["outputs_sixteen", "outputs_trained"], "too large for float16"),
+        ("16-bit", {"sixteen": STRANGE}, ["outputs_sixteen"], "too large for float16"),
+        ("16-bit", {"merged": [halves(8, 51)]}, ["outputs_sixteen", "outputs_trained"], "not the same model"),
     ],
 )
-def test_causes_of_a_merge_that_lost_something(onto: str, models: dict[str, Any], failed: list[str], cause: str) -> None:
-    seams = merge_seams(said(**models), onto, LIMITS)
-    assert [key for key, seam in seams.items() if seam.verdict == "fail"] == failed
-    assert all(cause in seams[key].remedy for key in failed)
-    assert all(seam.figure is not None and np.isfinite(list(seam.figures.values())).all() for seam in seams.values())
+def test_causes_of_a_merge_that_lost_something(merge_base: str, models: dict[str, Any], failed: list[str], cause: str) -> None:
+    checks = merge_checks(output(**models), merge_base, LIMITS)
+    assert [key for key, check in checks.items() if check.verdict == "fail"] == failed
+    assert all(cause in checks[key].remedy for key in failed)
+    assert all(check.figure is not None and np.isfinite(list(check.figures.values())).all() for check in checks.values())
 
 
 @pytest.mark.parametrize(
-    ("seam", "cause"),
+    ("check", "cause"),
     [
-        (lambda: gguf_seam(said(gguf=OTHER, untuned=OTHER), "X", LIMITS), "is the untuned base"),
-        (lambda: gguf_seam(said(merged=OTHER), "X", LIMITS), "the merged model is not"),
-        (lambda: gguf_seam(said(gguf=OTHER), "X", LIMITS), "another model or is damaged"),
-        (lambda: level_seam("X", "Q4_K_M", said().gguf, OTHER, said(), LIMITS), "Q4_K_M costs this model more"),
-        (lambda: lora_seam(said(untuned=OTHER), OTHER, "w16", LIMITS), "changes nothing"),
-        (lambda: lora_seam(said(sixteen=THIRD), said().gguf, "nf4", LIMITS), "of another run"),
+        (lambda: gguf_check(output(gguf=OTHER, untuned=OTHER), "X", LIMITS), "is the untuned base"),
+        (lambda: gguf_check(output(merged=OTHER), "X", LIMITS), "the merged model is not"),
+        (lambda: gguf_check(output(gguf=OTHER), "X", LIMITS), "another model or is damaged"),
+        (lambda: level_check("X", "Q4_K_M", output().gguf, OTHER, output(), LIMITS), "Q4_K_M costs this model more"),
+        (lambda: lora_check(output(untuned=OTHER), OTHER, "16-bit", LIMITS), "changes nothing"),
+        (lambda: lora_check(output(sixteen=THIRD), output().gguf, "nf4", LIMITS), "of another run"),
     ],
 )
-def test_causes_of_a_gguf_that_lost_something(seam: Callable[[], Any], cause: str) -> None:
-    assert seam().verdict == "fail"
-    assert cause in seam().remedy
+def test_causes_of_a_gguf_that_lost_something(check: Callable[[], Any], cause: str) -> None:
+    assert check().verdict == "fail"
+    assert cause in check().remedy
 
 
 def test_an_adapter_on_the_base_is_held_against_what_it_can_equal() -> None:
-    """The merge's GGUF where it went onto the 16-bit base, else the 16-bit base with the adapter."""
-    assert lora_seam(said(gguf=OTHER), OTHER, "w16", LIMITS).verdict == "pass"
-    assert lora_seam(said(gguf=OTHER, sixteen=THIRD), THIRD, "nf4", LIMITS).verdict == "pass"
+    """The merge's GGUF where it went into the 16-bit base, else the 16-bit base with the adapter."""
+    assert lora_check(output(gguf=OTHER), OTHER, "16-bit", LIMITS).verdict == "pass"
+    assert lora_check(output(gguf=OTHER, sixteen=THIRD), THIRD, "nf4", LIMITS).verdict == "pass"
 
 
 def test_keys_of_levels() -> None:

@@ -1,13 +1,13 @@
-"""parity_page, its words and its drawings: every seam is shown with its verdict, none as better than it is, and the page loads nothing."""
+"""parity_page, its words and its drawings: every parity check is shown with its verdict, none as better than it is, and the page loads nothing."""
 
 import re
 from typing import Any
 
 import pytest
 from html_page import Page
-from parity_inputs import failed_report, merge_report, outputs, parity_report, seam
+from parity_inputs import check, failed_report, merge_report, outputs, parity_report
 
-from pipeline.pages.parity_words import code, counts, first_failed, grouped, place_of, sentence, title
+from pipeline.pages.parity_summary import code, counts, first_failed, grouped, place_of, sentence, title
 from pipeline.pages.templating import TEMPLATES
 from pipeline.stages.parity.divergence_chart import divergences
 from pipeline.stages.parity.drawings import chain
@@ -18,7 +18,7 @@ def page_of(report: dict[str, Any], merge: dict[str, Any] | None = None) -> Page
     return Page(render_parity_page(report, merge))
 
 
-@pytest.mark.parametrize("report", [parity_report("full"), parity_report("quick"), failed_report(), {"verdict": "pass", "seams": {}}])
+@pytest.mark.parametrize("report", [parity_report("full"), parity_report("quick"), failed_report(), {"verdict": "pass", "checks": {}}])
 def test_the_page_is_whole_accessible_and_loads_nothing(report: dict[str, Any]) -> None:
     html = render_parity_page(report, merge_report())
     page = Page(html)
@@ -38,97 +38,98 @@ def test_the_page_is_whole_accessible_and_loads_nothing(report: dict[str, Any]) 
     assert render_parity_page(report, merge_report()) == html
 
 
-def test_every_seam_is_a_row_with_all_that_is_known_of_it() -> None:
+def test_every_check_is_a_row_with_all_that_is_known_of_it() -> None:
     report = parity_report("full")
     text = page_of(report, merge_report()).text
-    for one in report["seams"].values():
+    for one in report["checks"].values():
         assert one["title"] in text
         assert one["detail"] in text
-    for words in ("Every seam holds", "18of 18 seams", "ulp", "largest KLD 0.0961", "mean relative RMSE 0.0412", "same top token > 99.9 %",
-                  "merged into the base as NF4 rounds it", "0.2911 to 0.3480 nats, 32 rows.", "None: every seam"):  # fmt: skip
+    for words in ("Every parity check holds", "18of 18 parity checks", "ulp", "largest KLD 0.0961", "mean relative RMSE 0.0412",
+    "same top token > 99.9 %",
+                  "merged into the base as NF4 rounds it", "0.2911 to 0.3480 nats, 32 rows.", "None: every parity check"):  # fmt: skip
         assert words in text, words
     assert text.index("Template text") < text.index("Token ids") < text.index("Answers stop")
 
 
 def test_what_was_not_measured_is_not_passed_and_how_to_measure_it_is_said() -> None:
     text = page_of(parity_report("quick")).text
-    assert "No seam failed, but not all were measured" in text
-    assert "9 of 18 seams hold; 9 were not measured" in text
+    assert "No parity check failed, but not all were measured" in text
+    assert "9 of 18 parity checks hold; 9 were not measured" in text
     assert "quench parity --depth full" in text
     assert "parity.depth is quick" in text
     assert text.count("✓ pass") == 9 + 1  # and the legend's
     full = parity_report("full")
-    full["seams"]["text_template"]["verdict"] = "PASS"
+    full["checks"]["text_template"]["verdict"] = "PASS"
     text = page_of(full).text
-    assert "17 of 18 seams hold; 1 was not measured" in text
+    assert "17 of 18 parity checks hold; 1 was not measured" in text
     assert "--depth full" not in text  # it was that deep
 
 
-def test_a_failed_seam_heads_the_page_with_its_cause() -> None:
+def test_a_failed_check_heads_the_page_with_its_cause() -> None:
     html = render_parity_page(failed_report(), merge_report())
     text = Page(html).text
-    assert text.index("Something was lost: 2 of 18 seams failed") < text.index("“Merged → F16, weights”: do not serve") < text.index("✓ pass")
+    assert text.index("Something was lost: 2 of 18 parity checks failed") < text.index("“Merged → F16, weights”: do not serve") < text.index("✓ pass")
     assert "1 (limit 0 differences); blk.3.attn_q.weight differs from row 17 on" in text
     assert "<code>snakemake --force convert</code>" in html
     assert "<b>1</b>" in text  # a detail, as text
-    assert "Every seam holds" not in text
+    assert "Every parity check holds" not in text
 
 
-def test_a_report_that_failed_without_a_failed_seam_does_not_hold() -> None:
+def test_a_report_that_failed_without_a_failed_check_does_not_hold() -> None:
     report = parity_report("full") | {"verdict": "fail"}
     assert title(report) == "Parity did not pass"
     assert "snakemake --force parity" in sentence(report)
-    empty: dict[str, Any] = {"verdict": "pass", "seams": {}}
+    empty: dict[str, Any] = {"verdict": "pass", "checks": {}}
     assert title(empty) == "Parity did not pass"
-    assert "None of 0 seams failed, 0 hold" in sentence(empty)
+    assert "None of 0 parity checks failed, 0 hold" in sentence(empty)
 
 
 def test_the_first_to_fail_is_the_first_on_the_way() -> None:
     report = failed_report()
-    report["seams"] = dict(reversed(report["seams"].items()))
-    assert (first_failed(report["seams"]) or {})["title"] == "Merged → F16, weights"
-    assert counts(report["seams"]) == {"fail": 2, "not measured": 2, "pass": 14}
-    assert list(grouped(report["seams"])) == ["Text", "Tokens", "Weights", "Outputs", "Behaviour"]
-    assert list(grouped({"odd": seam("Odd", "", 1.0, 2.0, "", "pass", "")})) == ["Other"]
+    report["checks"] = dict(reversed(report["checks"].items()))
+    assert (first_failed(report["checks"]) or {})["title"] == "Merged → F16, weights"
+    assert counts(report["checks"]) == {"fail": 2, "not measured": 2, "pass": 14}
+    assert list(grouped(report["checks"])) == ["Text", "Tokens", "Weights", "Outputs", "Behavior"]
+    assert list(grouped({"odd": check("Odd", "", 1.0, 2.0, "", "pass", "")})) == ["Other"]
 
 
 PLACES = {
     "weights_merged": "merged", "outputs_sixteen": "merged", "outputs_trained": "merged", "outputs_gguf": "16-bit GGUF",
     "weights_bf16": "16-bit GGUF", "outputs_q4_k_m": "Q4_K_M", "weights_q4_k_m_imatrix": "Q4_K_M-imatrix", "weights_iq4_xs": "IQ4_XS",
     "outputs_tq1_0": "TQ1_0", "weights_q8_0": "Q8_0", "outputs_lora": "16-bit GGUF+lora", "outputs_lora_q4_k_m": "Q4_K_M+lora",
-    "outputs_q5_0_lora": "Q5_0+lora", "behaviour_Q5_K_M": "Q5_K_M", "behaviour_stops": "", "text_template": "", "tokens_levels": "", "outputs": "",
+    "outputs_q5_0_lora": "Q5_0+lora", "behavior_Q5_K_M": "Q5_K_M", "behavior_stops": "", "text_template": "", "tokens_levels": "", "outputs": "",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("key", "place"), PLACES.items())
-def test_a_key_says_where_its_seam_stands(key: str, place: str) -> None:
+def test_a_key_says_where_its_check_stands(key: str, place: str) -> None:
     assert place_of(key) == place
 
 
-def test_the_chain_has_every_hand_over_coloured_and_marked() -> None:
-    drawing = chain(parity_report("full")["seams"])
+def test_the_chain_has_every_hand_over_colored_and_marked() -> None:
+    drawing = chain(parity_report("full")["checks"])
     text = Page(drawing).text
     for words in ("✓ weights", "✓ outputs, NF4 base 2.2e-06", "✓ outputs 0.0104", "text and tokens: ✓ text 1 of 1, ✓ tokens 4 of 4",
                   "Q5_K_M to served: ✓ 2 of 2", "adapter as a GGUF on the base's: ✓ outputs 5.1e-06"):  # fmt: skip
         assert words in text, words
-    assert "seam-fail" not in drawing
-    assert "seam-open" not in drawing
-    assert drawing.count("seam-pass way") == 3 + 2 + 2 + 2
+    assert "check-fail" not in drawing
+    assert "check-open" not in drawing
+    assert drawing.count("check-pass way") == 3 + 2 + 2 + 2
 
 
 def test_the_chain_names_what_failed_and_what_is_open() -> None:
-    drawing = chain(failed_report()["seams"])
+    drawing = chain(failed_report()["checks"])
     assert "merged to 16-bit GGUF: ✕ weights, ✕ outputs 2.31" in Page(drawing).text
-    assert drawing.count("seam-fail way") == 1
-    assert drawing.count("seam-open way") == 2  # the adapter's own GGUF
-    alone = chain({"weights_merged": parity_report()["seams"]["weights_merged"]})
+    assert drawing.count("check-fail way") == 1
+    assert drawing.count("check-open way") == 2  # the adapter's own GGUF
+    alone = chain({"weights_merged": parity_report()["checks"]["weights_merged"]})
     assert "merged to 16-bit GGUF: ○ not measured" in Page(alone).text
-    assert alone.count("seam-pass way") == 1
+    assert alone.count("check-pass way") == 1
 
 
 def test_the_chain_stays_inside_its_box_however_many_levels_there_are() -> None:
-    seams = {f"outputs_q{number}_0": outputs(f"F16 → Q{number}_0", 0.01, 0.1) for number in range(1, 9)}
-    drawing = chain(seams | {"outputs_lora_q4_0": outputs("LoRA", 0.1, 0.1)})
+    checks = {f"outputs_q{number}_0": outputs(f"F16 → Q{number}_0", 0.01, 0.1) for number in range(1, 9)}
+    drawing = chain(checks | {"outputs_lora_q4_0": outputs("LoRA", 0.1, 0.1)})
     height = float(re.search(r'viewBox="0 0 \S+ (\S+)"', drawing).group(1))  # type: ignore[union-attr]
     boxes = [float(y) + float(high) for y, high in re.findall(r'<rect [^>]*y="(\S+)" width="\S+" height="(\S+)"', drawing)]
     assert max(boxes) < height
@@ -136,14 +137,14 @@ def test_the_chain_stays_inside_its_box_however_many_levels_there_are() -> None:
 
 
 def test_divergences_are_drawn_on_a_logarithmic_scale_with_their_limits() -> None:
-    seams = {key: outputs(key, kld, 1e-3) for key, kld in (("outputs_a", 1e-6), ("outputs_b", 1e-4), ("outputs_c", 1e-2), ("outputs_d", 0.0))}
-    drawing = divergences(seams)
+    checks = {key: outputs(key, kld, 1e-3) for key, kld in (("outputs_a", 1e-6), ("outputs_b", 1e-4), ("outputs_c", 1e-2), ("outputs_d", 0.0))}
+    drawing = divergences(checks)
     dots = [float(x) for x in re.findall(r'<circle [^>]*cx="(\S+)"', drawing)]
     assert dots[1] - dots[0] == pytest.approx(dots[2] - dots[1], abs=0.2)
     assert dots[3] < dots[0]
     (limit,) = set(re.findall(r'chart-limit" x1="(\S+)"', drawing))
     assert dots[1] < float(limit) < dots[2]
-    assert divergences(parity_report("quick")["seams"]) == ""
+    assert divergences(parity_report("quick")["checks"]) == ""
 
 
 def test_code_between_backticks_and_everything_escaped() -> None:
@@ -152,7 +153,7 @@ def test_code_between_backticks_and_everything_escaped() -> None:
 
 
 def test_every_class_that_is_drawn_has_a_style() -> None:
-    styles = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "data.css", "seams.css", "parity.css"))
-    drawn = chain(failed_report()["seams"]) + divergences(failed_report()["seams"])
+    styles = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "data.css", "parity_checks.css", "parity.css"))
+    drawn = chain(failed_report()["checks"]) + divergences(failed_report()["checks"])
     for kind in {kind for kinds in re.findall(r'class="([^"]+)"', drawn) for kind in kinds.split()}:
         assert f".{kind}" in styles, kind

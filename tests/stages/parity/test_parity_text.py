@@ -1,4 +1,4 @@
-"""seams.text: conversations by training's template and by llama-server's; planted differences are caught and explained."""
+"""parity checks.text: conversations by training's template and by llama-server's; planted differences are caught and explained."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ Measure = Callable[..., Check]
 
 @pytest.fixture
 def measure(tools: Toolchain, tmp_path: Path) -> Measure:
-    """The seam of a model whose GGUF has template `served` and whose tokenizer has template `trained`."""
+    """The parity check of a model whose GGUF has template `served` and whose tokenizer has template `trained`."""
 
     def run(served: str | None, trained: str | None = None, conversations: list[Conversation] | None = None, **changed: Any) -> Check:
         f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=served, **changed)
@@ -35,12 +35,12 @@ def measure(tools: Toolchain, tmp_path: Path) -> Measure:
 
 def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolchain) -> None:
     template = (tools.source / "models" / "templates" / TOOLS_AND_REASONING).read_text(encoding="utf-8")
-    seam = measure(template, conversations=made())
-    assert seam.verdict == "pass", seam.sentence
-    assert seam.figures["compared"] >= 400
-    assert seam.figures["left_out"] == 0
-    assert "3 with numbers with a fraction, which llama-server shows in its own way" in seam.sentence
-    assert "4 with a tool that has not just name, description and parameters, which" in seam.sentence
+    check = measure(template, conversations=made())
+    assert check.verdict == "pass", check.sentence
+    assert check.figures["compared"] >= 400
+    assert check.figures["left_out"] == 0
+    assert "3 with numbers with a fraction, which llama-server shows in its own way" in check.sentence
+    assert "4 with a tool that has not just name, description and parameters, which" in check.sentence
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ def test_a_planted_difference_is_caught_and_explained(served: str | None, traine
     conversations = [Conversation([user("Hi")]), Conversation([user("Why?"), {"role": "assistant", "content": "So."}])]
     if served is None:
         trained = tiny.CHATML.replace("You are a helpful assistant.", "")  # llama-server takes a plain ChatML
-    seam = measure(served, trained, conversations)
-    assert (seam.verdict, seam.figure) == ("fail", 4.0)
-    assert cause in seam.remedy
-    assert "first difference: at " in seam.sentence
+    check = measure(served, trained, conversations)
+    assert (check.verdict, check.figure) == ("fail", 4.0)
+    assert cause in check.remedy
+    assert "first difference: at " in check.sentence
 
 
 def test_a_template_that_thinks_only_when_asked_is_named(measure: Measure, tools: Toolchain) -> None:
     """llama-server asks where the template knows thinking; training does not."""
     template = (tools.source / "models" / "templates" / "Qwen-QwQ-32B.jinja").read_text(encoding="utf-8")
-    seam = measure(template, conversations=[Conversation([user("Hi")])])
-    assert seam.verdict == "fail"
-    assert "llama-server switches thinking on (enable_thinking) where training" in seam.remedy
+    check = measure(template, conversations=[Conversation([user("Hi")])])
+    assert check.verdict == "fail"
+    assert "llama-server switches thinking on (enable_thinking) where training" in check.remedy
 
 
 def test_a_beginning_of_text_is_there_once(measure: Measure) -> None:
@@ -81,23 +81,23 @@ def test_a_beginning_of_text_is_there_once(measure: Measure) -> None:
 def test_what_can_not_be_compared_is_counted(measure: Measure) -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + tiny.CHATML
     conversations = [Conversation([system("Be brief."), user("Hi")]), Conversation([user("Hi")])]
-    seam = measure(refuses, conversations=conversations)
-    assert (seam.verdict, seam.figures["compared"], seam.figures["left_out"]) == ("pass", 2.0, 2.0)
-    assert "2 refused by the template" in seam.sentence
+    check = measure(refuses, conversations=conversations)
+    assert (check.verdict, check.figures["compared"], check.figures["left_out"]) == ("pass", 2.0, 2.0)
+    assert "2 refused by the template" in check.sentence
     assert measure(refuses, conversations=conversations[:1]).verdict == "not measured"
 
 
 def test_white_space_beyond_ascii_is_llama_servers_own_way(measure: Measure) -> None:
     trims = tiny.CHATML.replace("message['content']", "message['content'] | trim")
-    seam = measure(trims, conversations=[Conversation([user("\u00a0\u3000x\u2028")], held_out=True)])
-    assert (seam.verdict, seam.figures["rewritten_held_out"]) == ("pass", 2.0)
+    check = measure(trims, conversations=[Conversation([user("\u00a0\u3000x\u2028")], held_out=True)])
+    assert (check.verdict, check.figures["rewritten_held_out"]) == ("pass", 2.0)
 
 
 def test_its_own_way_excuses_nothing_else(measure: Measure) -> None:
     trims = tiny.CHATML.replace("message['content']", "message['content'] | trim")
     conversations = [Conversation([user("\u00a0x")])]
-    seam = measure(trims.replace("<|im_end|>\\n", "<|im_end|> \\n"), trims, conversations)
-    assert (seam.verdict, seam.figure, seam.figures["rewritten"]) == ("fail", 2.0, 0.0)
+    check = measure(trims.replace("<|im_end|>\\n", "<|im_end|> \\n"), trims, conversations)
+    assert (check.verdict, check.figure, check.figures["rewritten"]) == ("fail", 2.0, 0.0)
 
 
 def test_every_conversation_is_asked_and_told() -> None:

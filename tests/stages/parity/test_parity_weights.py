@@ -1,4 +1,4 @@
-"""The weights' seams: every planted change in a GGUF is found and named, in the 16-bit file and in a level."""
+"""The weights' parity checks: every planted change in a GGUF is found and named, in the 16-bit file and in a level."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from qwen2_variants import cut_models
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
-from pipeline.llamacpp.converters import quantise_gguf
+from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.level_weights import NOISE, given_by, level_weights, of_other_types
@@ -110,9 +110,9 @@ def test_tensors_that_do_not_lie_one_behind_the_other_are_refused(light: Path, t
 
 
 def test_the_gguf_of_the_merged_model_is_equal_bit_for_bit(finished: Path) -> None:
-    seam = gguf_weights(finished / "models/merged", finished / "models/gguf/tiny-F16.gguf")
-    assert (seam.verdict, seam.figure, seam.limit) == ("pass", 0.0, 0.0)
-    assert "26 tensors" in seam.sentence
+    check = gguf_weights(finished / "models/merged", finished / "models/gguf/tiny-F16.gguf")
+    assert (check.verdict, check.figure, check.limit) == ("pass", 0.0, 0.0)
+    assert "26 tensors" in check.sentence
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_the_gguf_of_the_merged_model_is_equal_bit_for_bit(finished: Path) -> No
     ids=["shuffled rows", "zeroed block", "flipped bits", "missing bias"],
 )
 def test_a_change_in_the_gguf_is_named(light: Path, tmp_path: Path, change: Change, detail: str, cause: str) -> None:
-    seam = gguf_weights(light / "merged", copied(light / "tiny-F16.gguf", tmp_path, change))
-    assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert detail in seam.sentence
-    assert cause in seam.remedy
+    check = gguf_weights(light / "merged", copied(light / "tiny-F16.gguf", tmp_path, change))
+    assert (check.verdict, check.figure) == ("fail", 1.0)
+    assert detail in check.sentence
+    assert cause in check.remedy
 
 
 def test_the_gguf_of_another_model_or_level_is_named(light: Path) -> None:
@@ -138,15 +138,15 @@ def test_the_gguf_of_another_model_or_level_is_named(light: Path) -> None:
     assert "another model" in other.remedy
     level = gguf_weights(light / "merged", light / "tiny-Q4_K_M.gguf")
     assert level.verdict == "fail"
-    assert "quantised tensors" in level.sentence
+    assert "quantized tensors" in level.sentence
 
 
 def test_an_unknown_architecture_is_not_measured(tmp_path: Path) -> None:
     tensors = {"model.embed_tokens.weight": halves(8, 4)}
     folder, file = write_pair(tmp_path, LLAMA | {"architectures": ["OtherForCausalLM"]}, tensors, {"token_embd.weight": halves(8, 4)})
-    seam = gguf_weights(folder, file)
-    assert (seam.verdict, seam.figure) == ("not measured", None)
-    assert "OtherForCausalLM" in seam.sentence and "token_embd.weight" in seam.sentence
+    check = gguf_weights(folder, file)
+    assert (check.verdict, check.figure) == ("not measured", None)
+    assert "OtherForCausalLM" in check.sentence and "token_embd.weight" in check.sentence
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,9 @@ def test_heads(tmp_path: Path, tied: bool, stored: list[str], written: list[str]
     folder, file = write_pair(
         tmp_path, LLAMA | {"tie_word_embeddings": tied}, dict(ours[key] for key in stored), dict(theirs[key] for key in written)
     )
-    seam = gguf_weights(folder, file)
-    assert seam.verdict == ("fail" if expected else "pass")
-    assert (expected or "") in seam.remedy
+    check = gguf_weights(folder, file)
+    assert check.verdict == ("fail" if expected else "pass")
+    assert (expected or "") in check.remedy
 
 
 def test_llamas_rotary_order_is_undone(tmp_path: Path) -> None:
@@ -182,9 +182,9 @@ def test_llamas_rotary_order_is_undone(tmp_path: Path) -> None:
     folder, file = write_pair(tmp_path, LLAMA, stored, written)
     assert gguf_weights(folder, file).verdict == "pass"
     change_rows(file, "blk.0.attn_q.weight", lambda rows: rows[order])
-    seam = gguf_weights(folder, file)
-    assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert "in another order" in seam.remedy
+    check = gguf_weights(folder, file)
+    assert (check.verdict, check.figure) == ("fail", 1.0)
+    assert "in another order" in check.remedy
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -204,9 +204,9 @@ def test_a_value_too_large_for_f16_is_named(tmp_path: Path) -> None:
     large = np.full((8, 4), 1e6, np.float32)
     with np.errstate(over="ignore"):
         folder, file = write_pair(tmp_path, LLAMA, {"model.embed_tokens.weight": large}, {"token_embd.weight": large.astype(np.float16)})
-    seam = gguf_weights(folder, file)
-    assert seam.verdict == "fail"
-    assert "not finite" in seam.sentence
+    check = gguf_weights(folder, file)
+    assert check.verdict == "fail"
+    assert "not finite" in check.sentence
 
 
 # --- 16-bit GGUF → level ---
@@ -218,12 +218,12 @@ def measured(light: Path, level: Path, name: str = "Q4_K_M") -> Any:
 
 def test_a_levels_noise_is_that_of_its_types(finished: Path) -> None:
     gguf = finished / "models/gguf"
-    seam, noise = level_weights(gguf / "tiny-F16.gguf", gguf / "tiny-Q4_K_M.gguf", "Q4_K_M", 1.5)
-    assert seam.verdict == "pass"
+    check, noise = level_weights(gguf / "tiny-F16.gguf", gguf / "tiny-Q4_K_M.gguf", "Q4_K_M", 1.5)
+    assert check.verdict == "pass"
     assert noise[UP]["type"] == "Q4_K"
     assert 0.05 < noise[UP]["rmse"] < NOISE["Q4_K"]
     assert noise[NORM] == {"type": "F32", "rmse": 0.0}
-    assert 0 < seam.figures["rmse_mean"] < seam.figures["rmse_worst"]
+    assert 0 < check.figures["rmse_mean"] < check.figures["rmse_worst"]
 
 
 def test_a_level_with_an_importance_matrix_is_the_same_level(light: Path) -> None:
@@ -243,26 +243,27 @@ def test_a_level_with_an_importance_matrix_is_the_same_level(light: Path) -> Non
     ids=["shuffled rows", "zeroed block", "other bits", "missing bias", "file type", "another model"],
 )
 def test_a_change_in_a_level_is_named(light: Path, tmp_path: Path, change: Change, what: str, cause: str) -> None:
-    seam, _ = measured(light, copied(light / "tiny-Q4_K_M.gguf", tmp_path, change))
-    assert seam.verdict == "fail"
-    assert what in seam.what
-    assert cause in seam.remedy
+    check, _ = measured(light, copied(light / "tiny-Q4_K_M.gguf", tmp_path, change))
+    assert check.verdict == "fail"
+    assert what in check.what
+    assert cause in check.remedy
 
 
 def reversed_contents(tensors: Any) -> Any:
     """Every tensor's blocks in reverse, as good as another model's weights."""
     sizes = {12: 144, 14: 210, 0: 4, 8: 34}
     return {
-        name: (shape, kind, np.frombuffer(data, np.uint8).reshape(-1, sizes[kind])[::-1].tobytes()) for name, (shape, kind, data) in tensors.items()
+        name: (shape, ggml_type, np.frombuffer(data, np.uint8).reshape(-1, sizes[ggml_type])[::-1].tobytes())
+        for name, (shape, ggml_type, data) in tensors.items()
     }
 
 
 def test_another_level_under_a_levels_name_is_named(light: Path, tmp_path: Path) -> None:
-    seam, _ = measured(light, light / "tiny-Q5_K_M.gguf")
-    assert (seam.verdict, seam.sentence) == ("fail", "general.file_type is Q5_K_M")
+    check, _ = measured(light, light / "tiny-Q5_K_M.gguf")
+    assert (check.verdict, check.sentence) == ("fail", "general.file_type is Q5_K_M")
     forged = copied(light / "tiny-Q5_K_M.gguf", tmp_path, lambda file: change_number(file, "general.file_type", 15))
-    seam, _ = measured(light, forged)
-    assert (seam.verdict, seam.sentence.split(",")[0]) == ("fail", "no query or feed-forward tensor is Q4_K: Q5_K")
+    check, _ = measured(light, forged)
+    assert (check.verdict, check.sentence.split(",")[0]) == ("fail", "no query or feed-forward tensor is Q4_K: Q5_K")
 
 
 MOE_TYPES = {"blk.0.attn_q.weight": "Q8_0", "blk.0.ffn_up_exps.weight": "MXFP4", "blk.0.ffn_down_exps.weight": "MXFP4"}
@@ -283,12 +284,12 @@ def test_mxfp4_moe_is_mxfp4_where_there_are_experts(tmp_path: Path, types: dict[
     for file in ("F16.gguf", "level.gguf"):
         writer = gguf.GGUFWriter(tmp_path / file, "qwen2moe")
         writer.add_file_type(gguf.LlamaFileType.MOSTLY_MXFP4_MOE)
-        for name, kind in types.items():
-            values, number = halves(*(4,) * ("_exps" in name), 8, 256), gguf.GGMLQuantizationType["F16" if file == "F16.gguf" else kind]
+        for name, ggml_type in types.items():
+            values, number = halves(*(4,) * ("_exps" in name), 8, 256), gguf.GGMLQuantizationType["F16" if file == "F16.gguf" else ggml_type]
             writer.add_tensor(name, gguf.quantize(values.astype(np.float32), number), raw_dtype=number)
         finish(writer)
-    seam, _ = level_weights(tmp_path / "F16.gguf", tmp_path / "level.gguf", "MXFP4_MOE", 1.5)
-    assert (seam.verdict, seam.sentence.split(";")[0]) == ("fail" if detail.startswith("no") else "pass", detail)
+    check, _ = level_weights(tmp_path / "F16.gguf", tmp_path / "level.gguf", "MXFP4_MOE", 1.5)
+    assert (check.verdict, check.sentence.split(";")[0]) == ("fail" if detail.startswith("no") else "pass", detail)
 
 
 GIVEN = {
@@ -304,16 +305,16 @@ def test_types_given_by_name_are_no_other_level(
     tensor_types: dict[str, str], tools: Toolchain, tmp_path: Path
 ) -> None:
     gguf, level = cut_models(tools) / "tiny-F16.gguf", tmp_path / "tiny-Q4_K_M.gguf"
-    quantise_gguf(tools, gguf, level, "Q4_K_M", 1, None, tensor_types)
-    seam, _ = level_weights(gguf, level, "Q4_K_M", 1.5, tensor_types)
-    assert seam.verdict == "pass", seam.sentence
+    quantize_gguf(tools, gguf, level, "Q4_K_M", 1, None, tensor_types)
+    check, _ = level_weights(gguf, level, "Q4_K_M", 1.5, tensor_types)
+    assert check.verdict == "pass", check.sentence
 
 
 def test_a_level_from_before_its_tensors_types_were_given_is_named(light: Path) -> None:
     level = light / "tiny-Q4_K_M.gguf"
-    seam, _ = level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"blk.1.ffn_up": "Q6_K"})
-    assert (seam.verdict, seam.figure, seam.sentence) == ("fail", 1.0, f"{UP} is Q4_K, not Q6_K")
-    assert "before quantize.tensor_types asked for Q6_K: run `snakemake --force models/gguf/tiny-Q4_K_M.gguf`" in seam.remedy
+    check, _ = level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"blk.1.ffn_up": "Q6_K"})
+    assert (check.verdict, check.figure, check.sentence) == ("fail", 1.0, f"{UP} is Q4_K, not Q6_K")
+    assert "before quantize.tensor_types asked for Q6_K: run `snakemake --force models/gguf/tiny-Q4_K_M.gguf`" in check.remedy
     with pytest.raises(ConfigError, match="in no tensor name"):
         level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"ffn_upp": "Q6_K"})
 
@@ -332,25 +333,25 @@ F16, F32, Q4_K, Q5_0, Q6_K = 1, 0, 12, 6, 14  # ggml's numbers
     ],
 )
 def test_what_a_given_type_can_change(made: dict[str, tuple[int, int]], expected: list[str]) -> None:
-    after = {name: GgufTensor(name, (4, columns), kind, Path(), 0) for name, (kind, columns) in made.items()}
+    after = {name: GgufTensor(name, (4, columns), ggml_type, Path(), 0) for name, (ggml_type, columns) in made.items()}
     before = {name: GgufTensor(name, (4, columns), F32 if "norm" in name else F16, Path(), 0) for name, (_, columns) in made.items()}
     types = {"a": "Q6_K"}
     assert of_other_types(before, after, given_by(after, types), types) == expected
 
 
 def test_noise_beyond_the_slack_fails(light: Path) -> None:
-    seam, _ = level_weights(light / "tiny-F16.gguf", light / "tiny-Q4_K_M.gguf", "Q4_K_M", 0.1)
-    assert seam.verdict == "fail"
-    assert seam.figure > 0.1
+    check, _ = level_weights(light / "tiny-F16.gguf", light / "tiny-Q4_K_M.gguf", "Q4_K_M", 0.1)
+    assert check.verdict == "fail"
+    assert check.figure > 0.1
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16"])
-def test_the_table_of_noise_holds_for_normal_weights(kind: str) -> None:
+@pytest.mark.parametrize("ggml_type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16"])
+def test_the_table_of_noise_holds_for_normal_weights(ggml_type: str) -> None:
     """For the types that the package gguf can make; the table is the worst of several distributions."""
     import gguf
 
     values = np.random.default_rng(0).normal(size=(64, 1024)).astype(np.float32)
-    number = gguf.GGMLQuantizationType[kind]
+    number = gguf.GGMLQuantizationType[ggml_type]
     rounded = gguf.dequantize(gguf.quantize(values, number), number)
     rmse = float(np.linalg.norm(rounded - values) / np.linalg.norm(values))
-    assert NOISE[kind] / 3 < rmse < NOISE[kind]
+    assert NOISE[ggml_type] / 3 < rmse < NOISE[ggml_type]

@@ -1,4 +1,5 @@
-"""seams.special: ends of turn, beginnings, padding, templates, vocabularies and passports; planted differences are caught and named."""
+"""parity checks.special: ends of turn, beginnings, padding, templates, vocabularies and provenance records; planted differences are caught and named.
+"""
 
 import json
 from collections.abc import Callable
@@ -14,9 +15,9 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import folder_fields
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.parity.special_tokens import agrees, chat_template, special_seams, special_tokens, vocabularies_and_passports
+from pipeline.stages.parity.special_tokens import agrees, chat_template, special_checks, special_tokens, vocabularies_and_provenance
 
-MERGE = {"adapter_sha256": "ab" * 32, "onto": "nf4", "method": "stream", "dtype": "float16", "adapters": [{"tensor": "x", "scale": 2.0}]}
+MERGE = {"adapter_sha256": "ab" * 32, "merge_base": "nf4", "method": "stream", "dtype": "float16", "adapters": [{"tensor": "x", "scale": 2.0}]}
 
 
 @pytest.fixture
@@ -27,16 +28,16 @@ def merged(tmp_path: Path) -> Path:
     return folder
 
 
-def with_passport(file: Path, merged: Path, **changed: Any) -> Path:
+def with_provenance(file: Path, merged: Path, **changed: Any) -> Path:
     """`tiny.tiny_gguf` that says that it was made from the model in `merged`; the file."""
     return tiny.tiny_gguf(file, **({key.replace(".", "__"): value for key, value in folder_fields(merged).items()} | changed))
 
 
 def test_what_agrees_passes(merged: Path, tools: Toolchain, tmp_path: Path) -> None:
-    f16 = with_passport(tmp_path / "model-F16.gguf", merged)
-    level = with_passport(tmp_path / "model-Q4_0.gguf", merged, quench__imatrix__sha256="ef")
-    seams = special_seams(tokenizer=load_tokenizer(merged), merged=merged, f16=f16, levels=[level], tools=tools)
-    assert {name: (seam.verdict, seam.figure) for name, seam in seams.items()} == {
+    f16 = with_provenance(tmp_path / "model-F16.gguf", merged)
+    level = with_provenance(tmp_path / "model-Q4_0.gguf", merged, quench__imatrix__sha256="ef")
+    checks = special_checks(tokenizer=load_tokenizer(merged), merged=merged, f16=f16, levels=[level], tools=tools)
+    assert {name: (check.verdict, check.figure) for name, check in checks.items()} == {
         "tokens_special": ("pass", 0.0), "text_chat_template": ("pass", 0.0), "tokens_levels": ("pass", 0.0),
     }  # fmt: skip
 
@@ -72,34 +73,34 @@ def test_a_planted_difference_is_named(planted: Any, named: str, merged: Path, t
     f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", **(planted if isinstance(planted, dict) else {}))
     if not isinstance(planted, dict):
         planted(merged)
-    seam = special_tokens(tokenizer, merged, f16, tools)
-    assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert named in seam.sentence
-    assert named[1:] in seam.remedy
+    check = special_tokens(tokenizer, merged, f16, tools)
+    assert (check.verdict, check.figure) == ("fail", 1.0)
+    assert named in check.sentence
+    assert named[1:] in check.remedy
 
 
 def test_a_template_that_was_changed_after_training_is_named(merged: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(merged)
     f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=tiny.CHATML + " ")
-    seam = chat_template(tokenizer, merged, f16)
-    assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert seam.remedy == "The template of model-F16.gguf is not the one of training: run the stages merge and convert again."
+    check = chat_template(tokenizer, merged, f16)
+    assert (check.verdict, check.figure) == ("fail", 1.0)
+    assert check.remedy == "The template of model-F16.gguf is not the one of training: run the stages merge and convert again."
     (merged / "chat_template.jinja").unlink()
-    seam = chat_template(tokenizer, merged, f16)
-    assert seam.figure == 2.0
-    assert "merged has no template" in seam.sentence
+    check = chat_template(tokenizer, merged, f16)
+    assert check.figure == 2.0
+    assert "merged has no template" in check.sentence
     in_file("tokenizer_config.json", chat_template=tiny.CHATML)(merged)
     assert chat_template(tokenizer, merged, f16).figure == 1.0
 
 
 def test_a_level_with_another_vocabulary_is_named(merged: Path, tmp_path: Path) -> None:
-    f16 = with_passport(tmp_path / "model-F16.gguf", merged)
+    f16 = with_provenance(tmp_path / "model-F16.gguf", merged)
     tokens = check_gguf(f16).fields["tokenizer.ggml.tokens"]
-    other = with_passport(tmp_path / "other-Q4_K_M.gguf", merged, tokenizer__ggml__tokens=[*tokens[1:], tokens[0]])
-    less = with_passport(tmp_path / "less-Q4_K_M.gguf", merged, tokenizer__ggml__merges=None)
-    seam = vocabularies_and_passports(merged, f16, [f16, other, less])
-    assert (seam.verdict, seam.figure) == ("fail", 2.0)
-    assert "other-Q4_K_M.gguf: tokenizer.ggml.tokens; less-Q4_K_M.gguf: tokenizer.ggml.merges is missing" in seam.sentence
+    other = with_provenance(tmp_path / "other-Q4_K_M.gguf", merged, tokenizer__ggml__tokens=[*tokens[1:], tokens[0]])
+    less = with_provenance(tmp_path / "less-Q4_K_M.gguf", merged, tokenizer__ggml__merges=None)
+    check = vocabularies_and_provenance(merged, f16, [f16, other, less])
+    assert (check.verdict, check.figure) == ("fail", 2.0)
+    assert "other-Q4_K_M.gguf: tokenizer.ggml.tokens; less-Q4_K_M.gguf: tokenizer.ggml.merges is missing" in check.sentence
 
 
 @pytest.mark.parametrize(
@@ -107,18 +108,18 @@ def test_a_level_with_another_vocabulary_is_named(merged: Path, tmp_path: Path) 
     [
         ({"quench__adapter__sha256": "cd" * 32}, "old-Q4_K_M.gguf: quench.adapter.sha256"),
         ({"quench__merge__sha256": "cd" * 32}, "old-Q4_K_M.gguf: quench.merge.sha256"),
-        ({"quench__merge__onto": None}, "old-Q4_K_M.gguf: quench.merge.onto is missing"),
+        ({"quench__merge__base": None}, "old-Q4_K_M.gguf: quench.merge.base is missing"),
         ({"quench__data__sha256": "cd" * 32}, "old-Q4_K_M.gguf: quench.data.sha256"),
     ],
 )
 def test_a_level_of_an_older_merge_is_named(merged: Path, tmp_path: Path, changed: dict[str, Any], detail: str) -> None:
-    f16, old = with_passport(tmp_path / "model-F16.gguf", merged), with_passport(tmp_path / "old-Q4_K_M.gguf", merged, **changed)
-    seam = vocabularies_and_passports(merged, f16, [f16, old])
-    assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert seam.sentence.endswith(f"first difference: {detail}")
+    f16, old = with_provenance(tmp_path / "model-F16.gguf", merged), with_provenance(tmp_path / "old-Q4_K_M.gguf", merged, **changed)
+    check = vocabularies_and_provenance(merged, f16, [f16, old])
+    assert (check.verdict, check.figure) == ("fail", 1.0)
+    assert check.sentence.endswith(f"first difference: {detail}")
     key = detail.split()[1]
-    assert seam.remedy == (
-        f"old-Q4_K_M.gguf was quantised from another run's 16-bit GGUF ({key}): run `snakemake --force models/gguf/old-Q4_K_M.gguf`."
+    assert check.remedy == (
+        f"old-Q4_K_M.gguf was quantized from another run's 16-bit GGUF ({key}): run `snakemake --force models/gguf/old-Q4_K_M.gguf`."
     )
 
 
@@ -126,25 +127,25 @@ def test_a_level_of_an_older_merge_is_named(merged: Path, tmp_path: Path, change
     ("record", "key"),
     [
         ({"adapter_sha256": "cd" * 32}, "quench.adapter.sha256"),
-        ({"onto": "w16"}, "quench.merge.onto"),
+        ({"merge_base": "16-bit"}, "quench.merge.base"),
         ({"adapters": [{"tensor": "x", "scale": 4.0}]}, "quench.merge.sha256"),
     ],
 )
 def test_a_gguf_of_an_older_merge_is_named(merged: Path, tmp_path: Path, record: dict[str, Any], key: str) -> None:
     """The GGUF and its level agree, and were both made before the merged model."""
-    f16 = with_passport(tmp_path / "model-F16.gguf", merged)
+    f16 = with_provenance(tmp_path / "model-F16.gguf", merged)
     in_file("merge.json", **record)(merged)
-    seam = vocabularies_and_passports(merged, f16, [f16])
-    assert seam.verdict == "fail"
-    assert seam.remedy == f"model-F16.gguf was made from another merge or another adapter ({key}): run `snakemake --force convert`."
+    check = vocabularies_and_provenance(merged, f16, [f16])
+    assert check.verdict == "fail"
+    assert check.remedy == f"model-F16.gguf was made from another merge or another adapter ({key}): run `snakemake --force convert`."
 
 
 def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: Path) -> None:
     """Whichever of the two tables it is."""
-    f16 = with_passport(tmp_path / "model-F16.gguf", merged, tensors={"output.weight": np.zeros((260, 32), np.float16)})
-    seam = vocabularies_and_passports(merged, f16, [])
-    assert (seam.verdict, seam.figure) == ("fail", 1.0)
-    assert "model-F16.gguf: 261 tokens, 260 rows in output.weight" in seam.remedy
+    f16 = with_provenance(tmp_path / "model-F16.gguf", merged, tensors={"output.weight": np.zeros((260, 32), np.float16)})
+    check = vocabularies_and_provenance(merged, f16, [])
+    assert (check.verdict, check.figure) == ("fail", 1.0)
+    assert "model-F16.gguf: 261 tokens, 260 rows in output.weight" in check.remedy
 
 
 @pytest.mark.parametrize(

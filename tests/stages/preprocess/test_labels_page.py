@@ -46,11 +46,11 @@ def test_what_stage_preprocess_wrote_is_that_page(prepared: Path, made: tuple[di
 
 
 def test_rejects_and_little_to_learn_are_told(made: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
-    account, samples = json.loads(json.dumps(made))
-    train = account["splits"]["train"]
+    stats, samples = json.loads(json.dumps(made))
+    train = stats["splits"]["train"]
     train |= {"rejected": {"too_long": 90}, "rejects": {"too_long": [{"row": "<b>x", "why": "9,000 tokens"}]}, "rows_read": train["rows"] + 90}
-    account |= {"trained_share": 0.01, "template_system_prompt": None, "packing": False}
-    page = Page(render_labels_page(account, samples))
+    stats |= {"trained_share": 0.01, "template_system_prompt": None, "packing": False}
+    page = Page(render_labels_page(stats, samples))
     for words in (
         "of the training rows were left out",
         "hardly anything",

@@ -14,13 +14,13 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
 from pipeline.stages.preprocess.page import render_labels_page
-from pipeline.stages.preprocess.stage import preprocess, said
+from pipeline.stages.preprocess.stage import preprocess, summary
 
 
 def run(root: Path, target: Path, **changes: object) -> dict:
     settings = {"max_length": 160, "packing": True} | changes
-    account, _ = preprocess(rows_folder=root / "data/final", base=root / "models/base", tokens_folder=target, **settings)
-    return account
+    stats, _ = preprocess(rows_folder=root / "data/final", base=root / "models/base", tokens_folder=target, **settings)
+    return stats
 
 
 def test_packing_keeps_every_token(prepared: Path, tmp_path: Path) -> None:
@@ -40,10 +40,10 @@ def test_packing_keeps_every_token(prepared: Path, tmp_path: Path) -> None:
 
 
 def test_labels_are_the_answers(prepared: Path, tmp_path: Path) -> None:
-    account = run(prepared, tmp_path / "tokens", packing=False)
+    stats = run(prepared, tmp_path / "tokens", packing=False)
     trained = sum(label != IGNORED for row in parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist() for label in row["labels"])
-    assert trained == account["splits"]["train"]["trained_tokens"]
-    assert 0 < account["trained_share"] < 0.5
+    assert trained == stats["splits"]["train"]["trained_tokens"]
+    assert 0 < stats["trained_share"] < 0.5
 
 
 def test_two_runs_give_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
@@ -74,23 +74,23 @@ def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path:
         write_rows(root / f"data/final/{split}.jsonl", rows)
     (root / "models").mkdir()
     (root / "models/base").symlink_to(prepared / "models/base")
-    account = run(root, tmp_path / "tokens", packing=False)
-    counted = account["splits"]["train"]
+    stats = run(root, tmp_path / "tokens", packing=False)
+    counted = stats["splits"]["train"]
     assert counted["rejected"] == {"control_token": 1, "not_a_chat": 2, "template_drops": 1}
     assert counted["rows"] == 4
     assert (counted["untrained"], counted["scored"]) == ({"feedback": 1, "prompt": 1}, 1)
-    _, left_out, untrained, scored = said(account)
+    _, left_out, untrained, scored = summary(stats)
     assert left_out == "4 rows left out: 2 not_a_chat, 1 control_token, 1 template_drops"
     assert "2 rows won't be trained (1 feedback and 1 prompt)" in untrained
     assert "1 row has a reward" in scored
-    page = render_labels_page(account, [])
+    page = render_labels_page(stats, [])
     assert "2 rows won&#39;t be trained" in page
     assert "1 row has a reward" in page
     _, text, _, part = parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()
     assert part["labels"] == part["input_ids"]
-    assert part["input_ids"][-1] != tiny.END, "no end of text is learnt where the text goes on"
+    assert part["input_ids"][-1] != tiny.END, "no end of text is learned where the text goes on"
     assert [label for label in text["labels"] if label != IGNORED] == text["input_ids"][-3:]
-    assert text["input_ids"][-1] == tiny.END  # <|im_end|>, for it is learnt to its end
+    assert text["input_ids"][-1] == tiny.END  # <|im_end|>, for it is learned to its end
 
 
 def test_the_kinds_that_are_said_to_be_trained_are(prepared: Path) -> None:

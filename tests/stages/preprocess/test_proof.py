@@ -26,9 +26,9 @@ def bases(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return {name: load_base(folder, load_tokenizer(folder)) for name, folder in folders.items()}
 
 
-def chat(*said: str) -> dict[str, Any]:
-    turns = [{"role": "user" if place % 2 == 0 else "assistant", "content": text} for place, text in enumerate(said)]
-    return {"id": f"{abs(hash(said)):016x}"[:16], "kind": "chat", "messages": turns}
+def chat(*output: str) -> dict[str, Any]:
+    turns = [{"role": "user" if place % 2 == 0 else "assistant", "content": text} for place, text in enumerate(output)]
+    return {"id": f"{abs(hash(output)):016x}"[:16], "kind": "chat", "messages": turns}
 
 
 def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> dict[str, int]:
@@ -46,14 +46,14 @@ WORDS = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_chara
 
 @pytest.mark.parametrize("name", ["smollm", "qwen3"])
 @settings(max_examples=draws(25))
-@given(said=st.lists(WORDS, min_size=2, max_size=6).filter(lambda said: len(said) % 2 == 0))
+@given(output=st.lists(WORDS, min_size=2, max_size=6).filter(lambda output: len(output) % 2 == 0))
 def test_what_is_encoded_is_proven_whatever_is_said(
-    name: str, bases: dict[str, Base], tmp_path_factory: pytest.TempPathFactory, said: list[str]
+    name: str, bases: dict[str, Base], tmp_path_factory: pytest.TempPathFactory, output: list[str]
 ) -> None:
-    rows = [chat(*said)]
+    rows = [chat(*output)]
     counts = proven(tmp_path_factory.mktemp("one"), bases[name], rows)
     assert counts["rows"] in (0, 1)  # the encoder may reject: a combining mark at a turn's border
-    assert counts["trained_turns"] == (len(said) // 2 if counts["rows"] else 0)
+    assert counts["trained_turns"] == (len(output) // 2 if counts["rows"] else 0)
 
 
 def test_counts_are_those_of_the_file(bases: dict[str, Base], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.stages.preprocess.stats import BINS, FIRST_BIN, Tally, histogram, kind_of, row_name
+from pipeline.stages.preprocess.stats import BINS, FIRST_BIN, SplitStats, histogram, kind_of, row_name
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
@@ -29,18 +29,18 @@ def test_kinds(row: dict[str, Any], kind: str) -> None:
 
 
 def test_rows_are_counted_and_a_few_remembered() -> None:
-    tally = Tally()
+    split_stats = SplitStats()
     for number in range(5):
-        tally.keep({"messages": [USER, ANSWER]}, [f"a{number}"])
-        tally.keep({"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]}, [f"b{number}#1", f"b{number}#2"])
-        tally.reject({"kind": "chat"}, f"c{number}", "too_long", f"{number} tokens")
-    account = tally.account([3, 20])
-    assert account["rows_read"] == 15
-    assert account["kinds"] == {"one exchange": 5, "unfolded": 5}
-    assert account["rejected"] == {"too_long": 5}
-    assert account["rejects"] == {"too_long": [{"row": "c0", "why": "0 tokens"}, {"row": "c1", "why": "1 tokens"}]}
-    assert account["rows_without_system"] == 5
-    assert tally.examples == {"one exchange": ["a0", "a1"], "unfolded": ["b0#1", "b0#2"]}
+        split_stats.keep({"messages": [USER, ANSWER]}, [f"a{number}"])
+        split_stats.keep({"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]}, [f"b{number}#1", f"b{number}#2"])
+        split_stats.reject({"kind": "chat"}, f"c{number}", "too_long", f"{number} tokens")
+    stats = split_stats.stats([3, 20])
+    assert stats["rows_read"] == 15
+    assert stats["kinds"] == {"one exchange": 5, "unfolded": 5}
+    assert stats["rejected"] == {"too_long": 5}
+    assert stats["rejects"] == {"too_long": [{"row": "c0", "why": "0 tokens"}, {"row": "c1", "why": "1 tokens"}]}
+    assert stats["rows_without_system"] == 5
+    assert split_stats.examples == {"one exchange": ["a0", "a1"], "unfolded": ["b0#1", "b0#2"]}
 
 
 @given(lengths=st.lists(st.integers(1, 100_000)))

@@ -1,4 +1,4 @@
-"""quantize: deterministic bytes, whatever case the level is spelt in; matrix and types reach the tool; a failing tool leaves nothing behind."""
+"""quantize: deterministic bytes, whatever case the level is spelled in; matrix and types reach the tool; a failing tool leaves nothing behind."""
 
 import shutil
 from pathlib import Path

@@ -22,7 +22,7 @@ def values(merge: dict[str, Any] | None = None, evaluations: dict[str, Any] | No
 
 def test_the_candidates_stand_side_by_side_and_one_is_chosen() -> None:
     rows = values()["candidates"]
-    assert [(row["model"], row["onto"], row["chosen"]) for row in rows] == [
+    assert [(row["model"], row["merge_base"], row["chosen"]) for row in rows] == [
         ("F16", "16-bit base", False), ("F16", "NF4 base", False), ("Q4_K_M", "16-bit base", False), ("Q4_K_M", "NF4 base", True),
     ]  # fmt: skip
     assert values(merge_report("nf4"))["candidates"] == []
@@ -54,7 +54,7 @@ def test_a_warning_only_where_the_fine_tune_is_lost_or_may_be(kld: float | None,
 
 
 def test_what_the_merge_warned_of_is_repeated() -> None:
-    merge = merge_report() | {"warnings": ["2 of 210 adapters learnt nothing"]}
+    merge = merge_report() | {"warnings": ["2 of 210 adapters learned nothing"]}
     assert values(merge)["warnings"] == merge["warnings"]
 
 
@@ -106,13 +106,13 @@ def test_the_report_shows_the_merge_with_its_maps(tmp_path: Path) -> None:
     assert "None" not in text
 
 
-def test_the_report_shows_seams_in_groups_with_causes_and_where_the_rest_is(tmp_path: Path) -> None:
-    shown = page(tmp_path, merge_report("w16"), failed_report())
-    text = shown.text[shown.text.index("\nSeams") :]
-    assert text.index("Tokens") < text.index("Weights") < text.index("in another order: run snakemake --force convert") < text.index("Behaviour")
+def test_the_report_shows_checks_in_groups_with_causes_and_where_the_rest_is(tmp_path: Path) -> None:
+    shown = page(tmp_path, merge_report("16-bit"), failed_report())
+    text = shown.text[shown.text.index("\nParity checks") :]
+    assert text.index("Tokens") < text.index("Weights") < text.index("in another order: run snakemake --force convert") < text.index("Behavior")
     assert ("a", {"href": "parity.html"}) in shown.tags
 
 
 def test_the_report_does_without_the_adapters_figures(tmp_path: Path) -> None:
-    merge = {key: value for key, value in merge_report("w16").items() if key not in ("adapters", "candidates")}
+    merge = {key: value for key, value in merge_report("16-bit").items() if key not in ("adapters", "candidates")}
     assert "○ How far the adapter moved the weights: not measured." in page(tmp_path, merge, parity_report()).text

@@ -46,15 +46,15 @@ def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
     """The page in a context of its own; whatever it said on the console or asked of any network fails the test."""
     context = browser.new_context(viewport=WIDE, **options)
     page = context.new_page()
-    said: list[str] = []
+    output: list[str] = []
     asked: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: output.append(message.text))
+    page.on("pageerror", lambda error: output.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
     page.goto(file.as_uri())
     yield page
     context.close()
-    assert said == []
+    assert output == []
     assert asked == [file.as_uri()]
 
 
@@ -151,15 +151,15 @@ def test_the_focus_is_seen(page: Any) -> None:
 
 
 CONTRAST = """() => {
-    const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
-    const light = (colour) => {
-        const [r, g, b] = numbers(colour).map((one) => one / 255).map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
+    const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+    const light = (color) => {
+        const [r, g, b] = numbers(color).map((one) => one / 255).map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     const behind = (one) => {
         for (; one; one = one.parentElement) {
-            const colour = getComputedStyle(one).backgroundColor;
-            if (!/, 0\\)$/.test(colour) && colour !== "transparent") return colour;
+            const color = getComputedStyle(one).backgroundColor;
+            if (!/, 0\\)$/.test(color) && color !== "transparent") return color;
         }
         return "rgb(255, 255, 255)";
     };
@@ -189,7 +189,7 @@ def test_on_paper_nothing_is_cut_or_folded(page: Any) -> None:
     page.emulate_media(media="print")
     assert page.evaluate("document.documentElement.scrollWidth") <= PAPER["width"]
     cut = """[...document.querySelectorAll('body *')].filter((one) => one.checkVisibility() && getComputedStyle(one).overflowX !== 'visible'
-        && (one.scrollHeight > one.clientHeight + 2 || one.scrollWidth > one.clientWidth + 2) && !one.matches('.said-only')
+        && (one.scrollHeight > one.clientHeight + 2 || one.scrollWidth > one.clientWidth + 2) && !one.matches('.screen-reader-only')
     ).map((one) => one.outerHTML.slice(0, 80))"""
     assert page.evaluate(cut) == []
     assert page.locator("#plain-rows").is_visible()
@@ -235,7 +235,7 @@ def test_the_page_is_whole(page: Any) -> None:
     whole(page)
 
 
-EVALUATED = ("levels", "gate", "task", "quantising", "general", "speed")  # sections whose figures come from several `evaluate`s
+EVALUATED = ("levels", "gate", "task", "quantizing", "general", "speed")  # sections whose figures come from several `evaluate`s
 UNTRACED = """(sections) => {
     const traced = (one) => Boolean(one && one.querySelector("a[href^='#command-']"));
     const found = [...document.querySelectorAll("dl.tiles > div, section:not([aria-labelledby=commands]) > header")].filter((one) => !traced(one));
@@ -252,15 +252,15 @@ def test_every_figure_links_to_the_command_that_made_it(page: Any) -> None:
     assert page.evaluate(UNTRACED, list(EVALUATED)) == []
 
 
-@pytest.mark.parametrize("heal", [False, True], ids=["tuned", "healed"])
-def test_the_page_of_an_adapter_that_is_not_merged_is_whole_too(browser: Any, tmp_path: Path, heal: bool) -> None:
-    stage.main(adapter_inputs.params(heal=heal), adapter_inputs.write_reports(tmp_path, heal=heal))
+@pytest.mark.parametrize("distill", [False, True], ids=["tuned", "recovered"])
+def test_the_page_of_an_adapter_that_is_not_merged_is_whole_too(browser: Any, tmp_path: Path, distill: bool) -> None:
+    stage.main(adapter_inputs.params(distill=distill), adapter_inputs.write_reports(tmp_path, distill=distill))
     for page in opened(browser, tmp_path / "reports" / "index.html"):
         whole(page)
         assert page.locator("h1").inner_text() == "Ship adapter"
         assert page.locator("table.levels tbody tr").count() == 3
-        assert page.locator("#healing").count() == heal
-        assert page.evaluate(UNTRACED, [*EVALUATED, "healing"]) == []
+        assert page.locator("#distillation").count() == distill
+        assert page.evaluate(UNTRACED, [*EVALUATED, "distillation"]) == []
         assert page.evaluate(CONTRAST) == []
 
 
@@ -272,7 +272,7 @@ def project(root: Path, models: tuple[str, ...], *, task: bool = True, odd: bool
     write_inputs(root)
     for found in (root / "reports" / "eval").iterdir():
         found.unlink()
-    seams = parity()
+    checks = parity()
     for model in models:
         like = ("base-" if model.startswith("base-") else "") + ("F16" if model.endswith("F16") else "Q4_K_M")
         figures = evaluation(like) | {"model": model, "bytes": evaluation(like)["bytes"] + 3_000_000 * models.index(model)}
@@ -286,8 +286,8 @@ def project(root: Path, models: tuple[str, ...], *, task: bool = True, odd: bool
         put(root / "reports" / "eval" / f"{model}.json", figures)
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (root / "reports" / "eval" / f"{model}.answers.jsonl").write_text("".join(lines), encoding="utf-8")
-        seams["seams"][f"weights_{model.lower().replace('-', '_')}"] = {"title": f"Weights of {model}", "verdict": "pass", "detail": ""}
-    put(root / "reports" / "parity.json", seams)
+        checks["checks"][f"weights_{model.lower().replace('-', '_')}"] = {"title": f"Weights of {model}", "verdict": "pass", "detail": ""}
+    put(root / "reports" / "parity.json", checks)
     params = demo_params()
     stage.main(params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"models": list(models)})}), root)
     return root / "reports" / "index.html"

@@ -39,7 +39,7 @@ def test_a_name_never_lies_on_another() -> None:
     assert all(abs(a - c) > 35 or abs(b - d) >= 10 for i, (a, b) in enumerate(places) for c, d in places[:i])
 
 
-def test_without_scores_likeness_is_drawn_and_without_that_nothing() -> None:
+def test_without_scores_divergence_is_drawn_and_without_that_nothing() -> None:
     unscored = {model: found | {"task": None} for model, found in EVALUATIONS.items()}
     drawn = quality_plot(unscored, None)
     assert "same top token as the 16-bit model" in drawn
@@ -64,7 +64,7 @@ def test_a_score_of_some_rows_says_of_how_many() -> None:
     assert row["groups"]["Task"][0].small == "69.4 to 81.4, 3 of 64"
 
 
-def test_likeness_to_another_kind_of_model_says_so() -> None:
-    rows = {row["model"]: row["groups"]["Likeness"] for row in level_rows(EVALUATIONS, {}, Recommendation(None, "", (), {}, ()))}
+def test_divergence_to_another_kind_of_model_says_so() -> None:
+    rows = {row["model"]: row["groups"]["Divergence"] for row in level_rows(EVALUATIONS, {}, Recommendation(None, "", (), {}, ()))}
     assert [cell.small for cell in rows["base-F16"][1:]] == ["to F16"] * 4
     assert not any(cell.small for model in ("base-Q4_K_M", "F16", "Q4_K_M") for cell in rows[model][1:])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.stages.report.quantizing import quantising_values
+from pipeline.stages.report.quantizing import quantizing_values
 
 
 def figures(kld: float | None, top: float = 0.9, **more: Any) -> dict[str, Any]:
@@ -13,7 +13,7 @@ def figures(kld: float | None, top: float = 0.9, **more: Any) -> dict[str, Any]:
 
 def values(**evaluations: dict[str, Any]) -> dict[str, Any]:
     named = {name.replace("base_", "base-").replace("__", "-"): found for name, found in evaluations.items()}
-    return quantising_values(named, {}, "F16", seed=1)
+    return quantizing_values(named, {}, "F16", seed=1)
 
 
 BASE = {"reference": "base-F16"}
@@ -22,18 +22,18 @@ BASE = {"reference": "base-F16"}
 @pytest.mark.parametrize(
     ("tuned", "words"),
     [
-        (0.01, "fine-tuning heals most of the damage"),
-        (0.25, "fine-tuning heals part of the damage"),
+        (0.01, "fine-tuning recovers most of the damage"),
+        (0.25, "fine-tuning recovers part of the damage"),
         (0.35, "fine-tuning changes nothing much"),
         (0.90, "fine-tuning makes the damage worse"),
     ],
 )
-def test_healing_is_what_the_figures_say(tuned: float, words: str) -> None:
+def test_distillation_is_what_the_figures_say(tuned: float, words: str) -> None:
     found = values(base_Q4_K_M=figures(0.35, **BASE), Q4_K_M=figures(tuned))
     assert found["sentences"] == [f"Q4_K_M: {words} where the assistant speaks (mean KLD 0.35 on the base, {tuned:.3g} after fine-tuning)."]
 
 
-def test_what_is_healed_for_the_assistant_may_not_be_elsewhere() -> None:
+def test_what_is_recovered_for_the_assistant_may_not_be_elsewhere() -> None:
     before, after = figures(0.35, **BASE, all_tokens={"kld_mean": 0.2}), figures(0.01, all_tokens={"kld_mean": 0.4})
     (sentence,) = values(base_Q4_K_M=before, Q4_K_M=after)["sentences"]
     assert sentence.endswith("over all tokens, the user's among them, it makes it worse (0.2 and 0.4).")
@@ -56,7 +56,7 @@ def test_a_divergence_from_another_model_does_not_count() -> None:
 
 def test_the_importance_matrix_is_compared_with_the_level_without() -> None:
     found = values(Q4_K_M=figures(0.02), Q4_K_M__imatrix=figures(0.008))
-    assert found["imatrix"] == ["An importance matrix heals most of what is left: Q4_K_M has a mean KLD of 0.02 without and 0.008 with it."]
+    assert found["imatrix"] == ["An importance matrix recovers most of what is left: Q4_K_M has a mean KLD of 0.02 without and 0.008 with it."]
     assert [row["level"] for row in found["rows"]] == ["Q4_K_M"]
     assert values(Q4_K_M=figures(0.02))["imatrix"] == []
 

@@ -19,7 +19,7 @@ from pipeline.gate.drops import CHANCE
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.metrics.level_limits import level_limit
 from pipeline.pages.formats import probability
-from pipeline.pages.parity_words import counts
+from pipeline.pages.parity_summary import counts
 from pipeline.serve.key import ensure_key
 from pipeline.ship.ollama import CHATML, OllamaTemplate, ollama_template
 from pipeline.stages.report import stage as stage
@@ -96,8 +96,8 @@ def section(project: Path, name: str) -> str:
     return Page(html[start : html.index("</section>", start) + len("</section>")]).text
 
 
-def test_a_seam_that_was_not_measured_is_not_shown_as_passed(page: Page, project: Path) -> None:
-    text = section(project, "seams")
+def test_a_check_that_was_not_measured_is_not_shown_as_passed(page: Page, project: Path) -> None:
+    text = section(project, "checks")
     assert "8 passed, 0 failed, 1 not measured" in text
     assert text.count("✓ pass") == 8
     assert text.count("○ not measured") == 1
@@ -122,11 +122,11 @@ def test_the_training_is_told_with_its_health_samples_and_record(project: Path, 
         assert words in text, words
     for words in ("cmake not installed", "6f" * 32):
         assert words in text, words
-    without_fidelity = "The NF4 model against its 16-bit base: not measured"  # which is a command, no stage
-    assert "measured" not in text.replace("0 not measured", "").replace(without_fidelity, "")
+    without_quantization_check = "The NF4 model against its 16-bit base: not measured"  # which is a command, no stage
+    assert "measured" not in text.replace("0 not measured", "").replace(without_quantization_check, "")
 
 
-def fidelity_report(**changed: Any) -> dict[str, Any]:
+def quantization_check_report(**changed: Any) -> dict[str, Any]:
     line = {
         "title": "Scale of the NF4 weights",
         "what": "of a linear",
@@ -144,16 +144,16 @@ def fidelity_report(**changed: Any) -> dict[str, Any]:
     return {"verdict": "fail", "base_weights_sha256": weights, "lines": lines, "memory_check": check} | changed
 
 
-def test_fidelity_is_shown_where_it_is_of_this_very_base(project: Path, params: Params) -> None:
-    file = project / "reports/fidelity.json"
-    put(file, fidelity_report())
+def test_quantization_check_is_shown_where_it_is_of_this_very_base(project: Path, params: Params) -> None:
+    file = project / "reports/quantization-check.json"
+    put(file, quantization_check_report())
     text = training(project, params)
     for words in ("Scale of the NF4 weights", "0.0057", "Blocks <of> it", "✕ fail", "1.59", "○ not measured", "so at 7B 6.04 GB"):
         assert words in text, words
     assert "against its 16-bit base: not measured" not in text
-    put(file, fidelity_report(base_weights_sha256="0" * 64))  # another base's
+    put(file, quantization_check_report(base_weights_sha256="0" * 64))  # another base's
     assert "Scale of the NF4" not in training(project, params)
-    for broken in ("[]", "{", "[" * 100_000, json.dumps(fidelity_report(lines={"a": {}}))):
+    for broken in ("[]", "{", "[" * 100_000, json.dumps(quantization_check_report(lines={"a": {}}))):
         file.write_text(broken)
         with pytest.raises(DataError, match="Q-GATE-003"):
             training(project, params)
@@ -178,7 +178,7 @@ def test_what_training_did_not_record_is_not_measured(project: Path, params: Par
     assert "Loss on held-out rowsnot measured" in text.replace("\n", "")
     assert text.count("○ not measured") == 2  # gradient norm and speed
     assert "from 1.500 at step 1 to 1.200 at step 2" in text
-    for words in ("Health of the run: not measured", "Samples: not measured", "Run record: not recorded"):
+    for words in ("Checks of the run: not measured", "Samples: not measured", "Run record: not recorded"):
         assert words in text, words
     assert "None" not in text
     (project / "reports" / "train.csv").write_text("step,loss\n")
@@ -188,7 +188,7 @@ def test_what_training_did_not_record_is_not_measured(project: Path, params: Par
 def test_a_failed_rule_and_an_early_stop_are_shown(project: Path, params: Params) -> None:
     failed = {"level": "fail", "rule": "finite loss", "step": 7, "text": "the loss is <nan>", "cause": "a forward fault"}
     unknown = {"level": "PASS", "rule": "speed", "step": None, "text": "", "cause": ""}
-    change(project / "reports" / "train.json", health=[failed, unknown], planned_steps=80, adapter_step=25, resumed_from="checkpoint-20")
+    change(project / "reports" / "train.json", monitoring=[failed, unknown], planned_steps=80, adapter_step=25, resumed_from="checkpoint-20")
     text = training(project, params)
     for words in ("✕ fail", "the loss is <nan>", "50 of 80: stopped early; the adapter is that of step 25", "resumed from checkpoint-20"):
         assert words in text, words
@@ -199,7 +199,7 @@ def test_a_failed_rule_and_an_early_stop_are_shown(project: Path, params: Params
 def test_a_record_with_gaps_is_shown_with_gaps(project: Path, params: Params) -> None:
     change(project / "reports" / "train.json", run={"git": None, "hardware": {"gpus": None, "cpu": None}})
     text = training(project, params)
-    for words in ("Processornot recorded", "GPUnot recorded", "Git commitnone"):
+    for words in ("CPUnot recorded", "GPUnot recorded", "Git commitnone"):
         assert words in text, words
     change(project / "reports" / "train.json", run={"os": "Linux"})
     assert "Linux, Python –" in training(project, params)
@@ -207,11 +207,11 @@ def test_a_record_with_gaps_is_shown_with_gaps(project: Path, params: Params) ->
 
 def test_of_many_evaluations_some_are_shown_with_the_first_and_the_last() -> None:
     asked = [{"prompt": f"p{number}", "reference": "r", "answer": "a"} for number in range(9)]
-    journal = [{"kind": "eval", "step": step, "samples": [one | {"answer": f"{step}"} for one in asked]} for step in range(10, 310, 10)]
-    found = samples_over_time([{"kind": "step", "step": 1}, *journal, {"kind": "eval", "step": 400, "samples": []}])
+    metrics_log = [{"kind": "eval", "step": step, "samples": [one | {"answer": f"{step}"} for one in asked]} for step in range(10, 310, 10)]
+    found = samples_over_time([{"kind": "step", "step": 1}, *metrics_log, {"kind": "eval", "step": 400, "samples": []}])
     assert [one["prompt"] for one in found] == ["p0", "p1", "p2", "p3"]
     assert [answer["step"] for answer in found[0]["answers"]] == [10, 70, 130, 180, 240, 300]
-    assert [answer["step"] for answer in samples_over_time(journal[:2])[0]["answers"]] == [10, 20]
+    assert [answer["step"] for answer in samples_over_time(metrics_log[:2])[0]["answers"]] == [10, 20]
     assert samples_over_time([]) == []
 
 
@@ -231,14 +231,14 @@ def test_only_pass_counts_as_passed(verdict: str | None, kind: str) -> None:
     assert counts({"one": {"verdict": verdict}})[kind] == 1
 
 
-def test_a_failed_seam_heads_the_page(project: Path, params: Params) -> None:
+def test_a_failed_check_heads_the_page(project: Path, params: Params) -> None:
     found = parity()
-    found["seams"]["merge"]["verdict"] = found["verdict"] = "fail"
+    found["checks"]["merge"]["verdict"] = found["verdict"] = "fail"
     put(project / "reports" / "parity.json", found)
     stage.main(params, project)
     text = Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
-    assert "1 seam failed: do not serve these files" in text
-    assert text.index("Ship nothing: parity failed") < text.index("1 seam failed") < text.index("Levels")
+    assert "1 parity check failed: do not serve these files" in text
+    assert text.index("Ship nothing: parity failed") < text.index("1 parity check failed") < text.index("Levels")
     assert "Ship Q4_K_M" not in text
 
 
@@ -455,11 +455,11 @@ def test_the_harness_and_the_domains_are_shown_where_there_are_any(project: Path
 
 
 def test_sections_say_which_level_loses_what(page: Page, project: Path) -> None:
-    text = section(project, "quantising")
+    text = section(project, "quantizing")
     assert "Q5_K_M keeps what Q4_K_M loses: mean KLD 0.0487 against 0.351" in text
-    assert "Q4_K_M: fine-tuning heals most of the damage" in text
+    assert "Q4_K_M: fine-tuning recovers most of the damage" in text
     assert "180 of 272 tensors of Q4_K_M" in text
-    assert "“heals” only says that the divergence is below 80 % of the base's" in text  # bare ratios, which no test stands behind
+    assert "“recovers” only says that the divergence is below 80 % of the base's" in text  # bare ratios, which no test stands behind
     assert "Those limits are a choice; no test was made." in text
     assert "225.0 MB" in section(project, "speed")
 

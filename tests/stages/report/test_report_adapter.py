@@ -10,8 +10,8 @@ import pytest
 from html_page import Page
 
 from pipeline.core.errors import DataError
-from pipeline.gate.distillation import FEWEST, healing, interval_of, sentence
-from pipeline.pages.parity_words import place_of
+from pipeline.gate.distillation import FEWEST, distillation, interval_of, sentence
+from pipeline.pages.parity_summary import place_of
 from pipeline.stages.parity.drawings import unmerged_chain
 from pipeline.stages.parity.page import render_parity_page
 from pipeline.stages.report import stage as stage
@@ -19,21 +19,21 @@ from pipeline.stages.report import stage as stage
 FORBIDDEN = ("16-bit model", "untuned base at the same level", "QLoRA", "NF4", "merged into", "every level", "None", "Which level")
 
 
-def made(root: Path, models: tuple[str, ...] = ("source", "base", "adapter"), *, heal: bool = False) -> Path:
-    stage.main(adapter_inputs.params(models, heal=heal), adapter_inputs.write_reports(root, heal=heal))
+def made(root: Path, models: tuple[str, ...] = ("source", "base", "adapter"), *, distill: bool = False) -> Path:
+    stage.main(adapter_inputs.params(models, distill=distill), adapter_inputs.write_reports(root, distill=distill))
     return root / "reports"
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of an adapter that learnt a task. Read only."""
+    """The report of an adapter that learned a task. Read only."""
     return made(tmp_path_factory.mktemp("tuned"))
 
 
 @pytest.fixture(scope="module")
-def healed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of an adapter that was to heal. Read only."""
-    return made(tmp_path_factory.mktemp("healed"), heal=True)
+def recovered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of an adapter that was to recover. Read only."""
+    return made(tmp_path_factory.mktemp("recovered"), distill=True)
 
 
 def text_of(folder: Path) -> str:
@@ -44,10 +44,10 @@ def headings(folder: Path) -> list[str]:
     return re.findall(r'<h2 id="([a-z]+)"', (folder / "index.html").read_text(encoding="utf-8"))
 
 
-def test_sections_of_a_merge_are_left_out_and_healing_is_there_where_it_was_asked_for(tuned: Path, healed: Path) -> None:
-    assert not {"merge", "quantising", "healing"} & set(headings(tuned))
-    assert "healing" in headings(healed)
-    assert {"levels", "gate", "task", "general", "speed", "seams", "serve", "lineage"} <= set(headings(tuned))
+def test_sections_of_a_merge_are_left_out_and_distillation_is_there_where_it_was_asked_for(tuned: Path, recovered: Path) -> None:
+    assert not {"merge", "quantizing", "distillation"} & set(headings(tuned))
+    assert "distillation" in headings(recovered)
+    assert {"levels", "gate", "task", "general", "speed", "checks", "serve", "lineage"} <= set(headings(tuned))
 
 
 def test_the_page_says_the_figures_and_nothing_of_levels(tuned: Path) -> None:
@@ -64,10 +64,10 @@ def test_the_page_says_the_figures_and_nothing_of_levels(tuned: Path) -> None:
     assert "python -m pipeline merge" not in text
 
 
-def test_what_was_healed_stands_on_the_page_with_its_interval(healed: Path) -> None:
-    text = text_of(healed)
-    assert "The adapter heals 80 % of the damage where the assistant speaks (mean KLD from source 0.351 before and 0.0702 after" in text
-    assert re.search(r"where the assistant speaks ?0\.3510 ?0\.0702 ?81\.1 % ?93\.0 % ?80 % ?7\d % to 8\d % ?8 ?▲ healed, more than noise", text)
+def test_what_was_recovered_stands_on_the_page_with_its_interval(recovered: Path) -> None:
+    text = text_of(recovered)
+    assert "The adapter recovers 80 % of the damage where the assistant speaks (mean KLD from source 0.351 before and 0.0702 after" in text
+    assert re.search(r"where the assistant speaks ?0\.3510 ?0\.0702 ?81\.1 % ?93\.0 % ?80 % ?7\d % to 8\d % ?8 ?▲ recovered, more than noise", text)
     assert "over all tokens" in text
 
 
@@ -96,8 +96,8 @@ def test_fewer_models_say_what_was_not_measured(tmp_path: Path, models: tuple[st
         assert "Ship nothing: the gate refuses the adapter" in text  # nothing says that the task did not suffer
 
 
-def test_healing_without_the_base_is_not_measured(tmp_path: Path) -> None:
-    assert "Before and after: not measured (evaluate.models does not name base)" in text_of(made(tmp_path, ("adapter",), heal=True))
+def test_distillation_without_the_base_is_not_measured(tmp_path: Path) -> None:
+    assert "Before and after: not measured (evaluate.models does not name base)" in text_of(made(tmp_path, ("adapter",), distill=True))
 
 
 def test_a_merged_model_still_needs_the_merge(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_merged_model_still_needs_the_merge(tmp_path: Path) -> None:
         load_inputs(tmp_path, ["F16"])
 
 
-# ---- the share that was healed
+# ---- the share that was recovered
 
 
 def rows(*kld: float) -> dict[str, Any]:
@@ -136,27 +136,27 @@ def test_without_rows_that_match_there_is_no_interval() -> None:
     assert interval_of(rows(*[0.0] * FEWEST), rows(*[0.0] * FEWEST), 1) == (FEWEST, None, None)
 
 
-def test_healing_needs_both_against_the_source() -> None:
-    both = {model: adapter_inputs.figures(model, heal=True) for model in ("base", "adapter")}
-    assert [round(one.share or 0, 2) for one in healing(both, 1)] == [0.8, 0.8]
-    assert healing(both | {"adapter": adapter_inputs.figures("adapter")}, 1) == []  # compared with the base
+def test_distillation_needs_both_against_the_source() -> None:
+    both = {model: adapter_inputs.figures(model, distill=True) for model in ("base", "adapter")}
+    assert [round(one.share or 0, 2) for one in distillation(both, 1)] == [0.8, 0.8]
+    assert distillation(both | {"adapter": adapter_inputs.figures("adapter")}, 1) == []  # compared with the base
     nothing = {model: found | {"kld_mean": 0.0} for model, found in both.items()}
-    assert sentence(healing(nothing, 1)[0]) == "Nothing was lost where the assistant speaks, so there is nothing to heal."
+    assert sentence(distillation(nothing, 1)[0]) == "Nothing was lost where the assistant speaks, so there is nothing to recover."
 
 
-# ---- the seams
+# ---- the parity checks
 
 
 @pytest.mark.parametrize(
     ("key", "place"),
     [("weights_file", "base GGUF"), ("outputs_bare", "base GGUF"), ("weights_lora", "base GGUF + LoRA"), ("outputs_served", "base GGUF + LoRA")],
 )
-def test_the_seams_have_places_of_their_own(key: str, place: str) -> None:
+def test_the_checks_have_places_of_their_own(key: str, place: str) -> None:
     assert place_of(key) == place
 
 
 def test_the_chain_is_drawn_without_a_merge() -> None:
-    drawn = unmerged_chain(adapter_inputs.parity()["seams"])
+    drawn = unmerged_chain(adapter_inputs.parity()["checks"])
     for words in ("trained to base GGUF + LoRA: ✓ weights, ✓ outputs 0.00234", "the base in training to base GGUF: ✓ weights, ✓ outputs 0.0021",
                   "base GGUF + LoRA to served: ✓ 1 of 1", "text and tokens: ✓ text 1 of 1, ✓ tokens 2 of 2"):  # fmt: skip
         assert words in drawn, words
@@ -166,9 +166,9 @@ def test_the_chain_is_drawn_without_a_merge() -> None:
 
 def test_the_parity_page_names_base_and_adapter() -> None:
     report = adapter_inputs.parity()
-    report["seams"]["outputs_served"] |= {"verdict": "fail", "cause": "The adapter's GGUF is of another run."}
+    report["checks"]["outputs_served"] |= {"verdict": "fail", "cause": "The adapter's GGUF is of another run."}
     text = Page(render_parity_page(report | {"verdict": "fail"}, None)).text
     assert "Nothing was merged: the base's own GGUF was trained on" in text
-    assert "Something was lost: 1 of 8 seams failed" in text
+    assert "Something was lost: 1 of 8 parity checks failed" in text
     assert "The adapter's GGUF is of another run." in text
-    assert not [words for words in ("Merged", "16-bit", "None:") if words in text.replace("None: every seam", "")]
+    assert not [words for words in ("Merged", "16-bit", "None:") if words in text.replace("None: every parity check", "")]

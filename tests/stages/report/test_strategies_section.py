@@ -1,4 +1,4 @@
-"""ways_section: the page shows what was measured of each way, marks the one to take, and says how to measure where nothing was."""
+"""ways_section: the page shows what was measured of each strategy, marks the one to take, and says how to measure where nothing was."""
 
 import json
 from typing import Any
@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from html_page import Page
 
-from pipeline.config.strategies import LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, WAYS, title
+from pipeline.config.strategies import LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, STRATEGIES, title
 from pipeline.core.errors import DataError
-from pipeline.pages.parity_words import code
-from pipeline.stages.compare.summary import scored_rows, summarise
+from pipeline.pages.parity_summary import code
+from pipeline.stages.compare.summary import scored_rows, summarize
 from pipeline.stages.report.page import render
-from pipeline.stages.report.strategies_section import told, ways_values
+from pipeline.stages.report.strategies_section import difference_cell, strategies_values
 
 SEEDS, ROWS = [42, 43, 44], 40
-BARE = {"median": 60.0, "low": 58.0, "high": 61.0}
+BASE = {"median": 60.0, "low": 58.0, "high": 61.0}
 DISK = {
     MERGED_16: {"base": 270e6, "merged model": 270e6, "F16 GGUF": 271e6, "GGUF": 105e6},
     MERGED_NF4: {"base": 270e6, "merged model": 270e6, "F16 GGUF": 271e6, "GGUF": 105e6},
@@ -25,18 +25,19 @@ DISK = {
 
 
 def figures(points: dict[str, float], level: str = "Q4_K_M") -> list[dict[str, Any]]:
-    """What is measured of each way, level and seed, with about these mean scores; of F16 the 16-bit merge alone."""
+    """What is measured of each strategy, level and seed, with about these mean scores; of F16 the 16-bit merge alone."""
     random = np.random.default_rng(0)
     hard = random.normal(0, 0.1, ROWS)
     found = []
-    for place, (where, way) in enumerate([("F16", MERGED_16), *((level, way) for way in WAYS)]):
+    for place, (where, strategy) in enumerate([("F16", MERGED_16), *((level, strategy) for strategy in STRATEGIES)]):
         for seed in SEEDS:
-            answers = np.clip(points[way] + hard + random.normal(0, 0.03, ROWS), 0, 1).round(4)
-            shipped = {"GGUF": 105_500_000} | ({"LoRA GGUF": 9_800_000} if way in (LORA_NF4, LORA_LEVEL) else {})
-            speed = {"shipped": {"median": 50.0 + place, "low": 48.0, "high": 53.0}} | ({"bare": BARE} if "LoRA GGUF" in shipped else {})
+            answers = np.clip(points[strategy] + hard + random.normal(0, 0.03, ROWS), 0, 1).round(4)
+            shipped = {"GGUF": 105_500_000} | ({"LoRA GGUF": 9_800_000} if strategy in (LORA_NF4, LORA_LEVEL) else {})
+            speed = {"shipped": {"median": 50.0 + place, "low": 48.0, "high": 53.0}} | ({"bare": BASE} if "LoRA GGUF" in shipped else {})
             found.append({
-                "way": way, "level": where, "seed": seed, "points": {f"r{row}": value for row, value in enumerate(answers.tolist())}, "valid": 1.0,
-                "stopped": 1.0, "shipped": shipped, "disk": DISK[way], "speed": speed, "machine": "Demo, avx2, 2 cores",
+                "strategy": strategy, "level": where, "seed": seed, "points": {f"r{row}": value for row, value in enumerate(answers.tolist())},
+                "valid": 1.0,
+                "stopped": 1.0, "shipped": shipped, "disk": DISK[strategy], "speed": speed, "machine": "Demo, avx2, 2 cores",
                 "kld": 0.001 * (place + 1), "same_top": 0.99, "kld_rows": 16, "measuring_seconds": 60.0,
                 "training": {"seconds": 300.0, "tokens_per_second": 200.0, "peak_memory_bytes": 3_400_000_000, "steps": 56, "loss_last": 0.1},
             })  # fmt: skip
@@ -44,19 +45,19 @@ def figures(points: dict[str, float], level: str = "Q4_K_M") -> list[dict[str, A
 
 
 def summary(points: tuple[float, ...] = (0.6, 0.6, 0.5, 0.8)) -> dict[str, Any]:
-    made = summarise(figures(dict(zip(WAYS, points, strict=True))), seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="json_fields", seed=1)
+    made = summarize(figures(dict(zip(STRATEGIES, points, strict=True))), seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="json_fields", seed=1)
     return dict(json.loads(json.dumps(made, sort_keys=True, allow_nan=False)))  # as the file has it
 
 
 def page(found: dict[str, Any] | None) -> Page:
-    return Page(render("index/ways.html.jinja", ways=ways_values(found), code=code))
+    return Page(render("index/strategies.html.jinja", strategies=strategies_values(found), code=code))
 
 
 def test_every_way_has_its_figures_and_the_best_is_marked() -> None:
     shown = page(summary())
     text = " ".join(shown.text.split())
-    for way in WAYS:
-        assert title(way, "Q4_K_M") in text
+    for strategy in STRATEGIES:
+        assert title(strategy, "Q4_K_M") in text
     for figure in ("105.5 MB", "115.3 MB", "916.0 MB", "385.0 MB", "115.0 MB", "60.0", "5.0 min", "3.40 GB"):
         assert figure in text, figure
     assert "3 seeds (42, 43, 44)" in text and "40 held-out rows" in text
@@ -71,16 +72,16 @@ def test_every_way_has_its_figures_and_the_best_is_marked() -> None:
 
 def test_speeds_of_different_machines_are_called_so() -> None:
     assert "different machines" not in page(summary()).text
-    found = figures(dict.fromkeys(WAYS, 0.6))
+    found = figures(dict.fromkeys(STRATEGIES, 0.6))
     found[0]["machine"] = "Demo, avx512f, 2 cores"
-    made = summarise(found, seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="json_fields", seed=1)
+    made = summarize(found, seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="json_fields", seed=1)
     assert made["machines"] == ["Demo, avx2, 2 cores", "Demo, avx512f, 2 cores"]
     assert "on different machines (Demo, avx2, 2 cores; Demo, avx512f, 2 cores)" in page(made).text
 
 
 def test_where_no_way_is_better_disk_decides_and_the_page_says_so() -> None:
     text = " ".join(page(summary((0.6, 0.6, 0.6, 0.6))).text.split())
-    assert "○ Decided by disk:" in text and "no way scores measurably below the best one" in text
+    assert "○ Decided by disk:" in text and "no strategy scores measurably below the best one" in text
     assert "more than noise" not in text
 
 
@@ -92,36 +93,36 @@ def test_where_nothing_was_measured_the_page_says_how(found: dict[str, Any] | No
 
 
 def test_differences_are_from_the_first_way_and_follow_interval_and_test() -> None:
-    rows = {row["way"]: row for row in ways_values(summary())["levels"][0]["rows"]}
+    rows = {row["strategy"]: row for row in strategies_values(summary())["levels"][0]["rows"]}
     assert rows[MERGED_16]["difference"] is None
     assert rows[LORA_LEVEL]["difference"]["points"] == pytest.approx(20, abs=3)
     assert rows[LORA_NF4]["difference"]["verdict"] == "worse"
     apart = {"points": 3.0, "low": 1.0, "high": 5.0, "p_value": 0.2, "measurable": False}
-    assert told(apart)["verdict"] == "noise"  # type: ignore[index]
+    assert difference_cell(apart)["verdict"] == "noise"  # type: ignore[index]
 
 
 def test_the_summary_has_means_intervals_and_all_six_pairs() -> None:
     level = summary()["levels"]["Q4_K_M"]
     assert len(level["differences"]) == len(level["perfect_differences"]) == 6
-    one = level["ways"][LORA_LEVEL]
+    one = level["strategies"][LORA_LEVEL]
     assert one["score_low"] < one["score"] < one["score_high"]
     assert one["score"] == pytest.approx(np.mean([seed["score"] for seed in one["by_seed"]]))
     assert (one["tok_s"], one["tok_s_bare"]) == (54.0, 60.0)
-    assert level["ways"][MERGED_16]["tok_s_bare"] is None
+    assert level["strategies"][MERGED_16]["tok_s_bare"] is None
     assert level["recommended"] == LORA_LEVEL and level["decided"]
 
 
 def test_a_row_that_a_judge_missed_once_counts_nowhere() -> None:
-    found = figures(dict.fromkeys(WAYS, 0.5))
+    found = figures(dict.fromkeys(STRATEGIES, 0.5))
     found[3]["points"]["r7"] = None
     assert len(scored_rows(found)) == ROWS - 1 and "r7" not in scored_rows(found)
     for one in found:
         one["points"] = dict.fromkeys(one["points"])
-    with pytest.raises(DataError, match="no held-out row has a score by judge from every way"):
-        summarise(found, seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="judge", seed=1)
+    with pytest.raises(DataError, match="no held-out row has a score by judge from every strategy"):
+        summarize(found, seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="judge", seed=1)
 
 
 def test_the_same_figures_give_the_same_bytes() -> None:
-    assert render("index/ways.html.jinja", ways=ways_values(summary()), code=code) == render(
-        "index/ways.html.jinja", ways=ways_values(summary()), code=code
+    assert render("index/strategies.html.jinja", strategies=strategies_values(summary()), code=code) == render(
+        "index/strategies.html.jinja", strategies=strategies_values(summary()), code=code
     )

@@ -11,14 +11,14 @@ from pipeline.stages.report.terminal import show
 ADVICE = Recommendation("Q4_K_M", "Q4_K_M it is.", (), {}, ())
 
 
-def test_likeness_to_another_kind_of_model_has_a_footnote(capsys: pytest.CaptureFixture[str]) -> None:
+def test_divergence_to_another_kind_of_model_has_a_footnote(capsys: pytest.CaptureFixture[str]) -> None:
     show({model: evaluation(model) for model in MODELS}, ADVICE, {}, Path("index.html"))
-    said = capsys.readouterr().out
-    assert "* base-F16 against the tuned F16: what fine-tuning changed." in said
-    marked = [line.split()[0] for line in said.splitlines() if "*" in line[1:]]
+    output = capsys.readouterr().out
+    assert "* base-F16 against the tuned F16: what fine-tuning changed." in output
+    marked = [line.split()[0] for line in output.splitlines() if "*" in line[1:]]
     assert marked == ["base-F16"]
-    assert "*1.9034" in said
-    assert "*51.2 %" in said
+    assert "*1.9034" in output
+    assert "*51.2 %" in output
 
 
 def test_without_the_untuned_base_there_is_no_footnote(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""checkpoints: published whole, verified before they are resumed, torn ones set aside, the last good one never deleted."""
+"""checkpoints: published completely, verified before they are resumed, torn ones set aside, the last good one never deleted."""
 
 import json
 from pathlib import Path

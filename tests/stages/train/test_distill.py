@@ -1,4 +1,4 @@
-"""Healing a level end to end on a tiny model: the teacher's answers on the disk, the run, what it reports, how it goes on after a kill."""
+"""Distillation a level end to end on a tiny model: the teacher's answers on the disk, the run, what it reports, how it goes on after a kill."""
 
 import json
 import shutil
@@ -17,9 +17,9 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError, GateError, MachineError
 from pipeline.core.hashing import file_hash, tree_hash
-from pipeline.core.metrics_log import MEASURED, Journal
+from pipeline.core.metrics_log import MEASURED, MetricsLog
 from pipeline.gguf.base_files import SOURCE_FILE
-from pipeline.models.quantized_model import load_packed
+from pipeline.models.quantized_model import load_gguf
 from pipeline.stages.train.checkpoints import TEACHER, checkpoints_in
 from pipeline.stages.train.dataset import load_rows
 from pipeline.stages.train.distill.cache import cache_bytes, open_teacher, position_counts
@@ -28,8 +28,8 @@ from pipeline.stages.train.run import describe, find_start
 from pipeline.stages.train.stage import train
 
 TOP_K = 24
-HEAL = {
-    "method": "heal", "heal_top_k": TOP_K, "bnb_4bit_compute_dtype": "float32", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "max_steps": 4,
+DISTILL = {
+    "method": "distill", "distill_top_k": TOP_K, "bnb_4bit_compute_dtype": "float32", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "max_steps": 4,
     "learning_rate": 1.0e-2, "gradient_accumulation_steps": 1, "eval_steps": 2, "save_steps": 2, "sample_rows": 0,
 }  # fmt: skip
 
@@ -37,7 +37,7 @@ HEAL = {
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose base is a one-layer Llama at Q4_0, with the 16-bit file beside it, up to `preprocess`. Read only: copy it to change it."""
-    root = tmp_path_factory.mktemp("healing")
+    root = tmp_path_factory.mktemp("distillation")
     random = np.random.default_rng(3)
     steep = {"token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)}  # answers that are not all alike, for Q4_0 to damage
     params = tiny_params(tiny_gguf(root / "source.gguf", tensors=steep))
@@ -45,7 +45,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params["curate"] |= {"max_tokens": 250, "drop_duplicates": "exact"}
     params["preprocess"] |= {"max_length": 256}
     params["evaluate"] |= {"models": ["source", "base", "adapter"]}
-    params["train"] |= HEAL
+    params["train"] |= DISTILL
     return run_stages(write_project(root / "project", params), ("base", "curate", "preprocess"))
 
 
@@ -85,7 +85,7 @@ def never(*arguments: Any, **more: Any) -> Any:
 
 def test_the_answers_are_those_of_each_conversation_alone(project: Path, tmp_path: Path) -> None:
     teacher = ask(project, tmp_path)
-    model = load_packed(project / "models/base", compute_dtype=torch.float32, device="cpu", name=SOURCE_FILE)
+    model = load_gguf(project / "models/base", compute_dtype=torch.float32, device="cpu", name=SOURCE_FILE)
     rows = load_rows(project / "data/tokens", "train")
     assert any(len(lengths) > 1 for lengths in rows["seq_lengths"])
     for row in rows.select(range(3)):
@@ -113,7 +113,7 @@ def test_what_is_kept_is_as_large_as_it_says_and_is_reported(project: Path, tmp_
     assert figures["bytes"] <= on_disk <= figures["bytes"] + 4 * 256
     assert figures["sha256"] == file_hash(project / "models/base" / SOURCE_FILE) and figures["file"] == SOURCE_FILE and figures["top_k"] == TOP_K
     assert 0 < figures["covered"] < 1
-    assert ask(project, tmp_path / "all", heal_top_k=10_000).figures | {"covered": 1.0} == figures | {
+    assert ask(project, tmp_path / "all", distill_top_k=10_000).figures | {"covered": 1.0} == figures | {
         "top_k": 261, "bytes": figures["positions"] * (6 * 261 + 2), "covered": 1.0,
     }  # fmt: skip
 
@@ -140,17 +140,17 @@ def test_positions_are_all_but_the_last_of_each_conversation() -> None:
 
 def test_what_is_there_is_used_again(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = ask(project, tmp_path)
-    monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_packed", never)
+    monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_gguf", never)
     again = ask(project, tmp_path, learning_rate=1e-3, r=4)  # nothing that the answers depend on
     assert again.figures == first.figures and np.array_equal(again.train.logs, first.train.logs)
 
 
-@pytest.mark.parametrize("changes", [{"heal_top_k": 7}, {"bnb_4bit_compute_dtype": "bfloat16"}])
+@pytest.mark.parametrize("changes", [{"distill_top_k": 7}, {"bnb_4bit_compute_dtype": "bfloat16"}])
 def test_answers_of_other_settings_are_not_used(project: Path, tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     ask(project, tmp_path)
     ask(project, tmp_path, **changes)
-    name = {"heal_top_k": "top_k", "bnb_4bit_compute_dtype": "compute_dtype"}[next(iter(changes))]
-    assert f"can't be used ({name} changed): they are made anew" in capsys.readouterr().err
+    name = {"distill_top_k": "top_k", "bnb_4bit_compute_dtype": "compute_dtype"}[next(iter(changes))]
+    assert f"can't be used ({name} changed): they are made again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["source", "tokens", "cut", "record", "gone"])
@@ -170,17 +170,17 @@ def test_answers_of_other_files_or_damaged_ones_are_not_used(project: Path, tmp_
     else:
         file.unlink()
     after = ask(root, tmp_path).figures
-    assert "they are made anew" in capsys.readouterr().err
+    assert "they are made again" in capsys.readouterr().err
     assert (before == after) == (what != "source")
 
 
 def test_answers_to_other_rows_are_refused(project: Path, tmp_path: Path) -> None:
     from pipeline.stages.train.dataset import Collator
-    from pipeline.stages.train.distill.trainer import HealingCollator
+    from pipeline.stages.train.distill.trainer import DistillCollator
 
     teacher = ask(project, tmp_path)
     rows = load_rows(project / "data/tokens", "train")
-    collate = HealingCollator(Collator(0), teacher.train)
+    collate = DistillCollator(Collator(0), teacher.train)
     batch = collate([rows[1], rows[0]])
     assert batch["trained_tokens"] == len(batch["teacher_logs"]) == len(teacher.train.of(0)[0]) + len(teacher.train.of(1)[0])
     assert np.array_equal(batch["teacher_ids"][: len(teacher.train.of(1)[0])], teacher.train.of(1)[0])
@@ -222,16 +222,16 @@ def test_a_start_from_nothing_keeps_the_answers_and_one_by_hand_does_not(project
 
 def test_a_damaged_level_comes_back_to_its_original(project: Path, tmp_path: Path) -> None:
     report = run(project, tmp_path, max_steps=40, eval_steps=20, save_steps=40)
-    rows = report["journal"]
+    rows = report["metrics_log"]
     held_out = [row["eval_loss"] for row in rows if row["kind"] == "eval"]
     first, last = rows[0]["loss"], np.median([row["loss"] for row in rows if row["kind"] == "step"][-5:])
     assert last < 0.4 * first and held_out[-1] < 0.4 * first
     assert first == pytest.approx(divergence_of_the_level(project), rel=0.5)  # of other rows
-    assert report["method"] == "heal" and report["teacher"]["top_k"] == TOP_K
+    assert report["method"] == "distill" and report["teacher"]["top_k"] == TOP_K
     assert not (tmp_path / "checkpoints" / TEACHER).exists()
     known = json.loads((tmp_path / "adapter/run.json").read_text())
-    assert known["settings"]["method"] == "heal" and known["teacher_sha256"] == report["teacher"]["sha256"]
-    findings = {finding["rule"]: finding for finding in report["health"]}
+    assert known["settings"]["method"] == "distill" and known["teacher_sha256"] == report["teacher"]["sha256"]
+    findings = {finding["rule"]: finding for finding in report["monitoring"]}
     assert {name for name, finding in findings.items() if finding["level"] == "warn"} <= {"learning rate", "speed"}
     assert "nats between the level's answers and the original's" in findings["end loss"]["text"]
     assert all(row["trained_tokens"] == position_counts([load_rows(project / "data/tokens", "train")[row["rows"][0]]["seq_lengths"]])[0]
@@ -241,7 +241,7 @@ def test_a_damaged_level_comes_back_to_its_original(project: Path, tmp_path: Pat
 def divergence_of_the_level(project: Path) -> float:
     """The mean KL divergence of model.gguf from source.gguf on the watched rows, over all tokens of the vocabulary."""
     original, level = (
-        load_packed(project / "models/base", compute_dtype=torch.float32, device="cpu", name=name) for name in (SOURCE_FILE, "model.gguf")
+        load_gguf(project / "models/base", compute_dtype=torch.float32, device="cpu", name=name) for name in (SOURCE_FILE, "model.gguf")
     )
     found = []
     for row in load_rows(project / "data/tokens", "val"):
@@ -256,8 +256,8 @@ def divergence_of_the_level(project: Path) -> float:
 
 
 def test_what_is_watched_is_the_divergence_itself(project: Path, tmp_path: Path) -> None:
-    report = run(project, tmp_path, heal_top_k=261, max_steps=2, eval_steps=1, learning_rate=1e-12, warmup_ratio=0.0)  # the adapter stays nothing
-    for row in report["journal"]:
+    report = run(project, tmp_path, distill_top_k=261, max_steps=2, eval_steps=1, learning_rate=1e-12, warmup_ratio=0.0)  # the adapter stays nothing
+    for row in report["metrics_log"]:
         if row["kind"] == "eval":
             assert row["eval_loss"] == pytest.approx(divergence_of_the_level(project), rel=5e-3)
 
@@ -265,17 +265,17 @@ def test_what_is_watched_is_the_divergence_itself(project: Path, tmp_path: Path)
 @pytest.mark.parametrize("weight", [0.0, 0.4])
 def test_rows_at_once_are_rows_one_by_one(project: Path, tmp_path: Path, weight: float) -> None:
     losses = [
-        [row["loss"] for row in run(project, tmp_path, heal_sft_weight=weight, per_device_train_batch_size=batch,
-                                    gradient_accumulation_steps=accumulation, max_steps=6)["journal"] if row["kind"] == "step"]
+        [row["loss"] for row in run(project, tmp_path, distill_sft_weight=weight, per_device_train_batch_size=batch,
+                                    gradient_accumulation_steps=accumulation, max_steps=6)["metrics_log"] if row["kind"] == "step"]
         for batch, accumulation in ((3, 1), (1, 3))
     ]  # fmt: skip
     assert len(losses[0]) == 6 and max(abs(one - other) for one, other in zip(*losses, strict=True)) <= 1e-5
 
 
 def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
-    healed = run(project, tmp_path, heal_sft_weight=1.0, gradient_accumulation_steps=2, max_steps=3)
+    recovered = run(project, tmp_path, distill_sft_weight=1.0, gradient_accumulation_steps=2, max_steps=3)
     tuned = run(project, tmp_path, method="sft", gradient_accumulation_steps=2, max_steps=3)
-    for ours, theirs in zip(healed["journal"], tuned["journal"], strict=True):
+    for ours, theirs in zip(recovered["metrics_log"], tuned["metrics_log"], strict=True):
         name = "loss" if ours["kind"] == "step" else "eval_loss"
         assert ours[name] == pytest.approx(theirs[name], rel=1e-6)
     assert tuned["method"] == "sft" and "teacher" not in tuned
@@ -283,11 +283,11 @@ def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 0.4])
 def test_a_run_that_was_broken_off_ends_in_the_same_bytes(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float) -> None:
-    changes = {"lora_dropout": 0.1, "max_steps": 6, "gradient_accumulation_steps": 2, "heal_sft_weight": weight}
+    changes = {"lora_dropout": 0.1, "max_steps": 6, "gradient_accumulation_steps": 2, "distill_sft_weight": weight}
     run(project, tmp_path / "whole", **changes)
-    from pipeline.stages.train.distill.trainer import HealingTrainer
+    from pipeline.stages.train.distill.trainer import DistillTrainer
 
-    steps, real = 0, HealingTrainer.training_step
+    steps, real = 0, DistillTrainer.training_step
 
     def dies(self: Any, *arguments: Any, **more: Any) -> Any:
         nonlocal steps
@@ -297,17 +297,18 @@ def test_a_run_that_was_broken_off_ends_in_the_same_bytes(project: Path, tmp_pat
         return real(self, *arguments, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(HealingTrainer, "training_step", dies)
+        patch.setattr(DistillTrainer, "training_step", dies)
         with pytest.raises(KeyboardInterrupt):
             run(project, tmp_path / "broken", resume=True, **changes)
     assert (tmp_path / "broken/checkpoints" / TEACHER).is_dir()
-    monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_packed", never)
+    monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_gguf", never)
     report = run(project, tmp_path / "broken", resume=True, **changes)
     assert report["resumed_from"] == "checkpoint-4"
     assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")
-    told = [[{key: value for key, value in row.items() if key not in MEASURED} for row in Journal(tmp_path / name / "checkpoints/steps.jsonl").rows()]
+    output = [[{key: value for key,
+        value in row.items() if key not in MEASURED} for row in MetricsLog(tmp_path / name / "checkpoints/steps.jsonl").rows()]
             for name in ("broken", "whole")]  # fmt: skip
-    assert told[0] == told[1]
+    assert output[0] == output[1]
     last = [checkpoints_in(tmp_path / name / "checkpoints")[-1] for name in ("broken", "whole")]
     assert (last[0] / "optimizer.pt").read_bytes() == (last[1] / "optimizer.pt").read_bytes()
 
@@ -319,7 +320,7 @@ def test_the_stage_runs_and_reports(project: Path, tmp_path: Path, capsys: pytes
     (root / "params.yaml").write_text(yaml.safe_dump(params))
     run_stages(root, ("train",))
     report = json.loads((root / "reports/train.json").read_text())
-    assert (report["method"], report["steps"]) == ("heal", 4)
+    assert (report["method"], report["steps"]) == ("distill", 4)
     assert set(report["teacher"]) == {"file", "sha256", "top_k", "positions", "bytes", "covered"}
     assert "source.gguf answers at" in capsys.readouterr().out
 

@@ -10,7 +10,7 @@ from pipeline.stages.train.monitoring.epochs import epochs_complete
 
 
 def run(order: list[list[int]], steps_per_epoch: int) -> list[dict[str, Any]]:
-    """A journal's rows for the packed rows of each step."""
+    """A metrics log's rows for the packed rows of each step."""
     rows = [{"kind": "step", "step": step, "epoch": step / steps_per_epoch, "rows": taken} for step, taken in enumerate(order, start=1)]
     return [*rows, {"kind": "eval", "step": len(order), "eval_loss": 1.0, "samples": []}]
 
@@ -44,10 +44,10 @@ def test_an_epoch_number_that_was_rounded_up_is_of_its_own_epoch() -> None:
     assert epochs_complete(rows, 4) == []
 
 
-def test_a_journal_with_a_gap_or_a_doubled_step_is_named() -> None:
+def test_a_metrics_log_with_a_gap_or_a_doubled_step_is_named() -> None:
     rows = run(TWO_EPOCHS, 2)
     assert epochs_complete(rows, 4) == []
-    assert epochs_complete([rows[0], *rows[2:]], 4) == ["the journal, step 2: skipped", "epoch 1, packed row 2, 3: skipped"]
-    assert epochs_complete([rows[0], *rows], 4)[0] == "the journal, step 1: repeated"
-    assert epochs_complete([*rows[2:], *rows[:2]], 4) == ["the journal: its steps are out of order"]
+    assert epochs_complete([rows[0], *rows[2:]], 4) == ["the metrics log, step 2: skipped", "epoch 1, packed row 2, 3: skipped"]
+    assert epochs_complete([rows[0], *rows], 4)[0] == "the metrics log, step 1: repeated"
+    assert epochs_complete([*rows[2:], *rows[:2]], 4) == ["the metrics log: its steps are out of order"]
     assert epochs_complete([], 4) == []

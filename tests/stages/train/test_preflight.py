@@ -78,9 +78,9 @@ def test_no_row_to_train_on_fails(tokens: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"seq_lengths": pa.array([], pa.list_(pa.int32()))}), tokens / "train.parquet")
-    account = json.loads((tokens / "manifest.json").read_text())
-    account["splits"]["train"] |= {"packed_rows": 0, "tokens": 0}
-    (tokens / "manifest.json").write_text(json.dumps(account))
+    stats = json.loads((tokens / "manifest.json").read_text())
+    stats["splits"]["train"] |= {"packed_rows": 0, "tokens": 0}
+    (tokens / "manifest.json").write_text(json.dumps(stats))
     assert checks.data(tokens).sentence == "there is no row to train on"
 
 
@@ -152,7 +152,7 @@ def test_disk_for_everything_that_follows(free: int, state: str) -> None:
         ("cpu", False, "bfloat16", "warn"), ("cpu", True, "float16", "warn"),
     ],
 )  # fmt: skip
-def test_a_type_that_the_processor_has_no_instructions_for(
+def test_a_type_that_the_cpu_has_no_instructions_for(
     monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, chosen: str, state: str
 ) -> None:
     monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
@@ -232,7 +232,7 @@ def test_a_preflight_on_a_cpu(tiny_qwen2: Path, tokens: Path, tmp_path: Path) ->
     refuse(found)
 
 
-def test_linears_are_dequantised_with_their_own_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linears_are_dequantized_with_their_own_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     def found(hidden: int, card: Card = MEMORY, **changed: Any) -> list[str]:

@@ -64,7 +64,7 @@ def test_another_machine_may_go_on_but_says_so(tmp_path: Path, capsys: pytest.Ca
     assert "threads (2 → 4) changed: the run goes on, but not to the very bytes" in capsys.readouterr().err
 
 
-def test_no_resume_starts_anew(tmp_path: Path) -> None:
+def test_no_resume_starts_again(tmp_path: Path) -> None:
     begun(tmp_path)
     assert find_start(tmp_path, changed(settings={"r": 8}), resume=False) is None
     assert [path.name for path in tmp_path.iterdir()] == [RUN]

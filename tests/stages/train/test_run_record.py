@@ -97,9 +97,9 @@ def test_the_hardware_of_this_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name"), [("processor\t: 0\nmodel name\t: AMD EPYC 9B14\n", "AMD EPYC 9B14"), ("Model\t\t: Raspberry Pi 5\n", "Raspberry Pi 5")]
+    ("text", "name"), [("CPU\t: 0\nmodel name\t: AMD EPYC 9B14\n", "AMD EPYC 9B14"), ("Model\t\t: Raspberry Pi 5\n", "Raspberry Pi 5")]
 )
-def test_the_processor_is_named_by_itself(tmp_path: Path, text: str, name: str) -> None:
+def test_the_cpu_is_named_by_itself(tmp_path: Path, text: str, name: str) -> None:
     (tmp_path / "cpuinfo").write_text(text)
     assert cpu_name(tmp_path / "cpuinfo") == name
 

@@ -33,15 +33,15 @@ def settings() -> Training:
 
 @pytest.fixture
 def make(tiny_qwen2: Path, settings: Training) -> Callable[[], Any]:
-    """Makes the same NF4 model with an adapter as training has it, each time anew."""
+    """Makes the same NF4 model with an adapter as training has it, each time again."""
 
     def made() -> Any:
         import torch
         from peft import get_peft_model
 
-        from pipeline.models.qlora import load_quantised, lora_config
+        from pipeline.models.qlora import load_quantized, lora_config
 
-        model = load_quantised(tiny_qwen2, settings)
+        model = load_quantized(tiny_qwen2, settings)
         torch.manual_seed(0)
         model = get_peft_model(model, lora_config(settings))
         for name, parameter in model.named_parameters():
@@ -122,10 +122,10 @@ class Fixed:
 
         assert torch.get_num_threads() == 1
         torch.rand(1)  # as a model that draws random numbers
-        said = past_key_values or 0
+        output = past_key_values or 0
         self.calls.append(input_ids.shape[1])
-        logits = torch.nn.functional.one_hot(torch.tensor([[self.says[said]]]), tiny.ROWS).float()
-        return CausalLMOutputWithPast(logits=logits, past_key_values=said + 1)
+        logits = torch.nn.functional.one_hot(torch.tensor([[self.says[output]]]), tiny.ROWS).float()
+        return CausalLMOutputWithPast(logits=logits, past_key_values=output + 1)
 
 
 def test_it_answers_the_first_turn_and_stops_at_the_end_of_turn(tokenizer: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watched import eval_row, step_row
+from training_logs import eval_row, step_row
 
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.train.monitoring.tensorboard import STEP_CURVES, Board

@@ -16,13 +16,13 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError, GateError, ToolError
 from pipeline.core.interruption import Interruption
-from pipeline.core.metrics_log import Journal
+from pipeline.core.metrics_log import MetricsLog
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.steps import total_steps, warmup_steps
 from pipeline.stages.train.arguments import training_arguments
-from pipeline.stages.train.callbacks import refuse_other_mean
+from pipeline.stages.train.callbacks import check_mean
 from pipeline.stages.train.figures import CURVE, curve
-from pipeline.stages.train.proofs import refuse_leaks, refuse_other_rows, refuse_unlearnt
+from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
 from pipeline.stages.train.stage import make_trainer, train
 
 RECIPES = PROJECT / "recipes"
@@ -47,10 +47,10 @@ def trainer(prepared: Path, tmp_path: Path) -> Callable[[Training], Any]:
     """Makes the trainer for some settings, as `train` does."""
 
     def make(recipe: Training) -> Any:
-        journal = Journal(tmp_path / "checkpoints/steps.jsonl")
+        metrics_log = MetricsLog(tmp_path / "checkpoints/steps.jsonl")
         base = prepared / "models/base"
         made, _ = make_trainer(prepared / "data/tokens", base, load_tokenizer(base), tmp_path / "checkpoints", tmp_path / "tensorboard", recipe,
-                               journal, None, Interruption())  # fmt: skip
+                               metrics_log, None, Interruption())  # fmt: skip
         return made
 
     return make
@@ -86,8 +86,8 @@ ELSEWHERE = {
     "optim",
     "loss",
     "method",
-    "heal_top_k",
-    "heal_sft_weight",
+    "distill_top_k",
+    "distill_sft_weight",
     "packed",
     "embeddings_on_cpu",
     "early_stopping_patience",
@@ -185,15 +185,15 @@ def test_eight_rows_at_once_are_eight_rows_one_by_one(prepared: Path, tmp_path: 
             settings=settings(quantization="none", bnb_4bit_compute_dtype="float32", lora_dropout=0.0, r=4, lora_alpha=8, max_steps=50, eval_steps=50,
                               save_steps=50, sample_rows=0, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation),
         )  # fmt: skip
-        losses[batch] = [row["loss"] for row in report["journal"] if row["kind"] == "step"]
+        losses[batch] = [row["loss"] for row in report["metrics_log"] if row["kind"] == "step"]
     assert len(losses[8]) == 50
     assert max(abs(one - other) for one, other in zip(losses[8], losses[1], strict=True)) <= 1e-5
 
 
 def test_a_mean_of_means_is_named() -> None:
-    refuse_other_mean(3, 2.0, 20.0, 10)
+    check_mean(3, 2.0, 20.0, 10)
     with pytest.raises(GateError, match="Q-TRAIN-018"):
-        refuse_other_mean(3, 2.5, 20.0, 10)
+        check_mean(3, 2.5, 20.0, 10)
 
 
 # --- runs that went wrong -------------------------------------------------------------------------------------------
@@ -208,33 +208,33 @@ class OneWeight(torch.nn.Module):
 @pytest.mark.parametrize(
     ("steps", "weight", "words"), [([], 1.0, "Q-TRAIN-023"), ([{}], 0.0, "Q-TRAIN-025"), ([{}], float("nan"), "Q-TRAIN-024")]
 )
-def test_a_run_that_cannot_have_learnt_is_refused(steps: list[dict[str, Any]], weight: float, words: str) -> None:
+def test_a_run_that_cannot_have_learned_is_refused(steps: list[dict[str, Any]], weight: float, words: str) -> None:
     with pytest.raises(GateError, match=words):
-        refuse_unlearnt(OneWeight(weight), steps)
+        check_learned(OneWeight(weight), steps)
 
 
 def test_a_healthy_run_passes() -> None:
-    refuse_unlearnt(OneWeight(0.1), [{"loss": 1.0}])
+    check_learned(OneWeight(0.1), [{"loss": 1.0}])
 
 
 def test_a_row_trained_twice_is_named() -> None:
     rows = [{"kind": "step", "step": step, "epoch": step / 4, "rows": [row]} for step, row in enumerate((0, 1, 1, 3), start=1)]
     with pytest.raises(GateError, match="Q-TRAIN-022"):
-        refuse_other_rows(rows, 4)
+        check_rows(rows, 4)
 
 
 def test_a_model_whose_packed_rows_see_each_other_is_refused(tiny_qwen2: Path) -> None:
-    from pipeline.models.qlora import load_quantised
+    from pipeline.models.qlora import load_quantized
     from pipeline.stages.train.dataset import Collator
 
-    model, collate = load_quantised(tiny_qwen2, settings()), Collator(0)
+    model, collate = load_quantized(tiny_qwen2, settings()), Collator(0)
     rows = [([970, 11, 1879], [-100] * 3), ([40, 2776, 3974, 13], [-100] * 4)]
-    error = refuse_leaks(model, collate, rows)
+    error = check_no_leaks(model, collate, rows)
     assert error is not None
     assert error < 1e-3
-    assert refuse_leaks(model, collate, rows[:1]) is None
+    assert check_no_leaks(model, collate, rows[:1]) is None
     with pytest.raises(ConfigError, match="Q-TRAIN-021"):
-        refuse_leaks(model, lambda examples: {"input_ids": collate(examples)["input_ids"]}, rows)  # positions forgotten: one long text
+        check_no_leaks(model, lambda examples: {"input_ids": collate(examples)["input_ids"]}, rows)  # positions forgotten: one long text
 
 
 def test_a_base_that_is_damaged_stops_the_run_before_it_starts(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +276,7 @@ def test_the_best_adapter_is_published_when_the_loss_rises_again(prepared: Path,
 
 def test_what_a_run_leaves(prepared: Path, tmp_path: Path) -> None:
     report = run(prepared, tmp_path, sample_rows=1, sample_tokens=4)
-    rows = report["journal"]
+    rows = report["metrics_log"]
     assert [(row["kind"], row["step"]) for row in rows] == [("step", 1), ("step", 2), ("eval", 2)]
     assert rows[0]["tokens"] > rows[0]["trained_tokens"] > 0
     assert rows[0]["row_ids"]
@@ -286,7 +286,7 @@ def test_what_a_run_leaves(prepared: Path, tmp_path: Path) -> None:
     assert known["settings"]["learning_rate"] == 1e-3
     assert set(known["base"]) == {"weights_sha256", "config_sha256", "tokenizer_sha256", "template_sha256"}
     assert json.loads((tmp_path / "checkpoints/run.json").read_text())["finished"] is True
-    assert all(finding["level"] in ("ok", "warn", "not measured") for finding in report["health"])
+    assert all(finding["level"] in ("ok", "warn", "not measured") for finding in report["monitoring"])
 
 
 def test_the_curve_has_a_line_a_step() -> None:

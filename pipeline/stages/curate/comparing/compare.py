@@ -13,13 +13,13 @@ from pipeline.stages.curate.comparing.contamination import Leak, Overlaps, Span
 from pipeline.stages.curate.comparing.duplicates import Clusters, Index
 from pipeline.stages.curate.comparing.features import SAMPLE_ROWS, Features, boilerplate, features
 from pipeline.stages.curate.comparing.poison import request_and_answer
-from pipeline.stages.curate.comparing.said import key_of
+from pipeline.stages.curate.comparing.row_parts import key_of
 from pipeline.stages.curate.comparing.spill import starts
 from pipeline.stages.curate.spool import Spool, read_rows_at, spread_evenly
 from pipeline.stages.curate.workers import Workers
 
 ANSWERS_COMPARED = 16  # rows of one request
-EXCERPT = 300  # characters of a shared span that the account shows
+EXCERPT = 300  # characters of a shared span that the statistics show
 
 
 def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) -> Features:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.features import Boilerplate, fingerprints, of_boilerplate, run_keys
-from pipeline.stages.curate.comparing.said import parts
-from pipeline.stages.curate.comparing.shingles import Hashes, tokenise, word_ngrams
+from pipeline.stages.curate.comparing.row_parts import parts
+from pipeline.stages.curate.comparing.shingles import Hashes, tokenize, word_ngrams
 from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, scratch_file, starts
 from pipeline.stages.curate.reading.guarded import read_texts
 
@@ -71,7 +71,7 @@ class Overlaps:
         before = len(self.documents)
         texts = read_texts(path)
         while block := list(islice(texts, 256)):
-            tokens = tokenise([text for _, text in block])
+            tokens = tokenize([text for _, text in block])
             long = np.flatnonzero(np.diff(word_ngrams(tokens, self.ngram)[1]))
             number = np.zeros(len(block), np.uint32)
             number[long] = np.arange(len(long)) + (len(self.documents) + DOCUMENT)
@@ -156,13 +156,13 @@ def _checked(found: Candidates) -> Candidates:
 
 def shared_spans(row: Row, others: Sequence[str], keys: Hashes, ngram: int, boilerplate: Boilerplate) -> list[Span]:
     """The runs of `ngram` or more words that stand in the row and in one of `others`, with one of `keys` for a key; at most `SPANS`."""
-    shared = np.unique(word_ngrams(tokenise(others), ngram)[0])
+    shared = np.unique(word_ngrams(tokenize(others), ngram)[0])
     spans = (_runs(part.place, part.text, shared, keys, ngram, boilerplate) for part in parts(row) if part.role != "system")
     return list(islice(chain.from_iterable(spans), SPANS))
 
 
 def _runs(place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boilerplate: Boilerplate) -> Iterator[Span]:
-    own = tokenise([text])
+    own = tokenize([text])
     hits = np.isin(word_ngrams(own, ngram)[0], shared)
     counted = hits & np.isin(run_keys(own, boilerplate, ngram)[0], keys)
     words = np.flatnonzero(own.words)  # the tokens that are words

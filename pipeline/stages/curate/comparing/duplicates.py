@@ -1,7 +1,7 @@
 """Exact and near duplicates, and rows that make the same request, found in flat memory among any number of rows.
 
 Rows whose MinHash signatures agree in an LSH band (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, ch. 3) are
-candidates; a candidate counts if the similarity that the whole signatures show reaches the threshold. Keys and signatures are
+candidates; a candidate counts if the similarity that the entire signatures show reaches the threshold. Keys and signatures are
 on disk; in memory are 17 bytes a row, twice as much while clusters are made.
 """
 
@@ -17,7 +17,7 @@ from pipeline.stages.curate.comparing.minhash import PERMUTATIONS, Sketch, simil
 from pipeline.stages.curate.comparing.spill import Keys, Spill, scratch_file, sizes, starts
 
 ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays
-NEIGHBOURS = 4  # in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not pairs
+NEIGHBORS = 4  # in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not pairs
 _BATCH = 1 << 14  # pairs compared at a time
 _PAGE = 256  # rows whose signatures are read together, 32 KB
 Labels = NDArray[np.int32]
@@ -206,14 +206,14 @@ def _to_first(keys: NDArray, rows: NDArray) -> Pairs:
 
 
 def _pairs(keys: Keys, rows: Labels) -> Iterator[Pairs]:
-    """Pairs of rows that share a key: each with the `NEIGHBOURS` before it, and with the first of its group."""
+    """Pairs of rows that share a key: each with the `NEIGHBORS` before it, and with the first of its group."""
     if not len(keys):
         return
     several = sizes(keys) > 1
     keys, rows = keys[several], rows[several]
-    for distance in range(1, NEIGHBOURS + 1):
+    for distance in range(1, NEIGHBORS + 1):
         same = np.flatnonzero(keys[distance:] == keys[:-distance])
         yield rows[same], rows[same + distance]
     first, own = _to_first(keys, rows)
-    far = sizes(keys) > NEIGHBOURS + 1
+    far = sizes(keys) > NEIGHBORS + 1
     yield first[far], own[far]

@@ -1,6 +1,6 @@
 """What is compared of a block of rows: hashes, MinHash signatures and fingerprints. Runs in worker processes.
 
-Two texts of a row are compared. The whole conversation, without system turns, finds duplicates; the user's turns before the last
+Two texts of a row are compared. The entire conversation, without system turns, finds duplicates; the user's turns before the last
 answer find variants of one request, which belong on one side of the split.
 
 N-grams that are in 5 % of the rows are boilerplate and count for nothing: otherwise all rows with one long instruction would be
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
-from pipeline.stages.curate.comparing.said import key_of, parts, quality
-from pipeline.stages.curate.comparing.shingles import Common, Hashes, Offsets, Tokens, filtered, shingles, spread, tokenise, word_ngrams
+from pipeline.stages.curate.comparing.row_parts import key_of, parts, quality
+from pipeline.stages.curate.comparing.shingles import Common, Hashes, Offsets, Tokens, filtered, shingles, spread, tokenize, word_ngrams
 from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, offsets_of
 
 SHINGLE = 3  # tokens; see benchmarks/near_duplicates.py
@@ -55,7 +55,7 @@ class Boilerplate:
 class Features:
     """What a block of rows is compared by; rows are counted from the block's first."""
 
-    exact: Keys  # (rows): rows with the same key have the same normalised content
+    exact: Keys  # (rows): rows with the same key have the same normalized content
     quality: NDArray[np.uint32]  # (rows): of near-duplicates the highest is kept
     whole: Sketch
     family: Sketch  # of rows with little of their own, with their boilerplate; of others the signatures of `whole`, and no bands
@@ -90,15 +90,15 @@ def _read(rows: Sequence[Row]) -> _Texts:
     asked: list[bool] = []
     begins, exact, requests = [0], [], []
     for row in rows:
-        said = parts(row)
+        pieces = parts(row)
         extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
-        exact.append(key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in said), extra)))
-        request = [part.text for part in said if part.asked]
+        exact.append(key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in pieces), extra)))
+        request = [part.text for part in pieces if part.asked]
         requests.append(key_of(request) if request else 0)
-        texts += [part.text for part in said if part.role != "system"]
-        asked += [part.asked for part in said if part.role != "system"]
+        texts += [part.text for part in pieces if part.role != "system"]
+        asked += [part.asked for part in pieces if part.role != "system"]
         begins.append(len(texts))
-    return _Texts(tokenise(texts), np.array(begins), np.array(asked, np.bool_), np.array(exact, np.uint64), np.array(requests, np.uint64))
+    return _Texts(tokenize(texts), np.array(begins), np.array(asked, np.bool_), np.array(exact, np.uint64), np.array(requests, np.uint64))
 
 
 def features(rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float, ngram: int, guarded: bool = True) -> Features:

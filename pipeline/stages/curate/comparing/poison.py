@@ -13,7 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
-from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, ngrams, tokenise
+from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, ngrams, tokenize
 from pipeline.stages.curate.comparing.spill import starts
 
 SAMPLE_ROWS = 10_000  # rows looked at, spread evenly
@@ -47,7 +47,7 @@ def suspects(rows: Iterable[Row], group: NDArray[np.int32]) -> list[Suspect]:
         answers.append(xxhash.xxh3_64_intdigest(answer.encode()))
         shown_answers.append(answer[:80])
         sources.append(str(row["source"]))
-    tokens = tokenise(requests)
+    tokens = tokenize(requests)
     _, answer_of = np.unique(np.array(answers, np.uint64), return_inverse=True)
     rates = np.bincount(answer_of) / max(len(requests), 1)
     shown: dict[bytes, tuple[float, Suspect]] = {}  # the rows that have it → the shortest phrase they all have
@@ -85,7 +85,7 @@ def _rare_phrases(hashes: Hashes, offsets: Offsets) -> Iterator[tuple[int, NDArr
 
 def _phrase(request: str, first: int, size: int) -> str:
     """The text of `size` tokens of a request, from token `first` on."""
-    at = tokenise([request]).at
+    at = tokenize([request]).at
     end = at[first + size] if first + size < len(at) else len(request)
     return " ".join(request[at[first] : end].casefold().split())
 

@@ -73,7 +73,7 @@ _ASCII_KINDS, _ASCII_FOLDED = (bytes(table[:128].tolist()) + bytes(128) for tabl
 _POWERS, _INVERSES = _powers(_FACTOR), _powers(pow(_FACTOR, -1, 2**64))
 
 
-def tokenise(texts: Sequence[str]) -> Tokens:
+def tokenize(texts: Sequence[str]) -> Tokens:
     """The tokens of every text; a token's hash is that of its lower-case characters (a polynomial modulo 2^64, then mixed)."""
     counts = np.zeros(len(texts), np.int64)
     hashes, at, words, passed = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], [np.zeros(0, np.bool_)], 0

@@ -1,7 +1,7 @@
 """Records of a 64-bit key and a row, kept on disk and given back grouped by key: equality joins over any number of rows in flat memory.
 
 Records are gathered to runs of `RUN` records; each run is written ordered by the first byte of its keys, with a directory of
-where each first byte begins. To read, neighbouring first bytes are taken together until they hold about `PARTITION` records:
+where each first byte begins. To read, neighboring first bytes are taken together until they hold about `PARTITION` records:
 all records of a key are then in memory at once, whatever the number of runs.
 """
 
@@ -98,21 +98,21 @@ def scratch_file(folder: Path) -> BufferedRandom:
 
 
 def offsets_of(counts: NDArray) -> NDArray[np.int64]:
-    """Where each of neighbouring groups of these sizes begins, and where the last one ends: one entry more than `counts`."""
+    """Where each of neighboring groups of these sizes begins, and where the last one ends: one entry more than `counts`."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
 
 
 def starts(keys: NDArray) -> NDArray[np.intp]:
-    """Where each group of equal neighbours begins."""
+    """Where each group of equal neighbors begins."""
     new = np.ones(len(keys), np.bool_)
     np.not_equal(keys[1:], keys[:-1], out=new[1:])
     return np.flatnonzero(new)
 
 
 def sizes(keys: NDArray) -> NDArray[np.intp]:
-    """For every element the size of its group of equal neighbours."""
+    """For every element the size of its group of equal neighbors."""
     counts = np.diff(np.append(starts(keys), len(keys)))
     return np.repeat(counts, counts)
 

@@ -89,7 +89,7 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
 
 
 def refusal(path: Path) -> BadLine | None:
-    """Why a whole file isn't read, or None if it is."""
+    """Why a complete file isn't read, or None if it is."""
     if why := trouble(path):
         return BadLine("unknown_container", f"this is no file that can be read: {why}")
     if path.is_dir():

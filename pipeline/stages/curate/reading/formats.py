@@ -91,8 +91,8 @@ def _preference(value: Value) -> Content:
     while shared < most and chosen[shared] == rejected[shared]:
         shared += 1
     common = chosen[:shared]
-    said = [turn for turn in asked if turn["role"] != "system"]
-    if [turn for turn in common if turn["role"] != "system"][: len(said)] == said:  # both sides are whole conversations
+    stated = [turn for turn in asked if turn["role"] != "system"]
+    if [turn for turn in common if turn["role"] != "system"][: len(stated)] == stated:  # both sides are complete conversations
         known = {json.dumps(turn) for turn in common if turn["role"] == "system"}
         asked = [turn for turn in asked if turn["role"] == "system" and json.dumps(turn) not in known]
     return "preference", _with_tools(value, asked + common) | {"chosen": chosen[shared:], "rejected": rejected[shared:]}
@@ -183,17 +183,17 @@ def _pair(value: Value, asked: str, answered: str) -> list[Turn]:
 
 def _turns(value: Value, field: str, role: str) -> list[Turn]:
     """The turns of a field that is a list of them, a single one, or the text of one by `role`."""
-    said = value[field]
-    if isinstance(said, str) and field not in ("messages", "conversations"):
-        return [turn(role, said, field)]
-    return read_turns([said] if isinstance(said, dict) else said, field)
+    stated = value[field]
+    if isinstance(stated, str) and field not in ("messages", "conversations"):
+        return [turn(role, stated, field)]
+    return read_turns([stated] if isinstance(stated, dict) else stated, field)
 
 
 def _transcript(words: str, where: str) -> list[Turn]:
     nothing, *pieces = SPEAKER.split(words)
     if nothing.strip() or not pieces:
         raise BadRow("bad_shape", f"{where} is text, and there is no prompt")
-    return [turn("user" if who == "Human" else "assistant", said, where) for who, said in zip(pieces[::2], pieces[1::2], strict=True)]
+    return [turn("user" if who == "Human" else "assistant", stated, where) for who, stated in zip(pieces[::2], pieces[1::2], strict=True)]
 
 
 def _system(value: Value) -> list[Turn]:

@@ -91,15 +91,15 @@ def _turn(item: Any, where: str) -> Turn:
     for key in LOST:
         if item.get(key):
             raise BadRow("unsupported_field", f"{where}: {key} would be lost")
-    said = item.get("role", item.get("from"))
-    said = said if not isinstance(said, str) or said in ROLES else said.strip().lower().replace("-", "_")
-    if not isinstance(said, str) or (said not in ROLES and said not in CALLERS):
+    stated = item.get("role", item.get("from"))
+    stated = stated if not isinstance(stated, str) or stated in ROLES else stated.strip().lower().replace("-", "_")
+    if not isinstance(stated, str) or (stated not in ROLES and stated not in CALLERS):
         raise BadRow("bad_role", f"{where}: the role is none of {', '.join((*ROLES, *sorted(CALLERS)))}")
-    role, content = ROLES.get(said, "assistant"), item.get("content", item.get("value", item.get("text")))
-    calls = _said_calls(content, where) if said in CALLERS else _calls(item, where)
+    role, content = ROLES.get(stated, "assistant"), item.get("content", item.get("value", item.get("text")))
+    calls = _parse_calls(content, where) if stated in CALLERS else _calls(item, where)
     if calls and role != "assistant":
         raise BadRow("bad_tool_call", f"{where}: only the assistant calls tools")
-    result: Turn = {"role": role, "content": "" if said in CALLERS or (calls and content is None) else text(content, where)}
+    result: Turn = {"role": role, "content": "" if stated in CALLERS or (calls and content is None) else text(content, where)}
     if reasoning := next((item[key] for key in REASONING if item.get(key)), None):
         if role != "assistant":
             raise BadRow("unsupported_field", f"{where}: only the assistant's reasoning is kept")
@@ -139,7 +139,7 @@ def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     return [_call(call, f"{where} tool_calls {number}") for number, call in enumerate(calls, start=1)]
 
 
-def _said_calls(content: Any, where: str) -> list[dict[str, Any]]:
+def _parse_calls(content: Any, where: str) -> list[dict[str, Any]]:
     """The calls that the text of a turn `function_call` is: one object, or a list of them."""
     value = from_json(content, where, "bad_tool_call") if isinstance(content, str) else content
     return [_call(call, f"{where} call {number}") for number, call in enumerate(value if isinstance(value, list) and value else [value], start=1)]

@@ -34,7 +34,7 @@ THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # of class 0 themselves, made of marks
 
 
-def normalise(row: Row, changes: Changes) -> Row:
+def normalize(row: Row, changes: Changes) -> Row:
     """Every text in Unicode's composed form (NFC).
 
     Raises `BadRow` if that makes two keys of an object equal, and where a character carries `MOST_MARKS` marks or more:
@@ -49,7 +49,7 @@ def normalise(row: Row, changes: Changes) -> Row:
         if unicodedata.is_normalized("NFC", text):
             return text
         composed = unicodedata.normalize("NFC", text)
-        changes.append(Change("normalise", place, *excerpts(text, composed)))
+        changes.append(Change("normalize", place, *excerpts(text, composed)))
         return composed
 
     return edit_texts(row, compose)
@@ -86,15 +86,15 @@ def move_reasoning(row: Row, changes: Changes) -> Row:
         for number, turn in enumerate(row.get(field, ()), start=1):
             if turn["role"] != "assistant" or "reasoning_content" in turn or not (thought := THOUGHT.match(turn["content"])):
                 continue
-            answer, said = turn["content"][thought.end() :], thought[1].strip()
-            new = {**turn, "content": answer} | ({"reasoning_content": said} if said else {})  # templates say "none" by an empty thought
+            answer, stated = turn["content"][thought.end() :], thought[1].strip()
+            new = {**turn, "content": answer} | ({"reasoning_content": stated} if stated else {})  # templates say "none" by an empty thought
             moved = {**moved, field: [*moved[field][: number - 1], new, *moved[field][number:]]}
             changes.append(Change("reasoning", f"{field} {number}", *excerpts(turn["content"], answer)))
     return moved
 
 
-def turns(mode: Literal["mend", "reject"]) -> Rule:
-    """The rule that puts turns into the canonical order: what that is, `check_turns` says; `mend_turns`, what is mended."""
+def turns(mode: Literal["repair", "reject"]) -> Rule:
+    """The rule that puts turns into the canonical order: what that is, `check_turns` says; `repair_turns`, what is repaired."""
 
     def rule(row: Row, changes: Changes) -> Row:
         try:
@@ -102,7 +102,7 @@ def turns(mode: Literal["mend", "reject"]) -> Rule:
         except BadRow:
             if mode == "reject":
                 raise
-            row = mend_turns(row, changes)
+            row = repair_turns(row, changes)
             check_turns(row)
         return row
 
@@ -161,29 +161,29 @@ def _check_segments(segments: list[dict[str, Any]]) -> None:
         raise BadRow("nothing_to_train", "every segment is kept out of training")
 
 
-def mend_turns(row: Row, changes: Changes) -> Row:
-    """The row without what follows its last answer, and with neighbouring turns of one side joined by an empty line.
+def repair_turns(row: Row, changes: Changes) -> Row:
+    """The row without what follows its last answer, and with neighboring turns of one side joined by an empty line.
 
     Nothing is put in and nothing reordered; whatever is joined or dropped goes to `changes`, by its place in the row as it came.
     """
     answers = ("messages",) if row["kind"] in ("chat", "feedback") else ("chosen", "rejected")
-    mended = dict(row)
+    repaired = dict(row)
     for field in ("messages", "chosen", "rejected"):
         if field in row:
             kept = _drop_tail(row[field], field, changes) if field in answers else row[field]
-            mended[field] = _join_neighbours(kept, field, changes)
-    return mended
+            repaired[field] = _join_neighbors(kept, field, changes)
+    return repaired
 
 
 def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
     """The turns up to the last one in which the assistant says or calls something; all of them if there is none."""
-    end = next((i for i in range(len(turns), 0, -1) if turns[i - 1]["role"] == "assistant" and _said(turns[i - 1]).strip()), len(turns))
+    end = next((i for i in range(len(turns), 0, -1) if turns[i - 1]["role"] == "assistant" and _text_of(turns[i - 1]).strip()), len(turns))
     for number, turn in enumerate(turns[end:], start=end + 1):
-        changes.append(Change("turns", f"{field} {number}", *excerpts(_said(turn), "")))
+        changes.append(Change("turns", f"{field} {number}", *excerpts(_text_of(turn), "")))
     return turns[:end]
 
 
-def _join_neighbours(turns: Turns, field: str, changes: Changes) -> Turns:
+def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
     """The turns with each run of one side's made one; a run gives one note, at the place of its first turn."""
     joined: Turns = []
     runs: list[list[str]] = []  # what is said in each of `joined`
@@ -194,12 +194,12 @@ def _join_neighbours(turns: Turns, field: str, changes: Changes) -> Turns:
             joined.append(turn)
             runs.append([turn["content"]])
     number = 1
-    for i, said in enumerate(runs):
-        if len(said) > 1:
-            joined[i] = {**joined[i], "content": "\n\n".join(text for text in said if text.strip())}
-            before, after = excerpts(said[0], joined[i]["content"])
-            changes.append(Change("turns", f"{field} {number}", f"{before} ‹and {plural(len(said) - 1, 'more turn')}›", after))
-        number += len(said)
+    for i, stated in enumerate(runs):
+        if len(stated) > 1:
+            joined[i] = {**joined[i], "content": "\n\n".join(text for text in stated if text.strip())}
+            before, after = excerpts(stated[0], joined[i]["content"])
+            changes.append(Change("turns", f"{field} {number}", f"{before} ‹and {plural(len(stated) - 1, 'more turn')}›", after))
+        number += len(stated)
     return joined
 
 
@@ -210,7 +210,7 @@ def _same_side(one: Turn, other: Turn) -> bool:
     return {**one, "content": ""} == {**other, "content": ""}
 
 
-def _said(turn: Turn) -> str:
+def _text_of(turn: Turn) -> str:
     """What a turn says: its text, or its calls."""
     calls = turn.get("tool_calls")
     return str(turn["content"]) or (json.dumps(calls, ensure_ascii=False) if calls else "")

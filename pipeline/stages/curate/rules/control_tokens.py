@@ -38,7 +38,7 @@ PASSES = 8  # breaking one token up can't bring many others to light
 class ControlTokens:
     """The rule: `tokens` are the tokenizer's added tokens, `mode` says what becomes of a text that holds one."""
 
-    def __init__(self, tokens: Iterable[str], mode: Literal["neutralise", "reject"]) -> None:
+    def __init__(self, tokens: Iterable[str], mode: Literal["neutralize", "reject"]) -> None:
         self.mode = mode
         strict, loose = _folds()
         cores = [token.strip("▁ \t\r\n\v\f") for token in tokens]  # sentencepiece's ▁ stands for a space
@@ -61,7 +61,7 @@ class ControlTokens:
             if self.mode == "reject":
                 held = token if token in text else f"a disguised {token}"
                 raise BadRow("control_token", f"{place} holds {held}, which the tokenizer takes for its own")
-            broken = self.neutralise(text)
+            broken = self.neutralize(text)
             changes.append(Change("control_tokens", place, *excerpts(text, broken)))
             return broken
 
@@ -73,7 +73,7 @@ class ControlTokens:
             return None
         return next((token for family in self.families if (token := family.find(text))), None)
 
-    def neutralise(self, text: str) -> str:
+    def neutralize(self, text: str) -> str:
         """The text with every token written `< |im_end| >`; such a text stays as it is. Raises `BadRow` if tokens come up again and again."""
         for _ in range(PASSES):
             if self.find(text) is None:

@@ -60,17 +60,17 @@ class Length:
             if bound is not None and bound <= self.max_tokens:
                 return [row]
         splits = self.mode == "split" and row["kind"] == "chat" and "reward" not in row
-        said = f"more than {self.max_tokens:,} tokens"
+        stated = f"more than {self.max_tokens:,} tokens"
         if not many:
             tokens = self._count(row, splits)
             if tokens <= self.max_tokens:
                 return [row]
-            said = f"{tokens:,} tokens" if tokens <= EXACT * self.max_tokens else said
+            stated = f"{tokens:,} tokens" if tokens <= EXACT * self.max_tokens else stated
         elif splits:
-            self._check_cost([" ".join(map(_said, row["messages"]))])
+            self._check_cost([" ".join(map(_text_of, row["messages"]))])
         if not splits:
-            raise BadRow("over_budget", f"{said}, the budget is {self.max_tokens:,}")
-        return self._split(row, said, changes)
+            raise BadRow("over_budget", f"{stated}, the budget is {self.max_tokens:,}")
+        return self._split(row, stated, changes)
 
     def _count(self, row: Row, splits: bool) -> int:
         """The row's tokens; above `EXACT` times the budget just some number there. Raises `BadRow` if counting would take seconds."""
@@ -90,7 +90,7 @@ class Length:
         text, most, count = row["segments"][0]["text"], self.max_tokens, self.counter
         if count.at_least(text) <= most and count.dear(text) <= MOST_DEAR and count.count_row(row, most) <= most:
             return [row]
-        said, work = plural(len(text), "character"), WORK + WORK_PER_CHARACTER * len(text)
+        stated, work = plural(len(text), "character"), WORK + WORK_PER_CHARACTER * len(text)
 
         def part(start: int, end: int) -> Row:
             segments = [row["segments"][0] | {"text": text[start:end]}]
@@ -101,7 +101,7 @@ class Length:
             nonlocal work
             work -= end - start
             if work < 0:
-                raise BadRow("over_budget", f"{said}: too much work to split")
+                raise BadRow("over_budget", f"{stated}: too much work to split")
             return count.count_row(part(start, end), most)
 
         parts: list[Row] = []
@@ -111,20 +111,20 @@ class Length:
                 parts.append(part(start, end) | {"source": f"{row['source']}#{len(parts) + 1}"})
                 sizes.append(tokens)
                 if len(parts) > MOST_PARTS:
-                    raise BadRow("over_budget", f"{said}: too long to split, it would come in more than {plural(MOST_PARTS, 'part')}")
+                    raise BadRow("over_budget", f"{stated}: too long to split, it would come in more than {plural(MOST_PARTS, 'part')}")
         except Unbreakable as stretch:
             where = f"the stretch from character {stretch.place + 1:,} on has no place to cut within the budget of {plural(most, 'token')}"
-            raise BadRow("over_budget", f"{said}: {where}") from None
+            raise BadRow("over_budget", f"{stated}: {where}") from None
         if len(parts) == 1:
             return [row]
-        changes.append(Change("length", "segments 1", said, f"in parts of {_listed(sizes)} tokens"))
+        changes.append(Change("length", "segments 1", stated, f"in parts of {_listed(sizes)} tokens"))
         return [part | {"id": row_id(part)} if "id" in row else part for part in parts]
 
-    def _split(self, row: Row, said: str, changes: Changes) -> list[Row]:
+    def _split(self, row: Row, stated: str, changes: Changes) -> list[Row]:
         system, exchanges = exchanges_of(row["messages"])
-        said = f"{said} in {plural(len(exchanges), 'exchange')}"
+        stated = f"{stated} in {plural(len(exchanges), 'exchange')}"
         if len(row["messages"]) > MOST_TURNS:
-            raise BadRow("over_budget", f"{said}: too long to split, {MOST_TURNS:,} turns are the most")
+            raise BadRow("over_budget", f"{stated}: too long to split, {MOST_TURNS:,} turns are the most")
         starts = [*accumulate(map(len, exchanges), initial=len(system))]  # in the row's messages
         weights = [*accumulate((sum(map(_weight, exchange)) for exchange in exchanges), initial=0)]
         repeated = sum(map(_weight, system)) + len(dump_line({"tools": row.get("tools")}))
@@ -138,33 +138,33 @@ class Length:
             nonlocal work
             work -= repeated + weights[end] - weights[first]
             if work < 0:
-                raise BadRow("over_budget", f"{said}: too much work to split")
+                raise BadRow("over_budget", f"{stated}: too much work to split")
             return self.counter.count_row(row | {"messages": system + turns_of(first, end)}, self.max_tokens)
 
         if sum(self.counter.count(turn["content"], self.max_tokens) for turn in system) >= self.max_tokens:
-            raise BadRow("over_budget", f"{said}, none of which fits the budget of {self.max_tokens:,} behind the system turn")
+            raise BadRow("over_budget", f"{stated}, none of which fits the budget of {self.max_tokens:,} behind the system turn")
         parts: list[Row] = []
         sizes: list[int] = []
         for number, (first, end, tokens) in enumerate(spans(weights, size, self.max_tokens)):
             if number >= MOST_PARTS:
-                raise BadRow("over_budget", f"{said}: too long to split, it would come in more than {MOST_PARTS:,} parts")
+                raise BadRow("over_budget", f"{stated}: too long to split, it would come in more than {MOST_PARTS:,} parts")
             turns = turns_of(first, end)
             if tokens <= self.max_tokens and any(turn["role"] == "assistant" and turn.get("train", True) for turn in turns):
                 parts.append(row | {"source": f"{row['source']}#{len(parts) + 1}", "messages": system + turns})
                 sizes.append(tokens)
                 if repeated * len(parts) > REPEATED + weights[-1]:
-                    raise BadRow("over_budget", f"{said}: the parts would hold more of the repeated system turn and tools than of the conversation")
+                    raise BadRow("over_budget", f"{stated}: the parts would hold more of the repeated system turn and tools than of the conversation")
                 continue
             text = "\n".join(turn["content"] for turn in turns)
             changes.append(Change("length", f"messages {starts[first] + 1} to {starts[end]}", *excerpts(text, "")))
         if not parts:
-            raise BadRow("over_budget", f"{said}, none of which fits the budget of {self.max_tokens:,}")
-        changes.append(Change("length", "messages", said, f"in parts of {_listed(sizes)} tokens"))
+            raise BadRow("over_budget", f"{stated}, none of which fits the budget of {self.max_tokens:,}")
+        changes.append(Change("length", "messages", stated, f"in parts of {_listed(sizes)} tokens"))
         return [part | {"id": row_id(part)} if "id" in row else part for part in parts]
 
 
 def spans(weights: Sequence[int], size: Callable[[int, int], int], most: int) -> Iterator[tuple[int, int, int]]:
-    """(first, one past the last, tokens) of neighbouring exchanges, in each as many as `size` finds within `most` tokens.
+    """(first, one past the last, tokens) of neighboring exchanges, in each as many as `size` finds within `most` tokens.
 
     An exchange that doesn't fit comes alone. `weights`: their running sum, one more than there are exchanges (see `farthest`).
     """
@@ -186,7 +186,7 @@ def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
     return messages[:start], exchanges
 
 
-def _said(turn: dict[str, Any]) -> str:
+def _text_of(turn: dict[str, Any]) -> str:
     """All that a template may show of a turn."""
     content: str = turn["content"]
     if len(turn) == 2:
@@ -197,7 +197,7 @@ def _said(turn: dict[str, Any]) -> str:
 
 def _weight(turn: dict[str, Any]) -> int:
     """What a turn costs, in characters."""
-    return len(_said(turn)) + MARKUP
+    return len(_text_of(turn)) + MARKUP
 
 
 def _listed(sizes: list[int]) -> str:

@@ -19,7 +19,7 @@ from pipeline.stages.curate.rules.changes import Change, Changes
 from pipeline.stages.curate.rules.personal import KINDS, find_personal, identity
 from pipeline.stages.curate.rules.secrets import FORMATS, Span, find_private_keys, find_secrets
 
-PASSES = 10  # a placeholder can lay bare what its neighbour hid; two passes are the rule
+PASSES = 10  # a placeholder can lay bare what its neighbor hid; two passes are the rule
 SHOWN = 5  # finds that the change of one text names
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")  # in JSON and code: the `n` of `\nghp_…` is no letter before the key
 # `\u0040` and `\/`, with all the backslashes that escaping twice puts before them (`\\u0040`, `\u005cu0040`); surrogate pairs are one character
@@ -71,7 +71,7 @@ class Redactor:
         if next(self._found(whole, secrets), None) is None:
             return row
         if self._settings[0] == "reject":
-            self._refuse(row, pairs)
+            self._check(row, pairs)
         repeats = _repeats(content if secrets else ())
         name = _namer(whole)
         counts: Counter[str] = Counter()
@@ -132,7 +132,7 @@ class Redactor:
                 if not (bracketed or _one_word(text[start], text[start - 1 : start]) or _one_word(text[end - 1], text[end : end + 1])):
                     yield Span(start, end, "name", 0)
 
-    def _refuse(self, row: Row, pairs: list[str]) -> None:
+    def _check(self, row: Row, pairs: list[str]) -> None:
         for place, text in [*texts(row), *(("tool_calls", pair) for pair in pairs)]:
             for span in find_secrets(_unescaped(text)):
                 raise BadRow("secret", f"{place} holds a secret of kind {span.kind}")

@@ -53,7 +53,7 @@ class Format(NamedTuple):
 
     kind: str
     needles: tuple[str, ...]  # no such secret without one of these in the text
-    pattern: re.Pattern[str]  # its group `value` is the secret where there is one, else the whole match
+    pattern: re.Pattern[str]  # its group `value` is the secret where there is one, else the entire match
     source: str  # where the format is published
     before: tuple[int, ...] = (0,)  # characters that a match may begin before its needle
     valid: Callable[[str], bool] = _mixed
@@ -67,7 +67,7 @@ def _key(kind: str, prefixes: str, tail: str, source: str) -> Format:
 
 
 def _library(kind: str, needles: str, rules: Iterable[re.Pattern[str]], before: tuple[int, ...] = (0,)) -> Format:
-    """A key by rules of detect-secrets, with a bound on the left and its whole run on the right: some of the rules stop within the key."""
+    """A key by rules of detect-secrets, with a bound on the left and its entire run on the right: some of the rules stop within the key."""
     either = "|".join(f"(?{'i' * bool(rule.flags & re.I)}{'x' * bool(rule.flags & re.X)}:{rule.pattern})" for rule in rules)
     return Format(kind, tuple(needles.split()), re.compile(rf"(?<![A-Za-z0-9])(?:{either})[\w-]*+", re.ASCII), "detect-secrets", before)
 

@@ -94,12 +94,12 @@ def last_cut(text: str, start: int, reach: int) -> int | None:
 def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
     """(kind, place) where paragraphs, sentences and lines end behind `start` up to `reach`; a part never begins with a line break."""
     stretch = text[start : reach + BEYOND]
-    said = len(stretch) - len(stretch.lstrip())  # before that there is nothing but space
+    stated = len(stretch) - len(stretch.lstrip())  # before that there is nothing but space
     for match in _patterns()[0].finditer(stretch):
         space, end = match["space"], match.end()
         lines = space.count("\n")
         place = start + end - (len(space) - space.rindex("\n") - 1 if lines else 0)
-        if end == len(stretch) or match.start() < said or place > reach:
+        if end == len(stretch) or match.start() < stated or place > reach:
             continue
         if lines > 1:
             yield PARAGRAPH, place
@@ -112,9 +112,9 @@ def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
 def word_ends(text: str, start: int, reach: int) -> Iterator[int]:
     """The places behind `start` up to `reach` where Unicode ends a word (UAX 29): between characters in scripts without spaces."""
     stretch = text[start : reach + BEYOND]
-    said = len(stretch) - len(stretch.lstrip())
+    stated = len(stretch) - len(stretch.lstrip())
     for match in _patterns()[1].finditer(stretch):
-        if said < match.start() < len(stretch) and start + match.start() <= reach:
+        if stated < match.start() < len(stretch) and start + match.start() <= reach:
             yield start + match.start()
 
 

@@ -49,7 +49,7 @@ class TokenCounter:
         self.added = list(self.tokenizer.get_added_tokens_decoder().values())
         longest_first = sorted((token.content for token in self.added), key=len, reverse=True)
         self.marks = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # what is cut out first, one token each
-        self.normalised = _state(self.tokenizer.normalizer).get("type")
+        self.normalized = _state(self.tokenizer.normalizer).get("type")
         self.bounded = self._is_bounded()
         self.words = [_Words("", self.count_whole), _Words(" ", self.count_whole)] if self._cuts_at_spaces() else None
         self.longest = self._longest()
@@ -77,7 +77,7 @@ class TokenCounter:
         """A number of tokens that the text can't go below, from its length alone: 0 where nothing is known."""
         if self.longest is None:
             return 0
-        shrinks = NFC_SHRINKS if self.normalised and not text.isascii() else 1
+        shrinks = NFC_SHRINKS if self.normalized and not text.isascii() else 1
         return len(text) // (self.longest * shrinks)
 
     def dear(self, text: str) -> int:
@@ -162,17 +162,17 @@ class TokenCounter:
         return marks + len(markup.encode())
 
     def _bytes(self, text: str) -> int:
-        grows = self.normalised is not None and (has_endless_marks(text) or not unicodedata.is_normalized("NFC", text))
+        grows = self.normalized is not None and (has_endless_marks(text) or not unicodedata.is_normalized("NFC", text))
         return len(text.encode()) * (NFC_GROWTH if grows else 1)
 
     def _is_bounded(self) -> bool:
-        """Whether no byte can become two tokens: byte-level BPE on text that is at most normalised to NFC."""
+        """Whether no byte can become two tokens: byte-level BPE on text that is at most normalized to NFC."""
         from tokenizers.models import BPE
 
         before = _state(self.tokenizer.pre_tokenizer)
         steps = before.get("pretokenizers", [before])
         byte_level = any(step.get("type") == "ByteLevel" and not step["add_prefix_space"] for step in steps)
-        return isinstance(self.tokenizer.model, BPE) and byte_level and self.normalised in (None, "NFC")
+        return isinstance(self.tokenizer.model, BPE) and byte_level and self.normalized in (None, "NFC")
 
     def _longest(self) -> int | None:
         """The most characters that one token can stand for; None if that is not known."""
@@ -211,5 +211,5 @@ class _Words(dict[str, int]):
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """A normaliser or pre-tokenizer as `tokenizer.json` describes it; empty if there is none."""
+    """A normalizer or pre-tokenizer as `tokenizer.json` describes it; empty if there is none."""
     return dict(json.loads(part.__getstate__())) if part is not None else {}

@@ -105,7 +105,7 @@ def write_record(folder: Path, key: Key, figures: dict[str, Any]) -> None:
 
 
 def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teacher | None:
-    """The answers in `folder`, None where there are none, or they are another run's or not whole; why is said on stderr.
+    """The answers in `folder`, None if there are none, or they are another run's or not whole; why is said on stderr.
 
     `counts` has the positions of each packed row per split.
     """

@@ -1,4 +1,4 @@
-"""The teacher of healing: the file that the level was made from, asked once about every row before training, then freed.
+"""The teacher of distillation: the file that the level was made from, asked once about every row before training, then freed.
 
 Reads `models/base/source.gguf` and `data/tokens/`; writes `models/checkpoints/teacher/` (`pipeline.stages.train.distill.cache`). A run that goes on
 after a kill takes what is there. Teacher and student are never in memory together.
@@ -19,7 +19,7 @@ from pipeline.gguf.base_files import SOURCE_FILE
 from pipeline.models.distill_loss import followed
 from pipeline.models.loss_parts import logit_rule
 from pipeline.models.quantized_head import block_logits, compute_type, rows_between, vocabulary_blocks
-from pipeline.models.quantized_model import load_packed
+from pipeline.models.quantized_model import load_gguf
 from pipeline.stages.train.checkpoints import TEACHER
 from pipeline.stages.train.dataset import Collator, load_rows
 from pipeline.stages.train.distill.cache import (
@@ -43,7 +43,7 @@ def ask_teacher(tokens: Path, base: Path, checkpoints: Path, settings: Training,
     """
     folder, rows = checkpoints / TEACHER, {split: load_rows(tokens, split) for split in ("train", "val")}
     counts = {split: position_counts(found["seq_lengths"]) for split, found in rows.items()}
-    top_k = min(settings.heal_top_k, vocabulary(base))
+    top_k = min(settings.distill_top_k, vocabulary(base))
     key = key_of(record, top_k)
     if (found := open_teacher(folder, key, counts)) is not None:
         return found
@@ -71,8 +71,8 @@ def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[in
         flush=True,
     )
     device = roomy_device(base / SOURCE_FILE)
-    model = load_packed(
-        base, compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype), device=device, dense=not settings.packed, name=SOURCE_FILE
+    model = load_gguf(
+        base, compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype), device=device, dense=not settings.keep_quantized, name=SOURCE_FILE
     )  # fmt: skip
     rest = 0.0
     with publishing(folder) as aside, torch.no_grad(), progress("train: the original's answers", positions) as advance:

@@ -1,4 +1,4 @@
-"""The trainer of healing: batches that know the teacher's answers, and a loss that is a mean over all positions of the optimizer step."""
+"""The trainer of distillation: batches that know the teacher's answers, and a loss that is a mean over all positions of the optimizer step."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ import torch
 
 from pipeline.chat.tokens import IGNORED
 from pipeline.core.errors import DataError
-from pipeline.models.distill_loss import followed, healing_loss
+from pipeline.models.distill_loss import distill_loss, followed
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, Collator
 from pipeline.stages.train.distill.cache import Answers
 from pipeline.stages.train.monitoring.samples import undisturbed
-from pipeline.stages.train.proofs import refuse_repacked
+from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.trainer import Batch, QuenchTrainer
 
 
-class HealingCollator:
+class DistillCollator:
     """`plain`'s batches with the teacher's answers to their rows; `trained_tokens` are all positions at which there is one."""
 
     def __init__(self, plain: Collator, answers: Answers) -> None:
@@ -29,13 +29,13 @@ class HealingCollator:
         if int(followed(batch["position_ids"]).sum()) != batch["trained_tokens"]:
             raise DataError(
                 "Q-TRAIN-019",
-                f"the original answered to other rows than {batch['rows']}: start anew with `python -m pipeline train --no-resume`",
+                f"the original answered to other rows than {batch['rows']}: start again with `python -m pipeline train --no-resume`",
             )
         return batch
 
 
-class HealingTrainer(QuenchTrainer):
-    """Trains with (1 − w) · KL + w · cross entropy, where w is `sft_weight`: each is a mean over the whole optimizer step."""
+class DistillTrainer(QuenchTrainer):
+    """Trains with (1 − w) · KL + w · cross entropy, where w is `sft_weight`: each is a mean over the entire optimizer step."""
 
     def __init__(self, *, sft_weight: float, **rest: Any) -> None:
         super().__init__(**rest)
@@ -60,7 +60,7 @@ class HealingTrainer(QuenchTrainer):
         """A batch's share of a loss that is a mean over `positions` positions and `answered` tokens of the assistant."""
         tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
         with self.accelerator.autocast():
-            loss: torch.Tensor = healing_loss(
+            loss: torch.Tensor = distill_loss(
                 self.accelerator.unwrap_model(model).get_base_model(),
                 tensors,
                 self.sft_weight,
@@ -78,7 +78,7 @@ class HealingTrainer(QuenchTrainer):
                 float(self.share(self.model, self._prepare_inputs(dict(batch)), positions, answered))
                 for batch in self.held_out
             ]
-        refuse_repacked(self.model)
+        check_not_repacked(self.model)
         return sum(shares)
 
 

@@ -15,7 +15,7 @@ class Run:
 
     def __init__(self, max_steps: int, settings: Train) -> None:
         self.max_steps, self.settings = max_steps, settings
-        self.healing = settings.method == "heal"
+        self.distillation = settings.method == "distill"
         self.losses: list[float] = []
         self.gradients: list[float] = []
         self.speeds: list[float] = []
@@ -23,7 +23,7 @@ class Run:
         self.newest: dict[str, Any] = {}
 
     def add(self, row: dict[str, Any]) -> None:
-        """Take in a row of the journal."""
+        """Take in a row of the metrics log."""
         self.newest = row
         if row["kind"] == "step":
             self.losses.append(row["loss"])

@@ -1,4 +1,4 @@
-"""Proof from the journal that every packed row was trained once per epoch, across any number of resumes."""
+"""Proof from the metrics log that every packed row was trained once per epoch, across any number of resumes."""
 
 import math
 from collections import Counter
@@ -12,14 +12,14 @@ ROUNDING = 1e-6  # an epoch's last step has the epoch's number up to a float's r
 def epochs_complete(rows: Sequence[dict[str, Any]], packed_rows: int) -> list[str]:
     """What is wrong with the order of training, as sentences; none where all is right.
 
-    `rows` is the journal, `packed_rows` the number n of rows in data/tokens/train.parquet. Every finished epoch must
+    `rows` is the metrics log, `packed_rows` the number n of rows in data/tokens/train.parquet. Every finished epoch must
     hold each of 0 … n - 1 exactly once, an unfinished one none of them twice, and the steps must be 1, 2, 3 ….
     """
     steps = [row for row in rows if row["kind"] == "step"]
     numbers = [row["step"] for row in steps]
-    faults = _uneven("the journal, step", numbers, range(1, max(numbers, default=0) + 1))
+    faults = _uneven("the metrics log, step", numbers, range(1, max(numbers, default=0) + 1))
     if not faults and numbers != sorted(numbers):
-        faults.append("the journal: its steps are out of order")
+        faults.append("the metrics log: its steps are out of order")
     trained: dict[int, list[int]] = {}
     for row in steps:
         trained.setdefault(_epoch(row), []).extend(row["rows"])

@@ -2,7 +2,7 @@
 
 A rule looks at the run up to its newest row and gives a `Check` with the figures, the likely cause and the remedy. The ranges
 are those of Axolotl's documentation on monitoring and debugging runs: loss 0.5 to 2.0, gradient norm 0.1 to 10 with an
-alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up to 0.1, rank 8 to 64. Of `train.method` heal the
+alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up to 0.1, rank 8 to 64. Of `train.method` distill the
 loss is a divergence (nats) that is small from the start, and its gradient with it: no range is usual there, only falling is.
 """
 
@@ -85,7 +85,7 @@ def zero_loss(run: Run) -> Check:
     """A loss of exactly 0, which no text has."""
     if run.losses[-1] != 0.0:
         return passed("never exactly 0")
-    if run.healing:
+    if run.distillation:
         return failure(
             "Q-TRAIN-011",
             "the loss is exactly 0",
@@ -116,7 +116,7 @@ def frozen(run: Run) -> Check:
     if any(run.gradients):
         return warning(
             "the gradient norm is exactly 0",
-            "nothing was learnt in this step: its trained tokens are certain already, or too small for float16",
+            "nothing was learned in this step: its trained tokens are certain already, or too small for float16",
         )
     return failure(
         "Q-TRAIN-013",
@@ -137,7 +137,7 @@ def gradient_alarm(run: Run) -> Check:
 
 
 def gradient_range(run: Run) -> Check:
-    """The gradient norm's running median outside 0.1 to 10; low is fine where the task is learnt."""
+    """The gradient norm's running median outside 0.1 to 10; low is fine where the task is learned."""
     low, high = USUAL_GRADIENT
     usual, loss = median(run.gradients[-WINDOW:]), median(run.losses[-WINDOW:])
     if len(run.gradients) < WINDOW or math.isnan(usual):
@@ -147,12 +147,12 @@ def gradient_range(run: Run) -> Check:
         return warning(
             text, "unstable learning: lower train.learning_rate, or raise train.gradient_accumulation_steps"
         )
-    if run.healing:
-        return passed(f"{text} for chats, less where a level is healed")
+    if run.distillation:
+        return passed(f"{text} for chats, less if a level is distilled")
     if usual < low and loss >= USUAL_LOSS[0]:
         return warning(
             f"{text}; the loss is still {loss:.3g}",
-            "hardly anything is learnt: raise train.learning_rate, or look at train.target_modules",
+            "hardly anything is learned: raise train.learning_rate, or look at train.target_modules",
         )
     return passed(text)
 

@@ -41,7 +41,7 @@ def overfitting(run: Run) -> Check:
 
 
 def falling(run: Run) -> Check:
-    """The loss of the last fifth of the steps against that of the first, or of the first steps: an easy task is learnt before a fifth is over."""
+    """The loss of the last fifth of the steps against that of the first, or of the first steps: an easy task is learned before a fifth is over."""
     fifth = len(run.losses) // 5
     if fifth < FEW:
         return unknown(f"{len(run.losses)} steps are too few to tell")
@@ -49,14 +49,14 @@ def falling(run: Run) -> Check:
     text = f"from {first:.3g} to {last:.3g} (medians of the first and the last steps)"
     if last < first * FALLEN:
         return passed(text)
-    if run.healing:
+    if run.distillation:
         return warning(
             text,
-            "nothing is healed: raise train.r, train.learning_rate or the steps, or the level is as near to its original as it gets",
+            "nothing is recovered: raise train.r, train.learning_rate or the steps, or the level is as near to its original as it gets",
         )
     return warning(
         text,
-        "nothing is learnt: raise train.learning_rate or the steps, or the model knows these answers already",
+        "nothing is learned: raise train.learning_rate or the steps, or the model knows these answers already",
     )
 
 
@@ -65,7 +65,7 @@ def end_loss(run: Run) -> Check:
     if not run.losses:
         return unknown("no step yet")
     (low, high), loss = USUAL_LOSS, median(run.losses[-WINDOW:])
-    if run.healing:
+    if run.distillation:
         return passed(
             f"{loss:.3g} in the last steps: nats between the level's answers and the original's"
             + _mixed(run.settings)
@@ -74,7 +74,7 @@ def end_loss(run: Run) -> Check:
     if loss < low:
         return passed(
             text,
-            "below is normal for short or uniform answers; else rows are learnt by heart: compare with the loss on held-out rows",
+            "below is normal for short or uniform answers; else rows are learned by heart: compare with the loss on held-out rows",
         )
     return passed(
         text, "above is normal for hard or mixed text; else give it more steps" if loss > high else ""
@@ -83,7 +83,7 @@ def end_loss(run: Run) -> Check:
 
 def _mixed(settings: Train) -> str:
     """What else is in the loss."""
-    weight = settings.heal_sft_weight
+    weight = settings.distill_sft_weight
     return f", with {weight:.0%} of the usual loss on what the assistant says" if weight else ""
 
 

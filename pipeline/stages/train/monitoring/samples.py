@@ -14,7 +14,7 @@ def sample(model: Any, tokenizer: Any, sequences: Sequence[tuple[list[int], list
     """Greedy answers of at most `max_new_tokens` to the first trained turn of each sequence (ids, labels; both of length T).
 
     Each is {"prompt", "answer", "reference"}: the text before that turn (its end, where it is long), what the model says
-    and what was to be learnt, both without the end-of-turn token; "…" at the end of one means that it goes on. The model
+    and what was to be learned, both without the end-of-turn token; "…" at the end of one means that it goes on. The model
     and the random numbers are left as they were (`undisturbed`).
     """
     found = []
@@ -35,7 +35,7 @@ def sample(model: Any, tokenizer: Any, sequences: Sequence[tuple[list[int], list
 def undisturbed(model: Any) -> Iterator[None]:
     """Evaluation mode, without gradients; afterwards every module's mode and all random states are what they were.
 
-    The weights stay as they are because `load_quantised` keeps bitsandbytes from re-packing them in evaluation mode.
+    The weights stay as they are because `load_quantized` keeps bitsandbytes from re-packing them in evaluation mode.
     """
     import torch
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-# the journal's field → its name in TensorBoard
+# the metrics log's field → its name in TensorBoard
 STEP_CURVES = {
     "loss": "loss", "learning_rate": "learning_rate", "grad_norm": "gradient_norm", "tokens_per_second": "tokens_per_second",
     "trained_tokens": "trained_tokens", "memory_bytes": "memory_bytes",

@@ -34,7 +34,7 @@ def parts(row: Row) -> list[Part]:
 
     The request is what the user says, of a chat only before the last answer.
     """
-    said: list[Part] = []
+    pieces: list[Part] = []
     roles = [turn["role"] for turn in row["messages"]]
     answered = row["kind"] not in ("preference", "prompt") and "assistant" in roles
     last = len(roles) - roles[::-1].index("assistant") if answered else len(roles) + 1
@@ -43,17 +43,17 @@ def parts(row: Row) -> list[Part]:
             continue
         for number, turn in enumerate(row[field], start=1):
             role = turn["role"]
-            said.append(Part(role, turn["content"], role == "user" and number < last and field == "messages", field, number))
+            pieces.append(Part(role, turn["content"], role == "user" and number < last and field == "messages", field, number))
             if len(turn) > 2:
                 if "reasoning_content" in turn:
-                    said.append(Part(role, turn["reasoning_content"], False, field, number, "reasoning_content"))
+                    pieces.append(Part(role, turn["reasoning_content"], False, field, number, "reasoning_content"))
                 if "tool_calls" in turn:
-                    said.append(Part(role, orjson.dumps(turn["tool_calls"]).decode(), False, field, number, "tool_calls"))
+                    pieces.append(Part(role, orjson.dumps(turn["tool_calls"]).decode(), False, field, number, "tool_calls"))
     for number, segment in enumerate(row.get("segments", ()), start=1):
-        said.append(Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number))
+        pieces.append(Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number))
     if "answer" in row:
-        said.append(Part("assistant", row["answer"], False, "answer"))
-    return said
+        pieces.append(Part("assistant", row["answer"], False, "answer"))
+    return pieces
 
 
 def key_of(texts: Iterable[str]) -> int:

@@ -1,4 +1,4 @@
-"""Journals of training runs for tests: healthy ones of many shapes, and the curve of a real demo run."""
+"""Metrics logs of training runs for tests: healthy ones of many shapes, and the curve of a real demo run."""
 
 import math
 import random
@@ -18,7 +18,7 @@ DEMO = (
 
 
 def step_row(step: int, loss: float, grad_norm: float = 0.8, *, per_epoch: int = 25, learning_rate: float = 2e-4, speed: float = 150.0) -> Row:
-    """One step of the journal, with the fields that every step has."""
+    """One step of the metrics log, with the fields that every step has."""
     return {
         "kind": "step", "step": step, "epoch": step / per_epoch, "loss": loss, "learning_rate": learning_rate, "grad_norm": grad_norm,
         "tokens": 1024 * step, "trained_tokens": 400, "rows": [(step - 1) % per_epoch], "row_ids": [[f"chat-{step}"]],
@@ -27,12 +27,12 @@ def step_row(step: int, loss: float, grad_norm: float = 0.8, *, per_epoch: int =
 
 
 def eval_row(step: int, eval_loss: float) -> Row:
-    """One evaluation of the journal."""
+    """One evaluation of the metrics log."""
     return {"kind": "eval", "step": step, "eval_loss": eval_loss, "samples": [], "seconds": 1.5}
 
 
 def demo_run() -> list[Row]:
-    """The demo's real curve as a journal, with two evaluations."""
+    """The demo's real curve as a metrics log, with two evaluations."""
     rows = [step_row(step, loss, norm, learning_rate=1e-3) for step, (loss, norm) in enumerate(DEMO, start=1)]
     return [*rows[:25], eval_row(25, 0.094), *rows[25:], eval_row(50, 0.081)]
 

@@ -1,4 +1,4 @@
-"""Is this run healthy? The rules of `pipeline.stages.train.monitoring.rules` applied to each row of the journal as it is written.
+"""Is this run healthy? The rules of `pipeline.stages.train.monitoring.rules` applied to each row of the metrics log as it is written.
 
 Pure: rows in, checks out. The trainer prints a warning and stops on a failure.
 """
@@ -26,7 +26,7 @@ class Monitor:
         self._found: dict[str, Check] = {}
 
     def see(self, row: dict[str, Any]) -> list[Check]:
-        """Take in one row of the journal; the warnings and failures that are new with it, each again only when it gets worse."""
+        """Take in one row of the metrics log; the warnings and failures that are new with it, each again only when it gets worse."""
         self._run.add(row)
         rules = EVERY_STEP if row["kind"] == "step" else EVERY_EVAL
         new = [check for check in self._judge(rules, row["step"]) if self._is_new(check)]
@@ -48,7 +48,7 @@ class Monitor:
         return [record | {"level": "ok"} if record["level"] == "pass" else record for record in records]
 
     def restore(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Take in the journal of an interrupted run: the same state as if it had not been interrupted."""
+        """Take in the metrics log of an interrupted run: the same state as if it had not been interrupted."""
         for row in rows:
             self.see(row)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.commands.fidelity.outputs import last_logits
+from pipeline.commands.quantization_check.outputs import last_logits
 from pipeline.core.checks import Check
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.llamacpp.logits import Floats
-from pipeline.stages.parity.check import count_seam
+from pipeline.stages.parity.check import count_check
 from pipeline.stages.train.checkpoints import checkpoints_in, defect
 
 NAMES = ("first", "second")
@@ -85,7 +85,7 @@ def saved_adapter(model: Any, folder: Path, name: str) -> Any:
 
 
 def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Check:
-    """Proof that adapters can be switched on `model`, a quantised base without one; it is left without one.
+    """Proof that adapters can be switched on `model`, a quantized base without one; it is left without one.
 
     Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured alone on the base, then both are put on it
     and switched: first, second, first, none.
@@ -113,7 +113,7 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
         pairs.append((last_logits(adapted, rows), bare))
     adapted.unload()
     different = [number for number, pair in enumerate(pairs, 1) if not same(*pair)]
-    line = count_seam(title, what, len(different), len(pairs), f"switch {different[0]}" if different else "")
+    line = count_check(title, what, len(different), len(pairs), f"switch {different[0]}" if different else "")
     return replace(line, sentence=f"{line.sentence}; {which}")
 
 

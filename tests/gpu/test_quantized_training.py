@@ -21,18 +21,18 @@ def gradients(base: Path, device: str, dtype: str) -> dict[str, torch.Tensor]:
     from peft import get_peft_model
 
     from pipeline.models.chunked_loss import chunked_loss
-    from pipeline.models.qlora import check_adapter, load_quantised, lora_config
+    from pipeline.models.qlora import check_adapter, load_quantized, lora_config
 
     train = RECIPE.model_copy(update={"bnb_4bit_compute_dtype": dtype, "lora_dropout": 0.0, "embeddings_on_cpu": False})
     torch.manual_seed(0)
-    model = get_peft_model(load_quantised(base, train, device), lora_config(train))
+    model = get_peft_model(load_quantized(base, train, device), lora_config(train))
     torch.manual_seed(0)
     for name, weight in model.named_parameters():
         if "lora_A" in name:  # drawn on the CPU: a GPU draws others
             weight.data.copy_(torch.randn(weight.shape) / weight.shape[1] ** 0.5)
     model = model.to(device).train()
     assert check_adapter(model, train) > 0
-    assert finite_record(model) == {"nf4_linears_finite": 0, "packed_tensors_finite": 16, "adapter_matrices_finite": 28}
+    assert finite_record(model) == {"nf4_linears_finite": 0, "quantized_tensors_finite": 16, "adapter_matrices_finite": 28}
     ids = torch.arange(64, device=device)[None] * 7 % 512
     with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda" and dtype == "bfloat16"):
         loss = chunked_loss(model.get_base_model(), {"input_ids": ids, "labels": ids})

@@ -1,6 +1,6 @@
-"""The seams' words: the groups they fall into, where on the chain they stand, their figures as text and the verdict in a sentence.
+"""The parity checks' words: the groups they fall into, where on the chain they stand, their figures as text and the verdict in a sentence.
 
-A seam's key is its group and its place: `weights_merged`, `outputs_q4_k_m`, `tokens_corpus`.
+A parity check's key is its group and its place: `weights_merged`, `outputs_q4_k_m`, `tokens_corpus`.
 """
 
 import re
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-Seams = Mapping[str, Mapping[str, Any]]  # key: a seam of reports/parity.json
+ParityChecks = Mapping[str, Mapping[str, Any]]  # key: a parity check of reports/parity.json
 
-GROUPS = {"text": "Text", "tokens": "Tokens", "weights": "Weights", "outputs": "Outputs", "behaviour": "Behaviour"}
+GROUPS = {"text": "Text", "tokens": "Tokens", "weights": "Weights", "outputs": "Outputs", "behavior": "Behavior"}
 OTHER = "Other"
 VERDICTS = ("fail", "not measured", "pass")  # the gravest first
 MARKS = {"pass": "✓", "fail": "✕", "not measured": "○"}
@@ -27,12 +27,12 @@ LEVEL = re.compile(r"(?:^|_)((?:iq|tq|q)\d(?:_[a-z0-9]+)*|mxfp4(?:_moe)?)$", re.
 
 
 def group_of(key: str) -> str:
-    """The group that a seam's key begins with."""
+    """The group that a parity check's key begins with."""
     return GROUPS.get(key.partition("_")[0], OTHER)
 
 
 def place_of(key: str) -> str:
-    """What a seam judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix), one of these two with `LORA` behind it, or "";
+    """What a parity check judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix), one of these two with `LORA` behind it, or "";
     where nothing is merged `BASE` or `SERVED`."""
     if key in UNMERGED:
         return UNMERGED[key]
@@ -45,57 +45,57 @@ def place_of(key: str) -> str:
     return found[1].upper() + ("-imatrix" if "imatrix" in words else "") + lora if found else ""
 
 
-def verdict_of(seam: Mapping[str, Any]) -> str:
+def verdict_of(check: Mapping[str, Any]) -> str:
     """pass, fail or not measured; whatever else stands there is not measured."""
-    return str(seam["verdict"]) if seam.get("verdict") in VERDICTS else "not measured"
+    return str(check["verdict"]) if check.get("verdict") in VERDICTS else "not measured"
 
 
-def gravest(seams: Iterable[Mapping[str, Any]]) -> str:
-    """The verdict over several seams: fail before not measured before pass; not measured where there is none."""
-    found = {verdict_of(seam) for seam in seams} or {"not measured"}
+def gravest(checks: Iterable[Mapping[str, Any]]) -> str:
+    """The verdict over several parity checks: fail before not measured before pass; not measured if there is none."""
+    found = {verdict_of(check) for check in checks} or {"not measured"}
     return next(verdict for verdict in VERDICTS if verdict in found)
 
 
-def grouped(seams: Seams) -> dict[str, list[dict[str, Any]]]:
-    """The seams by group, each with its key and its verdict made sure; a group without any is left out."""
-    rows = [{**seam, "key": key, "verdict": verdict_of(seam), "group": group_of(key)} for key, seam in seams.items()]
+def grouped(checks: ParityChecks) -> dict[str, list[dict[str, Any]]]:
+    """The parity checks by group, each with its key and its verdict made sure; a group without any is left out."""
+    rows = [{**check, "key": key, "verdict": verdict_of(check), "group": group_of(key)} for key, check in checks.items()]
     names = (*GROUPS.values(), OTHER)
     return {name: found for name in names if (found := [row for row in rows if row["group"] == name])}
 
 
-def counts(seams: Seams) -> dict[str, int]:
-    """How many seams have each verdict."""
-    verdicts = [verdict_of(seam) for seam in seams.values()]
+def counts(checks: ParityChecks) -> dict[str, int]:
+    """How many parity checks have each verdict."""
+    verdicts = [verdict_of(check) for check in checks.values()]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 
 def title(report: Mapping[str, Any]) -> str:
-    """The verdict in a few words; a seam that was not measured is never among those that hold."""
-    found = counts(report["seams"])
+    """The verdict in a few words; a parity check that was not measured is never among those that hold."""
+    found = counts(report["checks"])
     if found["fail"]:
-        return f"Something was lost: {found['fail']} of {sum(found.values())} seams failed"
+        return f"Something was lost: {found['fail']} of {sum(found.values())} parity checks failed"
     if report["verdict"] != "pass" or not found["pass"]:
         return "Parity did not pass"
-    return "Every seam holds" if not found["not measured"] else "No seam failed, but not all were measured"
+    return "Every parity check holds" if not found["not measured"] else "No parity check failed, but not all were measured"
 
 
 def sentence(report: Mapping[str, Any]) -> str:
     """What failed first and what to do, or what holds."""
-    seams = report["seams"]
-    found = counts(seams)
-    if failed := first_failed(seams):
-        return f"The first that failed is “{failed['title']}”: do not serve these files before its cause is mended."
+    checks = report["checks"]
+    found = counts(checks)
+    if failed := first_failed(checks):
+        return f"The first that failed is “{failed['title']}”: do not serve these files before its cause is repaired."
     if report["verdict"] != "pass" or not found["pass"]:
-        return f"None of {sum(found.values())} seams failed, {found['pass']} hold: run `snakemake --force parity`, which measures them anew."
+        return f"None of {sum(found.values())} parity checks failed, {found['pass']} hold: run `snakemake --force parity`, which measures them again."
     if not found["not measured"]:
         return f"All {found['pass']} were measured and are within their limits: nothing was lost between training and serving that they can show."
-    held = f"{found['pass']} of {sum(found.values())} seams hold"
+    held = f"{found['pass']} of {sum(found.values())} parity checks hold"
     return f"{held}; {found['not measured']} {'was' if found['not measured'] == 1 else 'were'} not measured, so what they would show is not known."
 
 
-def first_failed(seams: Seams) -> Mapping[str, Any] | None:
-    """The failed seam that stands first on the way from text to behaviour: what comes after it may only follow from it."""
-    return next((row for rows in grouped(seams).values() for row in rows if row["verdict"] == "fail"), None)
+def first_failed(checks: ParityChecks) -> Mapping[str, Any] | None:
+    """The failed parity check that stands first on the way from text to behavior: what comes after it may only follow from it."""
+    return next((row for rows in grouped(checks).values() for row in rows if row["verdict"] == "fail"), None)
 
 
 def code(sentence: str) -> "Markup":

@@ -30,14 +30,14 @@ class Rounding:
 
 
 FIGURES = {
-    "nf4_weights": ("nmse", "16-bit weights → NF4 weights", "largest normalised squared error of a linear's weights", MAX_WEIGHT_NMSE),
+    "nf4_weights": ("nmse", "16-bit weights → NF4 weights", "largest normalized squared error of a linear's weights", MAX_WEIGHT_NMSE),
     "nf4_scale": ("scale", "Scale of the NF4 weights", "largest departure of a linear's scale from the file's", MAX_SCALE_ERROR),
     "nf4_blocks": ("block", "Blocks of the NF4 weights", f"largest error in a block of {BLOCK}, as a share of its largest weight", MAX_BLOCK_ERROR),
 }
 
 
 def weight_lines(model: Any, base: Path) -> dict[str, Check]:
-    """The worst linear by each figure, dequantised NF4 against the file's weight; one linear in memory at a time."""
+    """The worst linear by each figure, dequantized NF4 against the file's weight; one linear in memory at a time."""
     linears, files = nf4_linears(model), stored_weights(base)
     missing = [name for name in linears if f"{name}.weight" not in files]
     if missing or not linears:

@@ -10,7 +10,8 @@ from pipeline.metrics.level_limits import SIZE_POWER
 
 POSITIONS = 32  # last positions of a prompt whose logits are compared: a 152k vocabulary takes 19 MB a prompt
 # What rounding costs in outputs depends on the model and the text, so these limits are of another kind than those of the weights, which find a
-# single linear that is off (`pipeline.commands.fidelity.weights`): they say whether this is the same model at all. Measured, all of sound models:
+# single linear that is off (`pipeline.commands.quantization_check.weights`): they say whether this is the same model at all. Measured, all of sound
+# models:
 #                                     mean error   largest   KLD     same first choice
 #   SmolLM2-135M, 4 built-in prompts  0.45         1.12      0.68    70 %
 #   the same, 8 held-out rows         –            –         0.20    81 %    (with its trained adapter 0.06, 95 %)

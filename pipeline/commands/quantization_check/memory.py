@@ -12,7 +12,7 @@ from pipeline.planning.weights import ELEMENT, linear_bytes, lora_parameters, op
 PARTS = ("weights", "adapter", "gradients", "adam")
 STEPS = 2  # Adam's states are there from the first step on, and are as they stay from the second
 TOKENS = 64  # of a row that is stepped on: the tensors that stay don't depend on it
-PLAIN, NF4 = "unquantised LoRA", "NF4 QLoRA"  # as rows are called
+PLAIN, NF4 = "unquantized LoRA", "NF4 QLoRA"  # as rows are called
 MODEL = "Qwen2.5-7B"
 
 
@@ -65,7 +65,7 @@ def memory_check(measured: dict[str, dict[str, int]], shape: Shape | None, train
     ratio = here / computed if computed else None
     proof = f"{ratio:.3f} times what the planner's formulas give" if ratio else "the formulas are not checked on this architecture"
     sentence = (
-        f"Here NF4 keeps {here / 1e6:,.1f} MB, {here / plain:.2f} of what unquantised LoRA keeps, {proof}; "
+        f"Here NF4 keeps {here / 1e6:,.1f} MB, {here / plain:.2f} of what unquantized LoRA keeps, {proof}; "
         f"so at {MODEL} it keeps {seven / 1e9:.2f} of {seven_plain / 1e9:.2f} GB (computed), {seven / seven_plain:.2f} of it."
     )
     return {"measured": here, "computed": computed, "ratio": ratio, "share": here / plain, "share_at_7b": seven / seven_plain, "sentence": sentence}

@@ -1,6 +1,6 @@
-"""Measures tokenising: rows a second of stage preprocess against TRL's own `map`, with equal ids and masks.
+"""Measures tokenizing: rows a second of stage preprocess against TRL's own `map`, with equal ids and masks.
 
-    python benchmarks/tokenise.py BASE [FILE.jsonl] [--rows 2000] [--rounds 3]
+    python benchmarks/tokenizing.py BASE [FILE.jsonl] [--rows 2000] [--rounds 3]
 
 BASE is a model folder whose template is ChatML (models/base of the demo). Without FILE.jsonl (lines with `messages`) the chats are
 those of benchmarks/chats.py. Both sides run alternately (A B A B) in one process, and make the same Arrow columns of the same

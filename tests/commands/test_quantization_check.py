@@ -1,4 +1,4 @@
-"""fidelity: a right NF4 model passes every check, and each check fails on the damage it is there for."""
+"""quantization check: a right NF4 model passes every check, and each check fails on the damage it is there for."""
 
 import json
 import os
@@ -17,17 +17,25 @@ from tiny import untied_qwen2
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from pipeline.commands.fidelity.memory import PARTS, measure_training, memory_check, memory_line, memory_table, planned_training, tensor_bytes
-from pipeline.commands.fidelity.outputs import compare_logits, output_lines
-from pipeline.commands.fidelity.swap import random_adapter, saved_adapters, swap_line
-from pipeline.commands.fidelity.weights import weight_lines
+from pipeline.commands.quantization_check.memory import (
+    PARTS,
+    measure_training,
+    memory_check,
+    memory_line,
+    memory_table,
+    planned_training,
+    tensor_bytes,
+)
+from pipeline.commands.quantization_check.outputs import compare_logits, output_lines
+from pipeline.commands.quantization_check.swap import random_adapter, saved_adapters, swap_line
+from pipeline.commands.quantization_check.weights import weight_lines
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.models.finite import adapter_is_finite, finite_record, nf4_linears, outputs_watched
-from pipeline.models.qlora import load_quantised, lora_config
+from pipeline.models.qlora import load_quantized, lora_config
 from pipeline.planning.shape import load_shape
 from pipeline.stages.train.checkpoints import publish_checkpoint
 
@@ -42,7 +50,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapted(base: Path, train: Training = NF4) -> Any:
-    return random_adapter(load_quantised(base, train), lora_config(train), "default", 0)
+    return random_adapter(load_quantized(base, train), lora_config(train), "default", 0)
 
 
 # --- finite --------------------------------------------------------------------------------------------------------
@@ -50,7 +58,7 @@ def adapted(base: Path, train: Training = NF4) -> Any:
 
 def test_a_sound_model_is_counted(base: Path) -> None:
     model = adapted(base)
-    assert finite_record(model) == {"nf4_linears_finite": 14, "packed_tensors_finite": 0, "adapter_matrices_finite": 28}
+    assert finite_record(model) == {"nf4_linears_finite": 14, "quantized_tensors_finite": 0, "adapter_matrices_finite": 28}
     assert next(iter(nf4_linears(model))) == "model.layers.0.self_attn.q_proj"
     with outputs_watched(model) as seen, torch.no_grad():
         model(torch.tensor([ROWS[0]]), use_cache=False)
@@ -131,7 +139,7 @@ def test_an_error_is_relative_to_what_softmax_sees() -> None:
 
 
 def test_weights_are_compared_with_the_file(base: Path, tmp_path: Path) -> None:
-    model = load_quantised(base, NF4)
+    model = load_quantized(base, NF4)
     lines = weight_lines(model, base)
     assert {line.verdict for line in lines.values()} == {"pass"}
     assert lines["nf4_weights"].figure == pytest.approx(0.009, abs=0.004)  # NF4's own error on normal weights
@@ -139,7 +147,7 @@ def test_weights_are_compared_with_the_file(base: Path, tmp_path: Path) -> None:
     broken = weight_lines(model, base)
     assert {(line.verdict, "worst model.layers.1.mlp.up_proj" in line.sentence) for line in broken.values()} == {("fail", True)}
     assert {line.verdict for line in weight_lines(model, tmp_path).values()} == {"not measured"}
-    dense = load_quantised(base, NF4.model_copy(update={"quantization": "none"}))
+    dense = load_quantized(base, NF4.model_copy(update={"quantization": "none"}))
     assert {line.verdict for line in weight_lines(dense, base).values()} == {"not measured"}
 
 
@@ -166,7 +174,7 @@ def blocks_swapped(linear: Any) -> None:
     ],
 )  # fmt: skip
 def test_what_is_damaged_in_one_linear_is_refused(base: Path, damage: Any, refuses: str) -> None:
-    model = load_quantised(base, NF4)
+    model = load_quantized(base, NF4)
     damage(nf4_linears(model)["model.layers.1.mlp.down_proj"])
     line = weight_lines(model, base)[refuses]
     assert (line.verdict, "worst model.layers.1.mlp.down_proj" in line.sentence) == ("fail", True)
@@ -190,7 +198,7 @@ def test_seven_billion_by_formula() -> None:
     parts = dict.fromkeys(PARTS, 1)
     table = memory_table({"NF4 QLoRA": parts}, load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training)
     assert table["NF4 QLoRA"] == parts | {"total": 4}
-    assert table["Qwen2.5-7B, unquantised LoRA"]["weights"] == pytest.approx(2 * 7_615_616_512, rel=1e-4)
+    assert table["Qwen2.5-7B, unquantized LoRA"]["weights"] == pytest.approx(2 * 7_615_616_512, rel=1e-4)
     assert table["Qwen2.5-7B, NF4 QLoRA"]["weights"] == pytest.approx(5.55e9, rel=0.01)
     assert table["Qwen2.5-7B, NF4 QLoRA"]["adapter"] == 4 * 40_370_176
 
@@ -198,7 +206,7 @@ def test_seven_billion_by_formula() -> None:
 def test_what_is_measured_here_says_what_7b_keeps(base: Path) -> None:
     plain = NF4.model_copy(update={"quantization": "none"})
     shape = load_shape(base / "config.json")
-    measured = {"unquantised LoRA": planned_training(shape, plain), "NF4 QLoRA": planned_training(shape, NF4)}
+    measured = {"unquantized LoRA": planned_training(shape, plain), "NF4 QLoRA": planned_training(shape, NF4)}
     found = memory_check(measured, shape, NF4)
     assert found["ratio"] == 1.0 and found["share_at_7b"] < found["share"] < 1
     assert "1.000 times what the planner's formulas give; so at Qwen2.5-7B it keeps 5." in found["sentence"]
@@ -216,14 +224,14 @@ def test_a_tensor_that_is_there_twice_counts_once() -> None:
 
 
 def test_adapters_can_be_switched(base: Path) -> None:
-    line = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS)
+    line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS)
     assert (line.verdict, line.figure) == ("pass", 0.0)
     assert line.sentence.startswith("4 compared; two random adapters, for no two saved ones are here")
 
 
 def saved(base: Path, folder: Path, seed: int, **changed: Any) -> Path:
     settings = NF4.model_copy(update=changed)
-    random_adapter(load_quantised(base, settings), lora_config(settings), "default", seed).save_pretrained(folder)
+    random_adapter(load_quantized(base, settings), lora_config(settings), "default", seed).save_pretrained(folder)
     return folder
 
 
@@ -237,11 +245,11 @@ def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: P
         else:
             checkpoint.mkdir()  # torn
     found = saved_adapters(tmp_path)
-    assert found == (adapter, tmp_path / "models/checkpoints/checkpoint-10")  # the newest whole one that differs
-    line = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, found)
+    assert found == (adapter, tmp_path / "models/checkpoints/checkpoint-10")  # the newest complete one that differs
+    line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, found)
     assert (line.verdict, line.figure) == ("pass", 0.0)
     assert line.sentence == "4 compared; models/adapter and checkpoints/checkpoint-10"
-    twice = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
+    twice = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
     assert twice.verdict == "not measured"
     assert saved_adapters(tmp_path, [adapter, tmp_path / "older"]) == (adapter, tmp_path / "older")
     with pytest.raises(ConfigError, match="Q-COMMANDS-028"):
@@ -255,14 +263,14 @@ def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) 
     settings = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 3}))  # the saved matrices have another shape
     with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*adapter "):
-        swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
+        swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
 
 
 def test_a_switch_that_does_nothing_is_seen(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from peft import PeftModel
 
     monkeypatch.setattr(PeftModel, "set_adapter", lambda self, name: None)
-    line = swap_line(load_quantised(base, NF4), lora_config(NF4), ROWS)
+    line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS)
     assert (line.verdict, line.figure) == ("fail", 1.0)
     assert "switch 2" in line.sentence
 
@@ -280,18 +288,18 @@ def root(tiny_qwen2: Path, tiny_params: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def quench(root: Path, *arguments: str) -> Any:
-    return CliRunner().invoke(app, ["fidelity", "--root", str(root), "--prompts", "2", *arguments])
+    return CliRunner().invoke(app, ["quantization_check", "--root", str(root), "--prompts", "2", *arguments])
 
 
 def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
     result = quench(root)
     assert result.exit_code == 0, result.output
-    report = json.loads((root / "reports/fidelity.json").read_text())
+    report = json.loads((root / "reports/quantization-check.json").read_text())
     assert report["verdict"] == "pass"
     assert {key: line["verdict"] for key, line in report["lines"].items()} == dict.fromkeys(
         (
             "nf4_before_lora",
-            "dequantisation_finite",
+            "dequantization_finite",
             "lora_finite",
             "nf4_weights",
             "nf4_scale",
@@ -306,17 +314,17 @@ def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
         "pass",
     )
     assert "a fresh random adapter" in report["lines"]["output_divergence"]["detail"]
-    assert list(report["memory"]) == ["NF4 QLoRA", "Qwen2.5-7B, NF4 QLoRA", "Qwen2.5-7B, unquantised LoRA", "unquantised LoRA"]
+    assert list(report["memory"]) == ["NF4 QLoRA", "Qwen2.5-7B, NF4 QLoRA", "Qwen2.5-7B, unquantized LoRA", "unquantized LoRA"]
     assert report["memory_check"]["sentence"] in result.output
     assert report["base_weights_sha256"] == json_hash({"model.safetensors": file_hash(root / "models/base/model.safetensors")})
 
 
 def test_a_failed_check_ends_with_5_and_leaves_its_report(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.commands.fidelity.outputs.MAX_ERROR", -1.0)
+    monkeypatch.setattr("pipeline.commands.quantization_check.outputs.MAX_ERROR", -1.0)
     result = quench(root, "--json")
     assert result.exit_code == 5
     assert "Q-COMMANDS-026: " in result.stderr and ", error failed" in result.stderr
-    assert json.loads(result.stdout) == json.loads((root / "reports/fidelity.json").read_text())
+    assert json.loads(result.stdout) == json.loads((root / "reports/quantization-check.json").read_text())
     assert json.loads(result.stdout)["verdict"] == "fail"
 
 

@@ -1,10 +1,11 @@
 """Is the NF4 model that is trained the model that it stands for? One verdict per check, the 16-bit model and the NF4 one in memory by turns.
 
-Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` if they exist. Writes `reports/fidelity.json`,
+Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` if they exist. Writes
+`reports/quantization-check.json`,
 which the report shows as long as it is of the same base.
 
-    quench fidelity --prompts 8
-    quench fidelity --adapter runs/one --adapter runs/other     # switch between these two
+    quench quantization-check --prompts 8
+    quench quantization-check --adapter runs/one --adapter runs/other     # switch between these two
 """
 
 import gc
@@ -16,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import chats, encodable, load_tokenizer
-from pipeline.commands.fidelity.memory import NF4, PLAIN, measure_training, memory_check, memory_line, memory_table
-from pipeline.commands.fidelity.outputs import compare_logits, last_logits, output_lines
-from pipeline.commands.fidelity.swap import random_adapter, saved_adapters, swap_line
-from pipeline.commands.fidelity.weights import weight_lines
+from pipeline.commands.quantization_check.memory import NF4, PLAIN, measure_training, memory_check, memory_line, memory_table
+from pipeline.commands.quantization_check.outputs import compare_logits, last_logits, output_lines
+from pipeline.commands.quantization_check.swap import random_adapter, saved_adapters, swap_line
+from pipeline.commands.quantization_check.weights import weight_lines
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import write_json
-from pipeline.models.finite import adapter_is_finite, dequantisation_is_finite, outputs_watched
-from pipeline.models.qlora import check_adapter, load_quantised, lora_config
+from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
+from pipeline.models.qlora import check_adapter, load_quantized, lora_config
 from pipeline.models.runtime import silence_libraries, use_all_cores
 from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.stages.parity.check import KEYS
@@ -48,7 +49,7 @@ BUILT_IN = (
 )
 
 
-def fidelity(
+def quantization_check(
     *, base: Path, adapter: Path | None, rows: list[list[int]], settings: Training, shape: Shape | None, switched: Sequence[Path] = ()
 ) -> dict[str, Any]:
     """Every check on token ids `rows`: {"lines": {key: Check}, "figures": of the logits, "memory": {model: {part: bytes}}, "memory_check"}.
@@ -63,7 +64,7 @@ def fidelity(
         reference = last_logits(model, rows)
         measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
     with loaded(base, settings) as bare:  # every linear was proven to be NF4 before anything else is put on
-        quantised = dequantisation_is_finite(bare)
+        quantized = dequantization_is_finite(bare)
         weights = weight_lines(bare, base)
         swap = swap_line(bare, lora_config(settings), rows[:1], switched)
         model = with_adapter(bare, adapter, settings)
@@ -75,8 +76,8 @@ def fidelity(
         adapter_is_finite(model)
     figures = compare_logits(reference, candidate)
     lines = {
-        "nf4_before_lora": counted("NF4 before LoRA", "linears in NF4 before the adapter was put on", quantised),
-        "dequantisation_finite": counted("Dequantized weights", "linears all of whose weights are finite", quantised),
+        "nf4_before_lora": counted("NF4 before LoRA", "linears in NF4 before the adapter was put on", quantized),
+        "dequantization_finite": counted("Dequantized weights", "linears all of whose weights are finite", quantized),
         "lora_finite": counted("LoRA", "matrices and outputs that are finite", matrices + outputs[0]),
         **weights,
         **output_lines(figures, where, shape.parameters if shape else None),
@@ -96,10 +97,10 @@ def counted(title: str, what: str, number: int) -> Check:
 
 @contextmanager
 def loaded(base: Path, settings: Training, device: str | None = None) -> Iterator[Any]:
-    """The base as `load_quantised` gives it; its memory is free after the body, so long as the body's own names go."""
+    """The base as `load_quantized` gives it; its memory is free after the body, so long as the body's own names go."""
     import torch
 
-    yield load_quantised(base, settings, device)
+    yield load_quantized(base, settings, device)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -114,7 +115,7 @@ def with_adapter(bare: Any, adapter: Path | None, settings: Training) -> Any:
     return PeftModel.from_pretrained(bare, adapter, is_trainable=True)
 
 
-def refuse_other_settings(adapter: Path, settings: Training) -> None:
+def check_settings(adapter: Path, settings: Training) -> None:
     """Raise `DataError` unless the adapter is there whole and has the rank and targets of `settings`."""
     try:
         known = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
@@ -169,12 +170,12 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     refuse([whole_base(base)])
     trained = adapter if (adapter / "adapter_config.json").is_file() else None
     if trained:
-        refuse_other_settings(trained, params.training)
+        check_settings(trained, params.training)
     switched = saved_adapters(root, adapters)
     silence_libraries()
     use_all_cores()
     known = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type") in KNOWN
-    report = fidelity(
+    report = quantization_check(
         base=base, adapter=trained,
         rows=token_rows(base, root / "data/final/test.jsonl", prompts), settings=params.training.model_copy(update={"embeddings_on_cpu": False}),
         shape=load_shape(base / "config.json") if known else None, switched=switched,
@@ -182,7 +183,7 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     failed = [line for line in report["lines"].values() if line.verdict == "fail"]
     of = {"base_weights_sha256": base_hashes(base)["weights_sha256"], "adapter": bool(trained)}
     written = {"verdict": "fail" if failed else "pass"} | of | report | {"lines": {key: line.record(KEYS) for key, line in report["lines"].items()}}
-    write_json(root / "reports/fidelity.json", written)
+    write_json(root / "reports/quantization-check.json", written)
     if as_json:
         print(json.dumps(written, indent=2, ensure_ascii=False))
     else:

@@ -1,8 +1,9 @@
-"""Prints the ways to ship from figures that stage compare saved, by its own statistics; ways that were not measured are left out.
+"""Prints the strategies to ship from figures that stage compare saved, by its own statistics; strategies that were not measured are left out.
 
-python benchmarks/ways_table.py benchmarks/results/2026-11-21-ways.jsonl
-python benchmarks/ways_table.py models/.compare/records --save FILE.jsonl     # a project's figures into such a file, a line each
-python benchmarks/ways_table.py benchmarks/results/2026-11-21-ways.jsonl --draw docs/ways.svg     # the report's drawings, where all was measured
+python benchmarks/strategies_table.py benchmarks/results/2026-11-21-strategies.jsonl
+python benchmarks/strategies_table.py models/.compare/records --save FILE.jsonl     # a project's figures into such a file, a line each
+python benchmarks/strategies_table.py benchmarks/results/2026-11-21-strategies.jsonl --draw docs/strategies.svg     # the report's drawings, where all
+was measured
 """
 
 import argparse
@@ -16,13 +17,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.config.strategies import MERGED_16, WAYS, title
+from pipeline.config.strategies import MERGED_16, STRATEGIES, title
 from pipeline.stages.compare.statistics import Scores, difference, mean_of
-from pipeline.stages.compare.summary import all_right, matrix, mine, scored_rows, summarise
-from pipeline.stages.report.strategies_section import ways_values
+from pipeline.stages.compare.summary import all_right, matrix, mine, scored_rows, summarize
+from pipeline.stages.report.strategies_section import strategies_values
 
-# the page's light colours, for a picture that stands alone
-COLOURS = {"--ink": "#1f2328", "--muted": "#5b6470", "--line": "#e2ded5", "--accent": "#1c5f7d", "--paper": "#fbfaf7"}
+# the page's light colors, for a picture that stands alone
+COLORS = {"--ink": "#1f2328", "--muted": "#5b6470", "--line": "#e2ded5", "--accent": "#1c5f7d", "--paper": "#fbfaf7"}
 WIDTH, MARGIN = 548, 12
 
 
@@ -39,40 +40,40 @@ def shorter(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(figures: list[dict[str, Any]], seed: int = 42) -> None:
-    """Print a line a way and level, and under each level the differences from its merged model."""
+    """Print a line a strategy and level, and under each level the differences from its merged model."""
     rows, levels = scored_rows(figures), sorted({one["level"] for one in figures})
     print(f"{len(figures)} measurements, {len(rows)} rows\n")
     print(f"{'':<58}{'score':>7}{'95 %':>14}{'all right':>11}{'95 %':>14}{'KLD':>8}{'same':>7}{'tok/s':>7}{'bare':>7}{'shipped':>9}{'disk':>7}")
     for level in levels:
         points: dict[str, Scores] = {}
-        for way in WAYS:
-            if not (seeds := sorted(one["seed"] for one in figures if (one["level"], one["way"]) == (level, way))):
+        for strategy in STRATEGIES:
+            if not (seeds := sorted(one["seed"] for one in figures if (one["level"], one["strategy"]) == (level, strategy))):
                 continue
-            own, points[way] = mine(figures, level, way, seeds), matrix(figures, rows, level, way, seeds)
-            score, perfect = mean_of(points[way]), mean_of(all_right(points[way]))
+            own, points[strategy] = mine(figures, level, strategy, seeds), matrix(figures, rows, level, strategy, seeds)
+            score, perfect = mean_of(points[strategy]), mean_of(all_right(points[strategy]))
             bare = [one["speed"]["bare"]["median"] for one in own if "bare" in one["speed"]]
             size, disk = (fmean(sum(one[key].values()) for one in own) / 1e6 for key in ("shipped", "disk"))
             print(
-                f"{title(way, level) + ', ' + str(len(seeds)) + ' seeds':<58}{100 * score.value:>7.1f}{span(score.low, score.high):>14}"
+                f"{title(strategy, level) + ', ' + str(len(seeds)) + ' seeds':<58}{100 * score.value:>7.1f}{span(score.low, score.high):>14}"
                 f"{100 * perfect.value:>11.1f}{span(perfect.low, perfect.high):>14}{fmean(one['kld'] for one in own):>8.4f}"
                 f"{100 * fmean(one['same_top'] for one in own):>7.1f}{median(one['speed']['shipped']['median'] for one in own):>7.1f}"
                 f"{f'{median(bare):.1f}' if bare else '':>7}{size:>9.1f}{disk:>7.0f}"
             )
-        for way in points:
-            if way != MERGED_16 and MERGED_16 in points and points[way].shape == points[MERGED_16].shape:
-                found = [difference(of(points[MERGED_16]), of(points[way]), seed) for of in (np.asarray, all_right)]
+        for strategy in points:
+            if strategy != MERGED_16 and MERGED_16 in points and points[strategy].shape == points[MERGED_16].shape:
+                found = [difference(of(points[MERGED_16]), of(points[strategy]), seed) for of in (np.asarray, all_right)]
                 words = (f"{one.points:+.1f} ({one.low:+.1f} to {one.high:+.1f}), p {one.p_value:.4f}" for one in found)
-                print(f"    {title(way, level)}: score {next(words)}; all right {next(words)}")
+                print(f"    {title(strategy, level)}: score {next(words)}; all right {next(words)}")
         print()
 
 
 def draw(figures: list[dict[str, Any]], seed: int = 42) -> str:
     """The report's drawing of each level below each other, as one SVG file."""
-    levels, seeds = sorted({one["level"] for one in figures if one["way"] != MERGED_16}), sorted({one["seed"] for one in figures})
+    levels, seeds = sorted({one["level"] for one in figures if one["strategy"] != MERGED_16}), sorted({one["seed"] for one in figures})
     sixteen = next(one["level"] for one in figures if one["level"] not in levels)
-    found = summarise(figures, seeds=seeds, levels=levels, sixteen=sixteen, scorer="json_fields", seed=seed)
+    found = summarize(figures, seeds=seeds, levels=levels, sixteen=sixteen, scorer="json_fields", seed=seed)
     parts, top = [], MARGIN
-    for level in ways_values(found)["levels"]:
+    for level in strategies_values(found)["levels"]:
         drawn = str(level["drawn"])
         height = float(drawn.partition('viewBox="0 0 ')[2].partition('"')[0].split()[1])
         parts.append(drawn.replace("<svg", f'<svg x="{MARGIN}" y="{top}" width="{WIDTH}" height="{height}"', 1))
@@ -80,8 +81,8 @@ def draw(figures: list[dict[str, Any]], seed: int = 42) -> str:
     width, height = WIDTH + 2 * MARGIN, top
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
     picture = "\n".join([opening, '<rect width="100%" height="100%" fill="var(--paper)"/>', *parts, "</svg>\n"])
-    for name, colour in COLOURS.items():
-        picture = picture.replace(f"var({name})", colour)
+    for name, color in COLORS.items():
+        picture = picture.replace(f"var({name})", color)
     return picture
 
 

@@ -1,1 +1,0 @@
-"""`quench fidelity`: whether quantization is faithful on this machine."""

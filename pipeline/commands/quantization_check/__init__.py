@@ -1,0 +1,1 @@
+"""`quench quantization-check`: whether quantization is faithful on this machine."""
